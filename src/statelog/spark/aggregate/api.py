@@ -18,10 +18,11 @@ from statelog.errors import UsageError
 from statelog.spark.aggregate.functions import Aggregate
 from statelog.spark.aggregate.planning import AggregationPlan, plan_aggregates
 from statelog.spark.aggregate.processor import AggregateProcessor
-from statelog.spark.api import OperatorArguments, PreAggregated, client_of, stateful_frame
+from statelog.spark.api import OperatorArguments, client_of, stateful_frame
 from statelog.spark.jvm.gateway import is_connect
-from statelog.spark.query.modes import OUTPUT_MODES, mode_of
+from statelog.spark.query.keyed_input import PreAggregated
 from statelog.spark.query.operator_settings import names_settings
+from statelog.spark.query.query import OUTPUT_MODES, mode_of
 from statelog.spark.query.session import session_of
 from statelog.spark.query.settings import SETTINGS
 from statelog.spark.rows.formats import ColumnarFormat
@@ -93,9 +94,7 @@ def aggregate(
             plan.output,
             outputMode,
             "None" if plan.event_time is None else "EventTime",
-            None,
-            "",
-            _pre_aggregated(plan),
+            keys=_pre_aggregated(plan),
         ),
         lambda session, output: ColumnarFormat(is_distinct=True),
         settings,  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from statelog.spark.aggregate.extremes import quoted
 from statelog.spark.aggregate.functions import Aggregate
 from statelog.spark.aggregate.kind import AggregateKind
 from statelog.spark.aggregate.merge import Merge, NamedAggregate
-from statelog.spark.query.event_time import event_time_column
+from statelog.spark.query.input_plan import event_time_column
 from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, refuse_map_keys
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.rows.types import arrow_schema

@@ -15,9 +15,9 @@ from statelog.spark.connect.explained_plan import input_plan
 from statelog.spark.connect.recorded_steps import ConnectPlan
 from statelog.spark.connect.refused import refuse_callbacks, refuse_direct
 from statelog.spark.connect.stream import ConnectStream
-from statelog.spark.query.client import Client
 from statelog.spark.query.keyed_frame import Grouping, not_plain
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.query import OperatorDefinition
+from statelog.spark.query.session import Client
 from statelog.spark.query.settings import QuerySettings
 
 _PLAIN: Final = "groupby"

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from statelog.errors import UnavailableError
 from statelog.spark.connect.worker import ObservedFigures, figures_key, observed_key
 from statelog.spark.driver.failures import reported_in
-from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.stream.query_progress import idle_operator, state_operator, with_figures
 from statelog.spark.stream.stateful_query import message_first
 

@@ -31,9 +31,8 @@ from statelog.spark.connect.sinks import MemoryInWorker
 from statelog.spark.driver.batch_times import QueryTimes
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.query.delivery import Sink
-from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
-from statelog.spark.query.query import Query
+from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.writer_name import set_query
 from statelog.spark.stream.observations import Observations, observed_operators
 from statelog.spark.worker.failures import END_OF_REPORT, with_message

@@ -30,7 +30,7 @@ from statelog.spark.connect.worker import ConnectEngine, QueryStart
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.driver.no_data_batches import has_no_data_source
 from statelog.spark.query.delivery import FileOutput, Sink
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.stream.sinks import RowFunction
 from statelog.spark.stream.writer import StatefulStreamWriter

@@ -25,9 +25,8 @@ from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.progress import source_metrics
 from statelog.spark.driver.state_location import now_ms
 from statelog.spark.jvm.queries import RunningQuery
-from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
-from statelog.spark.query.query import time_mode_of
+from statelog.spark.query.query import OperatorDefinition, time_mode_of
 
 _ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"

@@ -25,8 +25,7 @@ from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_fi
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.driver.unnamed_output import UnnamedOutput
 from statelog.spark.jvm.frames import input_bytes
-from statelog.spark.query.initial_state import InitialState, with_initial_rows
-from statelog.spark.query.keyed_frame import by_task
+from statelog.spark.query.keyed_frame import InitialState, by_task, with_initial_rows
 from statelog.spark.query.pre_aggregation import PreAggregator
 from statelog.spark.query.query import Query
 from statelog.spark.rows.late_rows import LateRows

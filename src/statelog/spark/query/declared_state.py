@@ -10,8 +10,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
-from statelog.spark.query.pickled_processor import copy_of
-from statelog.spark.query.processor_failures import described
+from statelog.spark.query.processor_checks import copy_of, described
 from statelog.spark.query.refused_state import StateWithoutKey
 from statelog.spark.query.state_variables import SchemaLike, StateVariables, WantedVariable
 from statelog.spark.rows.types import arrow_schema

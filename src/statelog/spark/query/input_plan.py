@@ -1,4 +1,4 @@
-"""Read facts from the plan of an input."""
+"""Facts of an input: its watermark, event time, sources, and whether it keeps state of Spark's own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField, StructType, TimestampType
 
+from statelog.errors import UsageError
 from statelog.spark.jvm.frames import streaming_nodes
 
+_WATERMARK_KEY = "spark.watermarkDelayMs"
 _STATELESS = frozenset(
     {
         "DeserializeToObject",
@@ -70,3 +73,54 @@ def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
         is_stateless &= name in _STATELESS and (name != "Join" or children < 2)
         sources += children == 0
     return InputPlan(has_watermark, is_stateless, sources)
+
+
+def event_time_column(schema: StructType) -> str | None:
+    """
+    Return the column of an input with the watermark, or None.
+
+    Raises:
+        UsageError: Several columns have a watermark, or another column has the same name.
+    """
+    names = [field.name for field in schema.fields if _WATERMARK_KEY in field.metadata]
+    if not names:
+        return None
+    if len(names) > 1 or schema.names.count(names[0]) > 1:
+        raise UsageError(
+            f"exactly one event time column is needed; these have a watermark: {', '.join(names)}, in "
+            f"({', '.join(schema.names)}). Drop or rename the others before groupBy"
+        )
+    return names[0]
+
+
+def check_output_column(name: str, output: StructType, *, has_watermark: bool) -> None:
+    """
+    Check the argument `eventTimeColumnName`.
+
+    Raises:
+        UsageError: There is no watermark, or the output has no such timestamp column.
+    """
+    if not has_watermark:
+        raise UsageError(
+            f"eventTimeColumnName={name!r}: a watermark needs to be defined first; call "
+            "withWatermark on the input"
+        )
+    if name not in output.names or not isinstance(output[name].dataType, TimestampType):
+        raise UsageError(
+            f"eventTimeColumnName={name!r} is no timestamp column of the output "
+            f"({output.simpleString()})"
+        )
+
+
+def with_event_time(output: StructType, name: str, source: StructType) -> StructType:
+    """Return *output* with a column marked as event time, with the watermark's delay of *source*."""
+    delays = [column.metadata.get(_WATERMARK_KEY, 0) for column in source]
+    mark = {_WATERMARK_KEY: max(delays, default=0)}
+    return StructType(
+        [
+            StructField(name, column.dataType, column.nullable, {**column.metadata, **mark})
+            if column.name == name
+            else column
+            for column in output
+        ]
+    )

@@ -4,6 +4,10 @@ Add the key group to each row of a grouped frame.
 The key group of a row is `pmod(xxhash64(key columns), groups)`, with Spark's own 64-bit hash and its
 seed of 42, so the JVM computes it in generated code before the shuffle.  The hash never changes; its
 test vectors are in docs/reference/formats/key-groups.md.
+
+Initial state is sent to the tasks with the first micro-batch of an empty state: by the same key groups,
+in one frame with the columns of both and a flag for initial rows, as for PySpark's
+transformWithState(initialState=...).
 """
 
 from __future__ import annotations
@@ -12,16 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, GroupedData
-from pyspark.sql.functions import lit, pmod, xxhash64
+from pyspark.sql.functions import col, lit, pmod, xxhash64
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.jvm.frames import grouping_columns, grouping_text
-from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
+from statelog.spark.rows.initial_rows import InitialLayout
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.spark_versions import repartition_by_id
 
 _KEY_PREFIX = "__key_"
+_IS_INITIAL = "__initial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +67,15 @@ class Grouping:
     inputs: Sequence[str | None]
 
 
-def keyed_frame(grouping: Grouping, max_parallelism: int, first_key_group: int = 0) -> KeyedFrame:
-    """
-    Return the rows of a grouped frame with their key group.
-
-    Args:
-        grouping: The frame and its keys.
-        max_parallelism: Number of key groups of the operator.
-        first_key_group: The first of them, above 0 for an operator behind others.
-    """
+def keyed_frame(grouping: Grouping, key_groups: KeyGroupRange) -> KeyedFrame:
+    """Return the rows of a grouped frame with their key group, one of *key_groups*."""
     df, key_columns = grouping.frame, grouping.columns
     refuse_equal_names(df)
     keys = df.select(*key_columns)
     refuse_map_keys(keys.schema)
-    key_group = pmod(xxhash64(*key_columns), lit(max_parallelism)).cast("int")
-    if first_key_group:
-        key_group = key_group + lit(first_key_group)
+    key_group = pmod(xxhash64(*key_columns), lit(len(key_groups))).cast("int")
+    if key_groups.start:
+        key_group = key_group + lit(key_groups.start)
     computed: list[Column] = []
     positions: list[int] = []
     plain: dict[int, int] = {}
@@ -102,12 +101,7 @@ def keyed_frame(grouping: Grouping, max_parallelism: int, first_key_group: int =
 
 
 def refuse_map_keys(keys: StructType) -> None:
-    """
-    Reject keys that are or contain maps.
-
-    Raises:
-        UsageError: There is one: Spark does not hash maps, and equal ones may differ in their order.
-    """
+    """Reject maps in keys: Spark does not hash maps, and equal maps may differ in their order."""
     for field in keys:
         if _has_map(field.dataType):
             raise UsageError(
@@ -118,12 +112,7 @@ def refuse_map_keys(keys: StructType) -> None:
 
 
 def refuse_equal_names(frame: DataFrame) -> None:
-    """
-    Reject an input in which two columns have one name.
-
-    Raises:
-        UsageError: Two have, as Spark compares names (`spark.sql.caseSensitive`).
-    """
+    """Reject two columns of one name, as Spark compares names (`spark.sql.caseSensitive`)."""
     names = frame.columns
     if frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
         names = [name.lower() for name in names]
@@ -146,27 +135,13 @@ def _has_map(kind: DataType) -> bool:
 
 
 def by_task(frame: DataFrame, tasks: int, key_groups: KeyGroupRange) -> DataFrame:
-    """
-    Return a keyed frame with one partition for each task, in which are the rows it owns.
-
-    Args:
-        frame: See `KeyedFrame`.
-        tasks: Number of tasks.
-        key_groups: The key groups of the operator.
-    """
+    """Return a keyed frame with one partition for each task: the rows of its key groups."""
     # As text, in one call to the JVM; built from columns it would take fifty.
     return repartition_by_id(frame, tasks, task_of(INPUT_KEY_GROUP_COLUMN, key_groups, tasks))
 
 
 def task_of(key_group: str, key_groups: KeyGroupRange, tasks: int) -> str:
-    """
-    Return the number of the task that owns a key group, as SQL.
-
-    Args:
-        key_group: SQL of the key group.
-        key_groups: The key groups of the operator.
-        tasks: Number of tasks.
-    """
+    """Return SQL of the task that owns a key group of an operator, given as SQL."""
     index = f"({key_group} - {key_groups.start})" if key_groups.start else key_group
     return f"cast({index} * {tasks} div {len(key_groups)} as int)"
 
@@ -176,7 +151,7 @@ def grouping_of(grouped: GroupedData) -> Grouping:
     Return the keys of what `df.groupBy(...)` of a classic session returned.
 
     Raises:
-        UsageError: The grouping is no plain one (rollup, cube, pivot).
+        UsageError: The grouping is a rollup, cube or pivot.
     """
     text, keys = grouping_text(grouped), grouping_columns(grouped)
     if "type: GroupBy" not in text or not keys:
@@ -186,5 +161,81 @@ def grouping_of(grouped: GroupedData) -> Grouping:
 
 
 def not_plain(text: str) -> UsageError:
-    """Return the error for a grouping that is no plain one."""
+    """Return the error for a rollup, cube or pivot."""
     return UsageError(f"state needs plain grouping keys, not {text:.200}")
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """
+    Initial rows with their key group.
+
+    Args:
+        keyed: The rows.
+        task_layout: Their layout in the input of a task.
+    """
+
+    keyed: KeyedFrame
+    task_layout: InitialLayout
+
+
+def initial_state(
+    grouping: Grouping | None, stream: KeyedFrame, key_groups: KeyGroupRange
+) -> InitialState | None:
+    """
+    Return the initial state for the tasks of a stream, if there is any.
+
+    Raises:
+        UsageError: *grouping* is of a stream, or its key has other types.
+    """
+    if grouping is None:
+        return None
+    keyed = keyed_frame(grouping, key_groups)
+    if keyed.frame.isStreaming:
+        raise UsageError("initialState takes df.groupBy(...) of a batch frame; this is a stream")
+    types = [field.dataType for field in keyed.key_schema]
+    of_stream = [field.dataType for field in stream.key_schema]
+    if types != of_stream:
+        raise UsageError(
+            f"initialState is grouped by ({_text(types)}), the stream by ({_text(of_stream)}); group "
+            "both by keys of the same types"
+        )
+    return InitialState(
+        keyed,
+        InitialLayout(
+            InputLayout(keyed.key_positions, keyed.first_input),
+            tuple(stream.frame.columns[1:]),
+            tuple(keyed.frame.columns[1:]),
+        ),
+    )
+
+
+def _text(types: list[DataType]) -> str:
+    return ", ".join(kind.simpleString() for kind in types)
+
+
+def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
+    """Return the keyed rows of a micro-batch together with the initial rows."""
+    rows = initial.keyed.frame
+    inputs, initials = frame.schema.fields[1:], rows.schema.fields[1:]
+    columns = [f"c{index}" for index in range(len(inputs) + len(initials))]
+    own, others = columns[: len(inputs)], columns[len(inputs) :]
+    left = frame.toDF(INPUT_KEY_GROUP_COLUMN, *own).select(
+        col(INPUT_KEY_GROUP_COLUMN),
+        lit(False).alias(_IS_INITIAL),
+        *own,
+        *(
+            lit(None).cast(field.dataType).alias(name)
+            for name, field in zip(others, initials, strict=True)
+        ),
+    )
+    right = rows.toDF(INPUT_KEY_GROUP_COLUMN, *others).select(
+        col(INPUT_KEY_GROUP_COLUMN),
+        lit(True).alias(_IS_INITIAL),
+        *(
+            lit(None).cast(field.dataType).alias(name)
+            for name, field in zip(own, inputs, strict=True)
+        ),
+        *others,
+    )
+    return left.unionAll(right)

@@ -1,15 +1,22 @@
-"""Check and prepare a session for the entry points."""
+"""What an entry point asks of a session, classic or of Spark Connect."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.query.input_plan import InputPlan
+from statelog.spark.query.keyed_frame import Grouping
+from statelog.spark.query.query import OperatorDefinition
+from statelog.spark.query.settings import QuerySettings
 
 
 def refuse_connect(entry: str, session: object) -> None:
@@ -32,7 +39,7 @@ def session_of(grouped: object) -> SparkSession:
     Return the session of a grouped frame, classic or of Spark Connect.
 
     Raises:
-        UsageError: *grouped* is no GroupedData.
+        UsageError: *grouped* is not a GroupedData.
     """
     kind = type(grouped)
     is_grouped = isinstance(grouped, GroupedData) or (
@@ -60,7 +67,7 @@ def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
     Return a schema that may be given as DDL text.
 
     Raises:
-        UsageError: The text is no schema of named columns.
+        UsageError: The text does not have named columns.
     """
     if isinstance(schema, StructType):
         return schema
@@ -68,3 +75,25 @@ def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
     if not isinstance(parsed, StructType):
         raise UsageError(f"a schema of named columns is needed, not {schema!r}")
     return parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """
+    The functions that differ between the two kinds of sessions.
+
+    Args:
+        prepare: Prepares the session, and rejects settings that cannot work on it; called with the
+            session, the settings and the arguments in the code.
+        grouping: Returns the keys of what `df.groupBy(...)` returned.
+        input_plan: Returns the facts from the plan of a frame.
+        apply: Returns the function that applies recorded steps to the rows of a micro-batch, where the
+            engine runs.
+        stream: Returns the output of a stream's last operator.
+    """
+
+    prepare: Callable[[SparkSession, QuerySettings, Mapping[str, object]], None]
+    grouping: Callable[[Any], Grouping]
+    input_plan: Callable[[DataFrame], InputPlan]
+    apply: Callable[[Any], Callable[[DataFrame], DataFrame]]
+    stream: Callable[[Sequence[OperatorDefinition], StructType], DataFrame]

@@ -1,5 +1,8 @@
 """
-The name under which sinks record the micro-batches of a query, as the process knows it.
+The name under which sinks record the micro-batches of a query.
+
+It is Spark's id of the query, which is the same over restarts.  After `statelog rewind` the numbers
+of micro-batches are used again for other rows, so the name has the rewind in it too.
 
 On a classic session it is in the local properties of Spark's context, of which each query has its
 own.  Spark Connect has no local properties; there each query has a process of its own, so the name
@@ -16,6 +19,7 @@ from statelog.spark.jvm.gateway import is_connect, query_of
 
 _QUERY_ID: Final = "query"
 _REWOUND: Final = "statelog.rewound"
+_SEPARATOR: Final = "-rewound-"
 
 _of_process: dict[str, str] = {}
 """On Spark Connect: the properties of the one query of this process."""
@@ -40,12 +44,28 @@ def set_rewound(frame: DataFrame, rewound: int) -> None:
         frame.sparkSession.sparkContext.setLocalProperty(_REWOUND, str(rewound))
 
 
-def query_and_rewound(frame: DataFrame) -> tuple[str, str]:
+def writer_id(frame: DataFrame) -> str:
     """
-    Return Spark's id of the query of a micro-batch and its rewind, each "" if there is none.
+    Return the name under which a sink records the micro-batches of a query.
 
-    Thread: that of the micro-batch.
+    It is Spark's id of the query.  `statelog rewind`, after which the numbers of micro-batches are
+    used again, changes it.
+
+    Args:
+        frame: The frame that `foreachBatch` was called with.
+
+    Thread: that of the call, which has the local properties of the query.
     """
+    query_id, rewound = _query_and_rewound(frame)
+    return f"{query_id}{_SEPARATOR}{rewound}" if rewound else query_id
+
+
+def query_of_writer(writer: str) -> str:
+    """Return Spark's id of the query with this name."""
+    return writer.partition(_SEPARATOR)[0]
+
+
+def _query_and_rewound(frame: DataFrame) -> tuple[str, str]:
     if is_connect(frame):
         return _of_process.get(_QUERY_ID, ""), _of_process.get(_REWOUND, "")
     session = frame.sparkSession

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from pyspark.sql import DataFrame, GroupedData
 
 from statelog.errors import UsageError
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.stream.recorded_plan import RecordedPlan
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.observation import Observation
 
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.jvm.queries import is_observed
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.query import OperatorDefinition
 
 _WAIT_SECONDS: Final = 2.0
 """Spark reports values some milliseconds after the action, on another thread."""

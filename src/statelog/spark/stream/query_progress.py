@@ -15,8 +15,8 @@ from typing import Any, Final
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from statelog.spark.driver.progress import source_metrics
-from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.stream.observations import Observations, ObservedBatch
 from statelog.state.kinds import StateKind
 

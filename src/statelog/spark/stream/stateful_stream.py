@@ -18,7 +18,7 @@ from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
 from statelog.spark.jvm.gateway import FRAME
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import OBSERVE, RecordedPlan

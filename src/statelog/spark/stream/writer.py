@@ -28,8 +28,7 @@ from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
 from statelog.spark.jvm.queries import RunningQuery, start, write_instead
 from statelog.spark.query.delivery import Sink
-from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.query.query import Query
+from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX
 from statelog.spark.stream.observations import Observations, observed_operators

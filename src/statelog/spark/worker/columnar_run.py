@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from statelog.errors import InvariantError, ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.columnar_processor import ColumnarProcessor, Tables
-from statelog.spark.query.processor_failures import described
+from statelog.spark.query.processor_checks import described
 from statelog.spark.rows.columnar_input import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.output_calls import returned

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from statelog.errors import InvariantError, ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.columnar_processor import ColumnarProcessor
-from statelog.spark.query.processor_failures import described
+from statelog.spark.query.processor_checks import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.output_calls import returned
 from statelog.spark.rows.types import make_row, row_factory

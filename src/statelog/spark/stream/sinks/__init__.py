@@ -9,14 +9,13 @@ Write the rows of one micro-batch to a format, a table or a function.
     batch_writer  other formats, by Spark's batch writer; Delta with the ids of its transactions
     simple        foreach, console, memory
     idempotent    a function for foreachBatch that skips a micro-batch it has written
-    identity      the name under which sinks record micro-batches
 
 A new kind of sink is a module here and a branch in `choose.sink_of`.
 """
 
+from statelog.spark.query.writer_name import writer_id
 from statelog.spark.stream.sinks.choose import SinkContext, sink_of
 from statelog.spark.stream.sinks.idempotent import idempotent
-from statelog.spark.stream.sinks.identity import writer_id
 from statelog.spark.stream.sinks.simple import RowFunction, foreach_sink
 from statelog.spark.stream.sinks.target import OptionValue, Target
 

@@ -14,7 +14,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from statelog.spark.query.delivery import Sink
-from statelog.spark.stream.sinks.identity import writer_id
+from statelog.spark.query.writer_name import writer_id
 from statelog.spark.stream.sinks.target import Target
 
 _log = logging.getLogger("statelog.spark")

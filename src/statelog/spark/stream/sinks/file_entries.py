@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from statelog.checkpoint.offset_log import numbers_in
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.spark.jvm.files import HadoopFolder, checkpoint_files
-from statelog.spark.stream.sinks.identity import query_of
+from statelog.spark.query.writer_name import query_of_writer
 
 _log = logging.getLogger("statelog.spark")
 
@@ -45,7 +45,7 @@ class Delivered:
 
     def is_of(self, query_id: str) -> bool:
         """Return whether the query of this id wrote it, before or after a rewind."""
-        return query_of(self.writer) == query_id
+        return query_of_writer(self.writer) == query_id
 
 
 class FileEntries:
@@ -142,7 +142,7 @@ class FileEntries:
             return newest == delivered.batch_id != _NONE and delivered.batch_id <= self._planned
         if found == delivered:
             return True
-        if found.is_of(query_of(delivered.writer)) and found.batch_id >= delivered.batch_id:
+        if found.is_of(query_of_writer(delivered.writer)) and found.batch_id >= delivered.batch_id:
             self._refuse_going_back(found, delivered.batch_id)
         return False
 
@@ -151,7 +151,7 @@ class FileEntries:
         found = self._record(entry)
         if found == delivered:
             return
-        if found is not None and not found.is_of(query_of(delivered.writer)):
+        if found is not None and not found.is_of(query_of_writer(delivered.writer)):
             raise FencedError(
                 f"the query {found.writer} has announced entry {entry} of {self._path} and has not "
                 "written it: it runs, or it ended in between. Stop it, or give this query a folder "

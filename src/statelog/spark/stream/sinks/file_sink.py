@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.jvm.sinks import FileStreamSink
+from statelog.spark.query.writer_name import writer_id
 from statelog.spark.stream.sinks.file_entries import Delivered, FileEntries
-from statelog.spark.stream.sinks.identity import writer_id
 from statelog.spark.stream.sinks.target import OptionValue
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.spark import ColumnarProcessor
-from statelog.spark.query.missing_yield import missing_yields
+from statelog.spark.query.processor_checks import missing_yields
 
 COLUMNS = ["id", "total"]
 ROWS = [Row(id=1, total=2)]
