@@ -89,7 +89,7 @@ FIRST = {
         "tests/unit/core/test_snapshot_schedule.py",
     ],
     "spark/rows/key_order": ["tests/unit/spark/rows/test_key_order.py"],
-    "spark/rows/row_output": ["tests/unit/spark/rows/test_row_output.py"],
+    "spark/rows/spark_row": ["tests/unit/spark/rows/test_row_output.py"],
 }
 """Modules whose tests are these alone."""
 
@@ -112,8 +112,8 @@ MODULES = {
         "driver/snapshot_planner",
         "query/declared_state",
         "rows/key_order",
-        "rows/row_input",
-        "rows/row_output",
+        "rows/spark_row",
+        "rows/spark_row",
         "worker/handle",
         "worker/large_input",
         "worker/processor_run",

@@ -28,7 +28,7 @@ from statelog.spark.jvm.frames import input_bytes
 from statelog.spark.query.keyed_frame import InitialState, by_task, with_initial_rows
 from statelog.spark.query.pre_aggregation import PreAggregator
 from statelog.spark.query.query import Query
-from statelog.spark.rows.late_rows import LateRows
+from statelog.spark.rows.layout import LateRows
 from statelog.spark.worker.protocol import (
     NEVER_MS,
     BatchContext,

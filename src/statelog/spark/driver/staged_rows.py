@@ -20,7 +20,7 @@ from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.spark.jvm.arrow_data import frame_of_arrow, frame_of_few_rows
 from statelog.spark.jvm.gateway import is_connect, with_setting
 from statelog.spark.query.query import OperatorDefinition, Query
-from statelog.spark.rows.ipc import from_ipc
+from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import TaskAck
 from statelog.store import open_location

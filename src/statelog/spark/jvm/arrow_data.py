@@ -22,14 +22,14 @@ from pyspark.sql.types import StructType
 
 from statelog.spark.jvm.gateway import JavaObject, is_connect, jvm_of, with_setting
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
-from statelog.spark.rows.arrow_limits import (
+from statelog.spark.rows.types import (
     MAX_BYTES,
     MAX_RECORDS,
     NO_LIMIT,
     ArrowLimits,
+    arrow_schema,
     row_bytes,
 )
-from statelog.spark.rows.types import arrow_schema
 
 _LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 

@@ -22,8 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.jvm.frames import grouping_columns, grouping_text
-from statelog.spark.rows.initial_rows import InitialLayout
-from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InitialLayout, InputLayout
 from statelog.spark.rows.spark_versions import repartition_by_id
 
 _KEY_PREFIX = "__key_"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Row
 
-from statelog.spark.rows.output_calls import OutputCalls
-from statelog.spark.rows.unnamed_columns import UnnamedColumns
+from statelog.spark.rows.unfit_output import OutputCalls
 from statelog.state.heap.tables import Key
 
 if TYPE_CHECKING:
@@ -17,6 +16,23 @@ if TYPE_CHECKING:
 
 RowLike: TypeAlias = "Row | pd.DataFrame"
 """What a processor gets and yields: one row, or a frame of rows."""
+
+
+MOST_NAMES: Final = 100
+"""Most other names that are noted; a Row may get its names from data."""
+
+
+class UnnamedColumns(NamedTuple):
+    """
+    What a task notes of its Rows where they leave a column out.
+
+    Args:
+        columns: The output columns that are in no Row, which are null.
+        other_names: Fields of the Rows that are no output columns, at most `MOST_NAMES`.
+    """
+
+    columns: tuple[str, ...]
+    other_names: tuple[str, ...]
 
 
 class KeyedInput(Protocol):

@@ -30,13 +30,12 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from statelog.spark.rows.arrow_limits import NO_LIMIT, ArrowLimits
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_conversion import series_of
 from statelog.spark.rows.pandas_internals import frame_access
 from statelog.spark.rows.spark_versions import frames_are_inferred
-from statelog.spark.rows.types import TIME_ZONE
+from statelog.spark.rows.types import NO_LIMIT, TIME_ZONE, ArrowLimits
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 

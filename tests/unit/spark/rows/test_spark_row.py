@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from statelog.spark.rows import row_input
+from statelog.spark.rows import spark_row
 from statelog.spark.rows.key_order import key_order
 from statelog.spark.rows.layout import InputLayout
-from statelog.spark.rows.row_input import RowInput
+from statelog.spark.rows.spark_row import RowInput
 from statelog.state.encoding.values import KeyCodec
 
 KEY = KeyCodec(pa.schema([("key", pa.int64())]))
@@ -40,7 +40,7 @@ def batches(rows: int) -> list[pa.RecordBatch]:
 def test_every_row_is_with_its_key_in_the_order_of_arrival(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_input, "_AT_ONCE", at_once)
+    monkeypatch.setattr(spark_row, "_AT_ONCE", at_once)
     given = batches(200)
     expected: dict[int, list[dict[str, object]]] = {}
     for row in pa.Table.from_batches(given).drop_columns(["__key_group"]).to_pylist():
@@ -63,7 +63,7 @@ def test_every_row_is_with_its_key_in_the_order_of_arrival(
 
 @pytest.mark.parametrize("at_once", [0, 1_000])
 def test_rows_are_rows_of_spark(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_input, "_AT_ONCE", at_once)
+    monkeypatch.setattr(spark_row, "_AT_ONCE", at_once)
     found = RowInput(InputLayout((1,), 1), KEY)
     found.read(batches(1))
     ((_, _, rows),) = found.keys(0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from statelog.spark.rows.columnar_input import ColumnarInput
+from statelog.spark.rows.columnar import ColumnarInput
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.encoding.values import KeyCodec
 

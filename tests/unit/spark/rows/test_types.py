@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog.spark.rows.arrow_limits import (
+from statelog.spark.rows.types import (
     MAX_BYTES,
     MAX_RECORDS,
     NO_LIMIT,

@@ -12,8 +12,8 @@ from pyspark.sql import Row
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.task_runner import one_per_task
-from statelog.spark.rows.row_output import RowOutput
-from statelog.spark.rows.unnamed_columns import MOST_NAMES, UnnamedColumns
+from statelog.spark.rows.interface import MOST_NAMES, UnnamedColumns
+from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.worker.protocol import TaskAck
 
 INNER = pa.struct([("b", pa.int64()), ("a", pa.int64())])

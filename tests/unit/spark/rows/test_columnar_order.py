@@ -5,9 +5,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from statelog.spark.rows import hash_order as module
-from statelog.spark.rows.columnar_input import ColumnarInput
-from statelog.spark.rows.hash_order import hash_order
+from statelog.spark.rows import columnar as module
+from statelog.spark.rows.columnar import ColumnarInput, hash_order
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_hash import hash_columns
