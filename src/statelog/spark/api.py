@@ -57,9 +57,8 @@ from statelog.spark.rows.formats import (
 )
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.types import TIME_ZONE, arrow_schema
-from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import RecordedPlan
-from statelog.spark.stream.stateful_stream import StatefulStream
+from statelog.spark.stream.stateful_stream import GroupedStatefulStream, StatefulStream
 from statelog.state.slots import known_zone
 
 DEFAULT_OPERATOR_ID = "transform_with_state"

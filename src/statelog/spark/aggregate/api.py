@@ -26,7 +26,7 @@ from statelog.spark.query.query import OUTPUT_MODES, mode_of
 from statelog.spark.query.session import session_of
 from statelog.spark.query.settings import SETTINGS
 from statelog.spark.rows.formats import ColumnarFormat
-from statelog.spark.stream.grouped_stream import GroupedStatefulStream
+from statelog.spark.stream.stateful_stream import GroupedStatefulStream
 
 _SETTING_NAMES: Final = frozenset(
     name for one in SETTINGS.values() for name in (one.name, one.former) if name

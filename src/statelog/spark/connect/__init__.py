@@ -7,7 +7,7 @@ The engine of the driver runs there unchanged; the client makes the query and se
     client          what `transform_with_state` asks of a Connect session
     explained_plan  facts from the plan of an input, read from the text of `explain`
     recorded_steps  the user's steps behind the operator, recorded here and applied in the worker
-    stream, writer  the stream that a user gets, and its writer, whose `start` sends the query
+    writer          the stream that a user gets, and its writer, whose `start` sends the query
     sinks           write the rows of one micro-batch, in the worker
     query           the StreamingQuery that `start` returns: errors and figures of the worker
     query_files     the files of a checkpointLocation, read through Spark

@@ -13,8 +13,7 @@ from pyspark.sql.types import StructType
 
 from statelog.spark.connect.explained_plan import input_plan
 from statelog.spark.connect.recorded_steps import ConnectPlan
-from statelog.spark.connect.refused import refuse_callbacks, refuse_direct
-from statelog.spark.connect.stream import ConnectStream
+from statelog.spark.connect.writer import ConnectStream, refuse_callbacks, refuse_direct
 from statelog.spark.query.keyed_frame import Grouping, not_plain
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.session import Client

@@ -15,10 +15,8 @@ from pyspark.sql.types import StructType
 from statelog.errors import UsageError
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.stream.sinks import OptionValue, RowFunction, Target
-from statelog.spark.stream.sinks.batch_writer import batch_writer
 from statelog.spark.stream.sinks.choose import READ_ONLY
-from statelog.spark.stream.sinks.simple import Console, Memory
-from statelog.spark.stream.sinks.target import columns_of
+from statelog.spark.stream.sinks.simple import Console, Memory, batch_writer, columns_of
 
 _FILE_FORMATS: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 _READ_BY_LOG: Final = "MetadataLogFileIndex"

@@ -1,5 +1,5 @@
 """
-`ConnectStreamWriter`: start a query over a stateful stream of a Connect session.
+`ConnectStream` and its writer: start a query over a stateful stream of a Connect session.
 
 The settings of the output are those of `StatefulStreamWriter`.  `start` sends the engine to the
 server as the function for `foreachBatch` of Spark's own writer.
@@ -8,11 +8,12 @@ server as the function for `foreachBatch` of Spark's own writer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.connect.dataframe import DataFrameNaFunctions
 from pyspark.sql.connect.streaming.query import StreamingQuery as SparkQuery
 from pyspark.sql.functions import lit, spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
@@ -24,15 +25,15 @@ from statelog.errors import UnavailableError, UsageError
 from statelog.spark.connect.query import ConnectQuery
 from statelog.spark.connect.query_files import SparkFiles
 from statelog.spark.connect.recorded_steps import ConnectPlan
-from statelog.spark.connect.refused import refuse_direct, refuse_relative
 from statelog.spark.connect.sinks import Foreach, sink_of
 from statelog.spark.connect.worker import ConnectEngine, QueryStart
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.driver.no_data_batches import has_no_data_source
-from statelog.spark.query.delivery import FileOutput, Sink
+from statelog.spark.query.delivery import Delivery, FileOutput, Sink
 from statelog.spark.query.query import OperatorDefinition
-from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.settings import BESIDE_CHECKPOINT, QuerySettings
 from statelog.spark.stream.sinks import RowFunction
+from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter
 
 _log = logging.getLogger("statelog.spark")
@@ -146,6 +147,28 @@ class ConnectStreamWriter(StatefulStreamWriter):
         return parts.count()
 
 
+class ConnectStream(StatefulStream):
+    """
+    The output of a stateful operator over a stream of a Connect session.
+
+    Args:
+        operators: The operator, after the operators before it in the same query.
+        plan: The steps applied to its output.
+    """
+
+    _plan: ConnectPlan
+
+    @property
+    def na(self) -> Any:
+        """Functions for missing values."""
+        return DataFrameNaFunctions(self)
+
+    @property
+    def writeStream(self) -> ConnectStreamWriter:
+        """A writer with the methods of Spark's."""
+        return ConnectStreamWriter(self._operators, self._plan)
+
+
 def _with_ticks(frame: DataFrame) -> DataFrame:
     """
     Return *frame* with one more source, without rows, whose offset changes each second.
@@ -212,3 +235,44 @@ def _started(writer: Any) -> SparkQuery:
                 ) from error
             _log.warning("the server's Python process did not answer in time; trying again")
             attempt += 1
+
+
+# Settings that cannot work on Spark Connect, with what to do instead.
+
+
+def refuse_callbacks(arguments: Mapping[str, object]) -> None:
+    """Reject functions and objects that the server would have to call in the client."""
+    for name in ("onProgress", "metrics"):
+        if arguments.get(name) is not None:
+            raise UsageError(
+                f"{name} does not work on Spark Connect: micro-batches run in the server, which "
+                "cannot call an object of this process. Leave it out, and read the same figures "
+                "from the query that start() returns (query.lastBatch, query.recentBatches), or "
+                "add a StreamingQueryListener to spark.streams for Spark's own"
+            )
+
+
+def refuse_direct(settings: QuerySettings) -> None:
+    """Reject direct delivery."""
+    if settings.delivery is Delivery.DIRECT:
+        raise UsageError(
+            "the delivery direct does not work on Spark Connect: tasks answer by an accumulator, "
+            "which Connect does not have. Use delivery='staged', which is the default and delivers "
+            "exactly once"
+        )
+
+
+def refuse_relative(checkpoint: str, settings: QuerySettings) -> None:
+    """
+    Reject relative paths, which client and server resolve differently.
+
+    The word `checkpoint` as a stateLocation is not a path: the state is in the checkpointLocation.
+    """
+    of_state = (settings.state_location, settings.base_location)
+    paths = [checkpoint, *(each for each in of_state if each != BESIDE_CHECKPOINT)]
+    for path in paths:
+        if path and not path.startswith("/") and ":" not in path:
+            raise UsageError(
+                f"{path!r} is a relative path, which means another folder on the server of Spark "
+                "Connect than here: give an absolute path, or a URL"
+            )

@@ -1,24 +1,36 @@
-"""The `StreamingQuery` of `start`: its errors begin with their cause, its progress has our figures."""
+"""
+The `StreamingQuery` of `start`: its errors begin with their cause, its progress has our figures.
+
+A query without a checkpointLocation gets a temporary one, if its sink is for one-time queries.
+Source: Spark's DataStreamWriter and StreamExecution: the folder `temporary-...`, its deletion at the
+end of a query that did not fail.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import StatelogError
 from statelog.spark.driver.failures import BatchFailed
-from statelog.spark.jvm.queries import jvm_query
+from statelog.spark.jvm.files import temporary_folder
+from statelog.spark.jvm.queries import jvm_query, wait_for_end
 from statelog.spark.stream.query_progress import ProgressFigures
 from statelog.spark.worker.failures import with_message
 
 _log = logging.getLogger("statelog.spark")
+
+_FORCE: Final = "spark.sql.streaming.forceDeleteTempCheckpointLocation"
+_FILE: Final = "file://"
 
 
 class Failures:
@@ -126,3 +138,35 @@ class StatefulQuery(StreamingQuery):
         last = self._failures.last
         if last is not None and isinstance(getattr(error, "_desc", None), str):
             error._desc = f"{type(last).__name__}: {last.message}\n\n{error._desc}"
+
+
+def temporary_checkpoint(session: SparkSession) -> str:
+    """
+    Return a new folder on the driver's disk.
+
+    The JVM deletes it at its exit at the latest.
+    """
+    checkpoint = f"{_FILE}{temporary_folder(session)}"
+    _log.warning(
+        "the query has no checkpointLocation: its offsets and its state are in the temporary folder "
+        "%s, which is deleted when the query ends without an error",
+        checkpoint,
+    )
+    return checkpoint
+
+
+def delete_at_end(query: StreamingQuery, checkpoint: str, session: SparkSession) -> None:
+    """Delete a temporary checkpointLocation when *query* ends, as Spark does."""
+    forced = str(session.conf.get(_FORCE, "false")).lower() == "true"
+    wait_for = wait_for_end(query)
+
+    def wait() -> None:
+        try:
+            wait_for()
+        except Exception as error:
+            if not forced:  # kept, as by Spark, to find out why the query failed
+                _log.debug("the temporary folder %s is kept: %s", checkpoint, error)
+                return
+        shutil.rmtree(checkpoint.removeprefix(_FILE), ignore_errors=True)
+
+    threading.Thread(target=wait, name="statelog-temporary", daemon=True).start()

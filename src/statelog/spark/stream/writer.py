@@ -42,8 +42,12 @@ from statelog.spark.stream.sinks import (
     foreach_sink,
     sink_of,
 )
-from statelog.spark.stream.stateful_query import Failures, StatefulQuery
-from statelog.spark.stream.temporary_checkpoint import delete_at_end, temporary_checkpoint
+from statelog.spark.stream.stateful_query import (
+    Failures,
+    StatefulQuery,
+    delete_at_end,
+    temporary_checkpoint,
+)
 from statelog.store.location import normalize_url
 
 _CHECKPOINT = "checkpointlocation"

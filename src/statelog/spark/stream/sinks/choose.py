@@ -14,12 +14,9 @@ from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import UsageError
 from statelog.spark.jvm.sinks import is_format_of_files
 from statelog.spark.query.delivery import FileOutput, Sink
-from statelog.spark.stream.sinks.batch_writer import batch_writer
-from statelog.spark.stream.sinks.file_entries import FileEntries
-from statelog.spark.stream.sinks.file_sink import FilePlace, FileSink
-from statelog.spark.stream.sinks.simple import Console, Memory
+from statelog.spark.stream.sinks.file_sink import FileEntries, FilePlace, FileSink
+from statelog.spark.stream.sinks.simple import Console, Memory, Target, batch_writer, columns_of
 from statelog.spark.stream.sinks.tables import Catalog, KnownTable
-from statelog.spark.stream.sinks.target import Target, columns_of
 
 _log = logging.getLogger("statelog.spark")
 

@@ -19,7 +19,7 @@ from statelog.errors import UsageError
 from statelog.spark.jvm.gateway import JavaObject
 from statelog.spark.jvm.sinks import Tables, is_view
 from statelog.spark.stream.sinks.file_sink import FilePlace
-from statelog.spark.stream.sinks.target import Target, columns_of
+from statelog.spark.stream.sinks.simple import Target, columns_of
 
 _FOLDER_EXISTS: Final = "LOCATION_ALREADY_EXISTS"
 
