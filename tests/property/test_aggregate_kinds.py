@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog.spark.aggregate.distinct import DistinctCount
-from statelog.spark.aggregate.extremes import Extreme, ValueBy
+from statelog.spark.aggregate.extremes import Extreme, TopK, ValueBy
 from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.merge import Merge, NamedAggregate
-from statelog.spark.aggregate.ranking import TopK
+from statelog.spark.aggregate.processor import Merge, NamedAggregate
 from statelog.spark.aggregate.sums import Count, Mean, Sum, Variance
 
 Rows = Sequence[Any]

@@ -19,7 +19,7 @@ from statelog.errors import UsageError
 from statelog.spark.aggregate.extremes import quoted
 from statelog.spark.aggregate.functions import Aggregate
 from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.merge import Merge, NamedAggregate
+from statelog.spark.aggregate.processor import Merge, NamedAggregate
 from statelog.spark.query.input_plan import event_time_column
 from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, refuse_map_keys
 from statelog.spark.query.pre_aggregation import PreAggregation

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import DataType, DecimalType, NumericType, StringType
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate.arrays import added, counts, doubles
-from statelog.spark.aggregate.kind import Parts
+from statelog.spark.aggregate.kind import Parts, added, counts, doubles
 
 _EXACT: Final = Context(prec=100, rounding=ROUND_HALF_UP)
 
@@ -133,8 +132,8 @@ class Mean(_OfNumbers):
         if not self.is_decimal:
             return {"sum": added(left["sum"], right["sum"], is_ansi=False), "count": count}
         before, more = (
-            {"sum": one["sum"], "some": pc.greater(pc.fill_null(one["count"], 0), 0)}
-            for one in (left, right)
+            {"sum": part["sum"], "some": pc.greater(pc.fill_null(part["count"], 0), 0)}
+            for part in (left, right)
         )
         sums = _decimal_sums(before, more, self.title, is_ansi=self.is_ansi)
         return {"sum": sums["sum"], "count": count}
