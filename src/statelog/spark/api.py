@@ -196,18 +196,7 @@ def _pandas_format(has_initial: bool, session: SparkSession, output: StructType)
 def stateful_frame(
     arguments: OperatorArguments, format_of: FormatOf, settings: OperatorSettings
 ) -> DataFrame:
-    """
-    Return the output of a stateful operator.
-
-    Args:
-        arguments: Those of Spark.
-        format_of: Makes the row format.
-        settings: See `OperatorSettings`.
-
-    Raises:
-        UsageError: As `transform_with_state`.
-        ProcessorError: As `transform_with_state`.
-    """
+    """Return the output of a stateful operator, with the errors of `transform_with_state`."""
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
@@ -289,12 +278,7 @@ def _input(arguments: OperatorArguments, client: Client, key_groups: KeyGroupRan
 def _check_chain(
     before: Sequence[OperatorDefinition], time_mode: str, settings: QuerySettings
 ) -> None:
-    """
-    Check that an operator can follow those of *before* in one query.
-
-    Raises:
-        UsageError: Their timers have another time mode, or their key groups are too many.
-    """
+    """Check that an operator can follow those of *before* in one query."""
     others = time_mode_of(before)
     if "none" not in (time_mode, others) and time_mode != others:
         raise UsageError(

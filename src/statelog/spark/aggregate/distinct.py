@@ -25,12 +25,7 @@ _HASHED = "CASE WHEN {0} IS NOT NULL THEN xxhash64({0}) END"
 
 
 def log_of_buckets(rsd: float) -> int:
-    """
-    Return the base 2 logarithm of the number of buckets for a relative standard deviation.
-
-    Raises:
-        UsageError: No sketch has it.
-    """
+    """Return log2 of the number of buckets for a relative standard deviation, if a sketch has it."""
     wanted = math.ceil(2 * math.log2(1.04 / rsd)) if 0 < rsd < 1 else 0
     if rsd >= 1 or rsd <= 0 or wanted > _MOST:
         raise UsageError(

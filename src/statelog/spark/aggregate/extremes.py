@@ -29,17 +29,7 @@ def is_ordered(kind: DataType) -> bool:
 
 
 def check_ordered(title: str, kind: DataType, verb: str = "orders") -> None:
-    """
-    Check that Arrow orders the values of a type as Spark does.
-
-    Args:
-        title: The function, for the message.
-        kind: The type.
-        verb: What the function does with the values.
-
-    Raises:
-        UsageError: It does not, or there is no order.
-    """
+    """Reject a type whose values Arrow does not order as Spark does; *verb* says what *title* does."""
     if not is_ordered(kind):
         raise UsageError(
             f"{title} {verb} numbers, text, binary, booleans, dates and timestamps, not "
@@ -49,12 +39,7 @@ def check_ordered(title: str, kind: DataType, verb: str = "orders") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """
-    The least or the greatest value that is not null.
-
-    Args:
-        is_least: Which.
-    """
+    """The least or the greatest value that is not null."""
 
     is_least: bool
 
@@ -86,12 +71,7 @@ class ValueBy:
     The value of the row in which another column is least or greatest.
 
     The arguments are that column, then the values.  Rows in which that column is null do not count;
-    a value that is null does.
-
-    Args:
-        title: The function's name.
-        is_least: Whether the row with the least is taken.
-        names: Names of the fields, where the result is a struct of all values; else None.
+    a value that is null does.  With *names* the result is a struct of all values.
     """
 
     title: str
@@ -141,11 +121,7 @@ class TopK:
     The values of the *k* rows with the greatest of another column, greatest first.
 
     The arguments are that column and the value.  Of rows with equal ones, those with the greater value
-    are kept; those of earlier micro-batches where values are not ordered.
-
-    Args:
-        k: Most values of a key.
-        is_value_ordered: Whether the values are ordered, in Spark as in Arrow.
+    are kept; those of earlier micro-batches where values are not ordered, in Spark as in Arrow.
     """
 
     k: int

@@ -27,11 +27,8 @@ class Aggregate:
     """
     An aggregate function and the columns it takes; made by the functions of this module.
 
-    Args:
-        kind: Its rules.
-        arguments: Its columns.
-        of_row: Makes the rules from the names of all columns of the frame, which then follow the
-            arguments; None where they do not.
+    *of_row* makes its rules from the names of all columns of the frame, which then follow the
+    arguments.
     """
 
     kind: AggregateKind

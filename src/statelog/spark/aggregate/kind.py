@@ -38,14 +38,9 @@ class AggregateKind(Protocol):
 
     def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
         """
-        Return the rules for arguments of these types.
+        Return the rules for arguments of these types; reject those that the function does not take.
 
-        Args:
-            types: The types of the arguments.
-            is_ansi: Whether Spark reports an overflow as an error.
-
-        Raises:
-            UsageError: The function does not take them.
+        *is_ansi*: whether Spark reports an overflow as an error.
         """
 
     def whole(self, arguments: Sequence[str]) -> str:
@@ -81,13 +76,10 @@ def is_after(left: pa.Array, right: pa.Array) -> pa.Array:
 
 def replaces(new: pa.Array, old: pa.Array, *, is_least: bool, is_tie_new: bool = False) -> pa.Array:
     """
-    Return where a new value is kept instead of an old one.
+    Return where a new value is kept instead of an old one, the least or the greatest.
 
-    Args:
-        new: The new values; a null replaces no value.
-        old: The old values; a null is replaced by any value.
-        is_least: Whether the least value is kept (else the greatest).
-        is_tie_new: Whether a new value replaces an equal one.
+    A null replaces no value, and any value replaces a null.  *is_tie_new*: whether a new value replaces
+    an equal one.
     """
     lower, upper = (new, old) if is_least else (old, new)
     better = pc.invert(is_after(lower, upper)) if is_tie_new else is_after(upper, lower)
@@ -96,15 +88,10 @@ def replaces(new: pa.Array, old: pa.Array, *, is_least: bool, is_tie_new: bool =
 
 def added(left: pa.Array, right: pa.Array, *, is_ansi: bool) -> pa.Array:
     """
-    Return the sums of two columns of numbers, without nulls where one of them has a value.
+    Return the sums of two columns of longs, doubles or decimals; one value alone is the sum.
 
-    Args:
-        left: Of longs, doubles or decimals.
-        right: The same.
-        is_ansi: Whether a sum of longs that overflows is an error; else it wraps, as in Spark.
-
-    Raises:
-        pyarrow.ArrowInvalid: A sum of longs overflows.
+    A sum of longs that overflows raises `pyarrow.ArrowInvalid` in ANSI mode; else it wraps, as in
+    Spark.
     """
     if pa.types.is_decimal(left.type):
         sums = _decimals_added(left, right)

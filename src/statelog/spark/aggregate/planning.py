@@ -72,16 +72,7 @@ class AggregationPlan:
 
 
 def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> AggregationPlan:
-    """
-    Plan the aggregates of a grouped frame.
-
-    Args:
-        grouping: The frame and its keys.
-        aggregates: The aggregates by the name of their output column.
-
-    Raises:
-        UsageError: A column is unknown, a function does not take it, or a name is used twice.
-    """
+    """Plan the aggregates of a grouped frame, by the names of their output columns."""
     frame = grouping.frame
     key_schema = _key_schema(grouping)
     columns = [one.alias(f"{_KEY}{at}") for at, one in enumerate(grouping.columns)]

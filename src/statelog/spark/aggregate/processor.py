@@ -28,10 +28,7 @@ class NamedAggregate:
     """
     One aggregate of a call.
 
-    Args:
-        name: Name of the output column.
-        kind: Its rules.
-        parts: Its parts: the name of each, and of its column among partial results and in the state.
+    *parts* has the name of each part, and of its column among partial results and in the state.
     """
 
     name: str
@@ -49,25 +46,13 @@ class NamedAggregate:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """
-    The aggregates of one call.
-
-    Args:
-        aggregates: The aggregates, in the order of the output columns.
-        output: The output columns: the keys, then the aggregates.
-    """
+    """The aggregates of one call, and the output columns: the keys, then the aggregates."""
 
     aggregates: tuple[NamedAggregate, ...]
     output: pa.Schema
 
     def combined(self, old: pa.Table, new: pa.Table) -> pa.Table:
-        """
-        Return the state after the rows of a micro-batch.
-
-        Args:
-            old: The state before it, one row for each key; all null where there is none.
-            new: The partial results of its rows, in the same order of keys.
-        """
+        """Return the state after a micro-batch's partial results, in the same order of keys."""
         columns: dict[str, pa.Array] = {}
         for aggregate in self.aggregates:
             before, more = aggregate.state(old), aggregate.partial(new)
@@ -96,12 +81,10 @@ class AggregateProcessor(ColumnarProcessor):
     Keeps the aggregates of each key.
 
     Args:
-        merge: The aggregates.
-        state: Schema of the state.
+        merge, state: The aggregates, and the schema of their state.
         event_time: Position of the key that is an event time or a window of it; the state of a key is
             dropped when the watermark has reached it.  None: it is kept for ever.
-        is_append: Whether a key's only output is made then; else in each micro-batch that has rows
-            of it.
+        is_append: Whether a key's only output is made then; else in each micro-batch with rows of it.
     """
 
     def __init__(

@@ -48,14 +48,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class _OfNumbers:
-    """
-    An aggregate of numbers.
-
-    Args:
-        title: The function's name.
-        is_decimal: Whether they are decimals.
-        is_ansi: Whether an overflow is an error.
-    """
+    """An aggregate of numbers."""
 
     title: str
     is_decimal: bool = False

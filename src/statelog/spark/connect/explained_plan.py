@@ -30,30 +30,17 @@ class _Node(NamedTuple):
 
 
 def input_plan(frame: DataFrame) -> InputPlan:
-    """
-    Return the facts from the plan of a frame.
-
-    Blocks: On the server, for two calls.
-    """
+    """Return the facts from the plan of a frame, by two calls of the server."""
     return facts_in(_analyzed(frame)) if frame.isStreaming else InputPlan()
 
 
 def node_names(frame: DataFrame) -> Counter[str]:
-    """
-    Return how often each node is in the plan of a frame.
-
-    Blocks: On the server.
-    """
+    """Return how often each node is in the plan of a frame, by a call of the server."""
     return Counter(node.name for node in _nodes(_analyzed(frame)))
 
 
 def facts_in(text: str) -> InputPlan:
-    """
-    Return the facts from the plan of a stream.
-
-    Args:
-        text: The analyzed plan, one node in a line.
-    """
+    """Return the facts from the analyzed plan of a stream, one node in a line."""
     return facts_of(_streaming(list(_nodes(text))))
 
 

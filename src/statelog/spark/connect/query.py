@@ -22,13 +22,7 @@ _CRASHED: Final = "Python worker exited unexpectedly"
 
 
 class ConnectQuery(StreamingQuery):
-    """
-    Spark's `StreamingQuery` on Connect, with the errors and figures of statelog.
-
-    Args:
-        query: The query.
-        operators: Its operators.
-    """
+    """Spark's `StreamingQuery` on Connect, with the errors and figures of statelog."""
 
     def __init__(self, query: StreamingQuery, operators: Sequence[OperatorDefinition]) -> None:
         super().__init__(query._session, query.id, query.runId, query.name)

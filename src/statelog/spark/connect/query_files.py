@@ -24,13 +24,9 @@ _GLOB: Final = re.compile(r"([*?\[\]{}\\])")
 
 class SparkFiles:
     """
-    A checkpointLocation in any file system of the server.
+    A checkpointLocation in any file system of the server, named as for Spark.
 
     Hidden files, such as those with Hadoop's checksums, are not found.
-
-    Args:
-        session: A session of Spark Connect.
-        location: A path or URL, as given to Spark.
 
     Blocks: Each call, for one Spark query.
     """
@@ -75,15 +71,7 @@ class SparkFiles:
 
 
 def files_in_worker(session: SparkSession, location: str) -> QueryFiles:
-    """
-    Return the checkpointLocation of a running query, in the process of its micro-batches.
-
-    Args:
-        session: The session of the micro-batch.
-        location: A path or URL, as given to Spark.
-
-    Blocks: For one Spark query.
-    """
+    """Return the files of a running query, in the process of its micro-batches."""
     files = SparkFiles(session, location)
     url = files.qualified()
     if url is not None and url.startswith(LOCAL):

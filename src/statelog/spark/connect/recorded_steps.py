@@ -49,15 +49,7 @@ class ConnectPlan(RecordedPlan):
         return cls(session.createDataFrame([], schema))
 
     def then(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> ConnectPlan:
-        """
-        Return the plan with a call of *method* as its last step.
-
-        Raises:
-            UsageError: The step would need state, or another stream.
-            AnalysisException: Spark rejects the step, for example for a missing column.
-
-        Blocks: On the server.
-        """
+        """Return the plan with a call of *method* as its last step; the server resolves it."""
         refuse_streams(method, (*args, *kwargs.values()))
         shape = getattr(self.shape, method)(*args, **kwargs)
         _ = shape.schema  # the server resolves a step only when it is asked

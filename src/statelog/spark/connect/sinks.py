@@ -30,22 +30,7 @@ def sink_of(
     query_name: str | None,
     file_output: FileOutput,
 ) -> Sink:
-    """
-    Return the sink for a format or table, which can be pickled.
-
-    Args:
-        session: The user's session.
-        target: Where to write.
-        schema: Columns of the output.
-        query_name: Name of the query, and of the table in memory.
-        file_output: How files are written.
-
-    Raises:
-        UsageError: The format is one of files, which Connect can only append; or `memory` has no
-            query name, files have no path, a column of *target* is missing.
-
-    Blocks: On the server.
-    """
+    """Return the sink for a format or table, which can be pickled; reject what Connect cannot write."""
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
     if target.table is None and source == "console":
         truncate = str(target.option("truncate", "true")).lower() == "true"
@@ -110,13 +95,7 @@ def _provider(session: SparkSession, table: str) -> str | None:
 
 
 class MemoryInWorker:
-    """
-    Collects all rows as a temporary view of the user's session.
-
-    Args:
-        name: The view.
-        schema: Columns of the output.
-    """
+    """Collects all rows as a temporary view of the user's session."""
 
     def __init__(self, name: str, schema: StructType) -> None:
         self._name = name
@@ -133,16 +112,7 @@ class MemoryInWorker:
 
 
 class Foreach:
-    """
-    Calls a function with each row, in the tasks.
-
-    Args:
-        f: A function of a row, or an object with `process(row)` and, optionally,
-            `open(partition_id, epoch_id)` and `close(error)`.
-
-    Raises:
-        PySparkAttributeError: *f* is neither.
-    """
+    """Calls a function, as Spark's `foreach` takes it, with each row, in the tasks."""
 
     def __init__(self, f: RowFunction) -> None:
         DataStreamWriter._construct_foreach_function(f)  # checks it

@@ -44,13 +44,7 @@ KEPT_BATCHES: Final = 32
 
 
 def figures_key(query_id: str, batch_id: int | None = None) -> str:
-    """
-    Return the key in the session's configuration with the figures of a micro-batch.
-
-    Args:
-        query_id: Spark's id of the query.
-        batch_id: The micro-batch; None for the prefix of all.
-    """
+    """Return the key in the session with the figures of a micro-batch; without one, its prefix."""
     prefix = f"statelog.batches.{query_id}."
     return prefix if batch_id is None else f"{prefix}{batch_id % KEPT_BATCHES}"
 
@@ -94,12 +88,7 @@ class QueryStart:
 
 
 class ConnectEngine:
-    """
-    The function for `foreachBatch`, in the client and, unpickled, in the worker.
-
-    Args:
-        payload: A pickled `QueryStart`.
-    """
+    """The function for `foreachBatch`, in the client and, unpickled, in the worker."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -109,12 +98,7 @@ class ConnectEngine:
 
     @classmethod
     def of(cls, start: QueryStart) -> ConnectEngine:
-        """
-        Return the function for a query.
-
-        Raises:
-            UsageError: The sink or a step cannot be pickled.
-        """
+        """Return the function for a query, if sink and steps can be pickled."""
         sent = _to_send(start)
         try:
             return cls(cloudpickle.dumps(sent))
@@ -128,22 +112,14 @@ class ConnectEngine:
         return _restored, (__version__, next_plan_id(), self._payload)
 
     def begin(self) -> None:
-        """
-        Unpickle the query.
-
-        Thread: that of the worker, while the user's session is its active one.
-        """
+        """Unpickle the query, while the user's session is the active one of the worker's thread."""
         self._root = SparkSession.getActiveSession()
         self._start = start = cloudpickle.loads(self._payload)
         if isinstance(start.sink, MemoryInWorker):
             start.sink.begin(self._root)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """
-        Process one micro-batch.
-
-        Raise statelog's errors so that the client finds them in Spark's text.
-        """
+        """Process one micro-batch; raise errors so that the client finds them in Spark's text."""
         try:
             if self._engine is None:
                 self._engine = self._opened(frame)
@@ -192,11 +168,7 @@ class ConnectEngine:
 
 
 def _to_send(start: QueryStart) -> QueryStart:
-    """
-    Return *start* without what the worker does not need.
-
-    That is the input, whose plan may be large, and the metrics, which have locks.
-    """
+    """Return *start* without its input, whose plan may be large, and metrics, which have locks."""
     query = start.query
     empty = query.source.frame.sparkSession.range(0)
     return replace(
@@ -227,12 +199,7 @@ def _with_frame(operator: OperatorDefinition, session: Any) -> OperatorDefinitio
 
 
 def _restored(version: str, plan_ids: int, payload: bytes) -> ConnectEngine:
-    """
-    Return the function in the worker.
-
-    Raises:
-        UsageError: The server has another version of statelog.
-    """
+    """Return the function in the worker, if the server has the client's version of statelog."""
     if version != __version__:
         raise UsageError(
             f"the client has statelog {version}, and the server {__version__}: install the same "

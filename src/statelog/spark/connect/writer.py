@@ -47,13 +47,7 @@ _IN_PARTS: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
 class ConnectStreamWriter(StatefulStreamWriter):
-    """
-    Spark's `DataStreamWriter` for a stateful stream of a Connect session.
-
-    Args:
-        operators: The operators of the query, in the order of the data.
-        plan: The steps applied to the output of the last.
-    """
+    """Spark's `DataStreamWriter` for a stateful stream of a Connect session."""
 
     _plan: ConnectPlan
 
@@ -63,12 +57,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         self._begin(operators, plan)
 
     def trigger(self, **trigger: Any) -> ConnectStreamWriter:
-        """
-        Set the trigger, with the arguments of Spark's `trigger`.
-
-        Raises:
-            UsageError: The trigger would run the query without micro-batches.
-        """
+        """Set the trigger, with the arguments of Spark's `trigger`; micro-batches only."""
         self._check_trigger(trigger)
         self._operators[0].frame.writeStream.trigger(**trigger)  # Spark's own checks
         self._trigger = trigger
@@ -148,13 +137,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
 
 
 class ConnectStream(StatefulStream):
-    """
-    The output of a stateful operator over a stream of a Connect session.
-
-    Args:
-        operators: The operator, after the operators before it in the same query.
-        plan: The steps applied to its output.
-    """
+    """The output of a stateful operator over a stream of a Connect session."""
 
     _plan: ConnectPlan
 
@@ -182,12 +165,7 @@ def _with_ticks(frame: DataFrame) -> DataFrame:
 
 
 def _check_source(files: QueryFiles) -> None:
-    """
-    Check that a query with no-data batches began on Spark Connect.
-
-    Raises:
-        UsageError: It began in a classic session, whose source for them has other offsets.
-    """
+    """Reject a query with no-data batches of a classic session, whose source has other offsets."""
     newest = newest_offsets(files)
     offsets = None if newest is None else newest.offsets
     if offsets and _OF_CLASSIC in (offsets[-1] or ""):
@@ -202,11 +180,7 @@ def _started(writer: Any) -> SparkQuery:
     """
     Start the query, again where the server's Python process was too slow to answer.
 
-    Spark waits ten seconds for it, and has no setting for that.
-
-    Raises:
-        UnavailableError: The process did not answer at any attempt.
-        UsageError: The server's Python lacks statelog, or has another version.
+    Spark waits ten seconds for it, and does not have a setting for that.
     """
     attempt = 1
     while True:

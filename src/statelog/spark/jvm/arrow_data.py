@@ -46,12 +46,7 @@ def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -
 
 
 def frame_of_few_rows(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """
-    Return a small Arrow table as a frame, with few calls to the JVM.
-
-    `createDataFrame` makes some forty, most of them for settings that only matter to tables of
-    other types than the schema's.
-    """
+    """Return a small Arrow table as a frame; `createDataFrame` makes some forty calls."""
     frame = attempt(Trick.ARROW_FRAMES, session, lambda: _sent(session, table, schema))
     return frame_of_arrow(session, table, schema) if frame is None else frame
 
@@ -90,11 +85,10 @@ class ArrowBatches:
     @contextmanager
     def not_measured(self, rows: DataFrame, columns: Hashable) -> Iterator[None]:
         """
-        Let Spark only count the rows of a batch, in the jobs that run meanwhile.
+        Let Spark only count the rows of a batch, in all jobs of the session that run meanwhile.
 
-        This applies to all jobs of the session.  Nothing changes where a batch may reach the limit
-        in bytes, where the user has set that limit, and on Connect, where the session may be the
-        user's own.
+        Nothing changes where a batch may reach the limit in bytes, where the user has set that limit,
+        and on Connect, where the session may be the user's own.
 
         Args:
             rows: The input of the job.

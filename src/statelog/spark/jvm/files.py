@@ -20,29 +20,13 @@ LOCAL: Final = "file:"
 
 
 def checkpoint_files(session: SparkSession, location: str) -> QueryFiles:
-    """
-    Return the files of a checkpointLocation, or of another folder that Spark writes.
-
-    Args:
-        session: The session on which the query is started.
-        location: A path or URL, as given to Spark.
-    """
+    """Return the files of a checkpointLocation, or of another folder, as given to Spark."""
     folder = HadoopFolder(session, location)
     return LocalFiles(folder.url) if folder.url.startswith(LOCAL) else folder
 
 
 def write_file(session: SparkSession, location: str, name: str, data: bytes) -> None:
-    """
-    Create a file of a checkpointLocation through Hadoop, as Spark does.
-
-    Args:
-        session: The session on which the query is started.
-        location: A path or URL, as given to Spark.
-        name: The file below it, which does not exist.
-        data: Its content.
-
-    Blocks: On the file.
-    """
+    """Create a file of a checkpointLocation through Hadoop, as Spark does."""
     HadoopFolder(session, location.rstrip("/")).create(name, data)
 
 
@@ -55,12 +39,7 @@ def temporary_folder(session: SparkSession) -> str:
 
 
 class LocalFiles:
-    """
-    A checkpointLocation on local disk.
-
-    Args:
-        url: Its URL, which begins with `file:`.
-    """
+    """A checkpointLocation on local disk; *url* begins with `file:`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -89,11 +68,7 @@ class LocalFiles:
 
 class HadoopFolder:
     """
-    A folder on any of Hadoop's file systems.
-
-    Args:
-        session: The session whose settings are used.
-        location: A path or URL, as given to Spark.
+    A folder on any of Hadoop's file systems, named as for Spark.
 
     Blocks: All methods on the file system.
     """
@@ -156,15 +131,7 @@ class HadoopFolder:
             stream.close()
 
     def put(self, folder: str, name: str, text: str, *, overwrite: bool) -> None:
-        """
-        Write a file whole or not at all, as Spark writes its checkpoints.
-
-        Args:
-            folder: The folder below this one, which is created.
-            name: The file in it.
-            text: ASCII text.
-            overwrite: Whether the file may exist.
-        """
+        """Write an ASCII text whole or not at all, as Spark writes its checkpoints."""
         managers = streaming_class(self._session, "CheckpointFileManager", "checkpointing")
         manager = managers.create(self._path(""), self._conf)
         manager.mkdirs(self._path(folder))

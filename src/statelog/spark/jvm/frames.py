@@ -26,12 +26,7 @@ def grouping_text(grouped: GroupedData) -> str:
 
 
 def grouping_columns(grouped: GroupedData) -> list[tuple[Column, str | None]]:
-    """
-    Return the keys of `df.groupBy(...)`.
-
-    Returns:
-        For each its column, and the name of the input column that it is; None for an expression.
-    """
+    """Return each key of `df.groupBy(...)`, and the input column that it is, or None."""
     to_column = _column_maker(grouped._df.sparkSession)
     return [
         (ClassicColumn(to_column(each)), _input_name(each))
@@ -67,12 +62,7 @@ def streaming_nodes(frame: DataFrame) -> Iterator[tuple[str, int]]:
 
 
 def input_bytes(frame: DataFrame) -> int | None:
-    """
-    Return the size of a micro-batch's input by its plan.
-
-    Returns:
-        Bytes, or None where the source has no known size; of most sources only files have one.
-    """
+    """Return the bytes of a micro-batch's input by its plan, if its source knows them."""
     return attempt(Trick.INPUT_SIZE, frame.sparkSession, lambda: _analyzed_bytes(frame))
 
 
@@ -104,12 +94,7 @@ def streaming_operators(frame: DataFrame) -> Iterator[str]:
 
 
 def check_streaming(frame: DataFrame) -> None:
-    """
-    Let Spark check a stream that a query appends.
-
-    Raises:
-        AnalysisException: The stream has something that Spark does not support.
-    """
+    """Let Spark reject what a stream that a query appends does not support."""
     jvm = jvm_of(frame.sparkSession)
     mode = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker

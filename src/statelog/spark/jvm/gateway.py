@@ -45,14 +45,7 @@ def empty_array(session: SparkSession, name: str) -> JavaObject:
 
 
 def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
-    """
-    Return a class of Spark's streaming engine.
-
-    Args:
-        session: Any session.
-        name: The class.
-        part: The package inside the engine's that the class is in from 4.1 on.
-    """
+    """Return a class of Spark's streaming engine; *part* is its package inside from 4.1 on."""
     found = java_class(session, f"{_STREAMING}.{part}.{name}")
     # py4j takes an unknown name for a package.
     is_class = type(found).__name__ != "JavaPackage"
@@ -65,14 +58,7 @@ def session_id(session: SparkSession) -> str:
 
 
 def query_of(session: SparkSession) -> str:
-    """
-    Return Spark's id of the query whose micro-batch runs, "" if there is none.
-
-    Args:
-        session: A classic session.
-
-    Thread: that of the micro-batch.
-    """
+    """Return Spark's id of the query whose micro-batch this thread runs, "" if there is none."""
     return session.sparkContext.getLocalProperty(_QUERY_ID) or ""
 
 
@@ -86,13 +72,9 @@ def with_setting(
     session: SparkSession, key: str, value: str, *, unless_set: bool = False
 ) -> Iterator[None]:
     """
-    Give a setting of a classic session another value for a while; what is set meanwhile stays.
+    Give a setting of a classic session another value for a while.
 
-    Args:
-        session: The session.
-        key: The setting.
-        value: The value.
-        unless_set: Whether a value that the session has stays, too.
+    What is set meanwhile stays, and with *unless_set* what was set before.
     """
     before = session.conf.get(key, None)
     if before == value or (unless_set and before is not None):

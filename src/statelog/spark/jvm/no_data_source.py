@@ -44,8 +44,7 @@ class NoDataTriggers(Protocol):
         """
         Return whether a micro-batch is due at this trigger, with data or without.
 
-        Args:
-            run_ends: Whether the run ends when its data does (Trigger.AvailableNow).
+        With *run_ends* the run ends when its data does (Trigger.AvailableNow).
         """
 
     def figures(self) -> Mapping[str, str]:
@@ -74,10 +73,6 @@ class _PythonObject:
 class NoDataStream(_PythonObject):
     """
     Spark's `MicroBatchStream` of the source.
-
-    Args:
-        session: The session on which the query is started.
-        triggers: Decides whether a micro-batch is due.
 
     Thread: Spark's thread of the query; `hashCode`, `equals` and `toString` any thread.
     """
@@ -232,11 +227,7 @@ def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
 
 
 def _count(offset: str) -> int:
-    """
-    Return the number of no-data batches in an offset.
-
-    0 for the offset of another source.
-    """
+    """Return the number of no-data batches in an offset, 0 in that of another source."""
     try:
         count = msgspec.json.decode(offset, type=dict[str, int]).get(_COUNT, 0)
     except msgspec.MsgspecError:

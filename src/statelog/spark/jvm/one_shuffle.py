@@ -66,10 +66,6 @@ class OneShuffle:
     Spark plans it once.  A later micro-batch takes that plan with other rows at its leaf, if they
     have the same columns and are as little partitioned.
 
-    Args:
-        frame: The first input.
-        sql: What is aggregated.
-
     Thread: Spark's thread of the query.
     """
 
@@ -89,12 +85,7 @@ class OneShuffle:
         self._schema: JavaObject | None = None
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """
-        Return the results of a micro-batch, with one partition for each task.
-
-        Raises:
-            Unfit: Spark's plan has another form.
-        """
+        """Return the results of a micro-batch, with one partition for each task."""
         session = frame.sparkSession
         plan = None if self._kept is None else self._kept.over(frame)
         if plan is None:
@@ -126,14 +117,7 @@ class OneShuffle:
 
 
 def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:
-    """
-    Return an expression that finds the key columns at the positions 0, 1, ... of a row.
-
-    Args:
-        frame: Has the key columns.
-        keys: Their names.
-        text: SQL of the expression, over these names.
-    """
+    """Return SQL over *keys* as an expression that finds them by position in a row."""
     session, jvm = frame.sparkSession, jvm_of(frame.sparkSession)
     expressions = jvm.org.apache.spark.sql.catalyst.expressions
     no_rows = session.sparkContext._jsc.emptyRDD().rdd()
@@ -146,11 +130,7 @@ def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObj
 
 
 def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
-    """
-    Return the shuffle of a plan's aggregation.
-
-    None if there is another node above it, or no shuffle by hash that follows partial results.
-    """
+    """Return the shuffle by hash between partial and final results; None in another plan."""
     node, name, final = plan, _name(plan), ""
     while name in _ABOVE:
         final = name if name.endswith("Aggregate") else final

@@ -52,14 +52,7 @@ class QueryNumbers:
         self._numbers: dict[str, int] = {}
 
     def number(self, query: str, most: int, is_active: Callable[[str], bool]) -> int | None:
-        """
-        Return the number of a query, from 0 on; None if *most* queries that are active have one.
-
-        Args:
-            query: Its id.
-            most: How many queries have a number, at most.
-            is_active: Whether the query of an id is active.
-        """
+        """Return the number of a query, from 0 on; None if *most* active queries have one."""
         with self._lock:
             if query not in self._numbers:
                 self._numbers = {
@@ -80,13 +73,10 @@ class OwnWorkers:
     Makes the functions and the frames of jobs whose tasks have workers of their own.
 
     On several hosts, or with the tasks of many queries, there would be many idle workers.  So all tasks
-    have workers of their own in local mode only, while the cores are enough for the tasks of all queries
+    have workers of their own in local mode only, while the cores are enough for the tasks of all
+    queries
     at once; else only a single task has.  Queries beyond the number of cores (on a cluster: all except
     one) share the workers of their single tasks.
-
-    Args:
-        session: The session.
-        environment: The environment of its workers, a map of the JVM.
 
     Thread: Spark's thread of the query.
     """
@@ -135,16 +125,7 @@ class OwnWorkers:
         return self._environments[:tasks]
 
     def frame(self, job: DataFrame, functions: Sequence[JavaObject]) -> DataFrame:
-        """
-        Return the frame of a job whose tasks have functions of their own.
-
-        Args:
-            job: What `mapInArrow` returned.
-            functions: For each task the JVM's Python function.
-
-        Raises:
-            Unfit: The job has another plan, or more or fewer tasks.
-        """
+        """Return the frame of a job of `mapInArrow` whose tasks have these functions of the JVM."""
         plan = executed_plan(job.sparkSession, job._jdf)
         if plan.nodeName() != _JOB:
             raise Unfit(f"the plan of the job is {plan.nodeName()}")

@@ -34,9 +34,6 @@ class PlanCopies:
     """
     Makes copies of nodes; how many arguments a node has differs by version of Spark.
 
-    Args:
-        jvm: The JVM of the nodes.
-
     Source: TreeNode.makeCopy (Spark).
     """
 
@@ -84,17 +81,7 @@ class KeptPlan:
 
     @classmethod
     def of(cls, plan: JavaObject, rows: DataFrame, copies: PlanCopies) -> KeptPlan | None:
-        """
-        Keep a plan without its rows.
-
-        Args:
-            plan: The plan.
-            rows: What it is over.
-            copies: Copies nodes.
-
-        Returns:
-            The plan, or None if it is over something else than one RDD.
-        """
+        """Keep a plan over *rows* without them; None if it is over something else than one RDD."""
         leaf = plan
         while leaf.children().size() == 1:
             leaf = leaf.children().head()

@@ -100,10 +100,7 @@ class _Template:
 
 class PythonJobs:
     """
-    Makes the frames of the Python jobs of one query that return rows of one schema.
-
-    Args:
-        output: Names and types of these rows.
+    Makes the frames of a query's Python jobs that return rows of one schema.
 
     Thread: Spark's thread of the query.
     """
@@ -119,10 +116,10 @@ class PythonJobs:
         Return what `rows.mapInArrow(function, output)` returns.
 
         Args:
-            rows: The input.
+            rows: The input, with one partition for each task.
             function: Called with the batches of a partition.
             columns: The same for all inputs that have the same columns.
-            tasks: Number of partitions of the input.
+            tasks: Number of tasks.
         """
 
         def made() -> DataFrame | None:

@@ -25,10 +25,6 @@ class RunningQuery:
     """
     Spark's execution of one query.
 
-    Args:
-        session: The session on which the query is started.
-        files: The query's checkpointLocation.
-
     Thread: Spark's thread of the query.
     """
 
@@ -77,13 +73,7 @@ class RunningQuery:
 
 
 def is_running(session: SparkSession, query_id: str) -> bool:
-    """
-    Return whether a query of any session is active.
-
-    Args:
-        session: That of a micro-batch, whose `streams.active` does not list its own query.
-        query_id: Spark's id of the query.
-    """
+    """Return whether a query is active, in any session; `streams.active` only has its own."""
     running = session._jsparkSession.sharedState().activeStreamingQueries()
     query = running.get(jvm_of(session).java.util.UUID.fromString(query_id))
     return query is not None and bool(query.isActive())

@@ -53,19 +53,7 @@ def is_format_of_files(session: SparkSession, source: str) -> bool:
 
 
 class FileStreamSink:
-    """
-    Spark's sink for files, made as Spark's `DataStreamWriter` makes it.
-
-    Args:
-        session: The user's session.
-        source: The format.
-        schema: Columns of the output.
-        partition_by: Columns of the folders inside.
-        options: Options of the format, with the path.
-
-    Raises:
-        AnalysisException: The format cannot write the output.
-    """
+    """Spark's sink for files, made as Spark's `DataStreamWriter` makes it, with its errors."""
 
     def __init__(
         self,
@@ -124,12 +112,7 @@ class FileTable:
 
 
 class Tables:
-    """
-    The tables of a session's catalogs.
-
-    Args:
-        session: The user's session.
-    """
+    """The tables of a session's catalogs."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -137,12 +120,7 @@ class Tables:
         self._state: JavaObject = session._jsparkSession.sessionState()
 
     def parts(self, name: str) -> list[str]:
-        """
-        Return the parts of a name with dots.
-
-        Raises:
-            ParseException: The name cannot be read.
-        """
+        """Return the parts of a name with dots, as Spark parses it."""
         return [str(part) for part in elements(self._parsed(name))]
 
     def is_temporary_view(self, name: str) -> bool:
@@ -154,11 +132,7 @@ class Tables:
         return str(self._resolve(name)[0].name()) == _SESSION_CATALOG
 
     def load(self, name: str) -> tuple[str, JavaObject] | None:
-        """
-        Return a table's format and its CatalogTable; None if there is no table.
-
-        The format is "" if the catalog has none, the CatalogTable None if another catalog has it.
-        """
+        """Return a table's format or "", and its CatalogTable in the session's catalog, or None."""
         catalog, identifier = self._resolve(name)
         if not catalog.tableExists(identifier):
             return None

@@ -21,13 +21,7 @@ from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, 
 
 
 class DriverHandle(StateVariables):
-    """
-    The handle that `init` gets once on the driver, to learn the state variables.
-
-    Args:
-        parse: Turns a DDL string into a schema (needs the driver's session).
-        has_ttl: Whether the time mode allows a time to live.
-    """
+    """The handle that `init` gets once on the driver, to learn the state variables."""
 
     def __init__(self, parse: Callable[[str], StructType], has_ttl: bool) -> None:
         self._parse = parse
@@ -133,13 +127,7 @@ def operator_schema(
     *,
     time_mode: str,
 ) -> OperatorStateSchema:
-    """
-    Return what *processor* keeps, by running `init` and `close` of a copy of it.
-
-    Raises:
-        ProcessorError: `init` or `close` failed.
-        UsageError: A state variable has a type that cannot be kept.
-    """
+    """Return what *processor* keeps, by running `init` and `close` of a copy of it."""
     trial: Any = copy_of(processor)
     kind = ColumnarDriverHandle if isinstance(trial, ColumnarProcessor) else DriverHandle
     handle = kind(parse, has_ttl=time_mode == "processingtime")

@@ -61,12 +61,7 @@ def input_plan(frame: DataFrame) -> InputPlan:
 
 
 def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
-    """
-    Return the facts from the streaming nodes of a plan.
-
-    Args:
-        nodes: The name of each, and the number of its streaming children.
-    """
+    """Return the facts from the names of a plan's streaming nodes and their streaming children."""
     has_watermark, is_stateless, sources = False, True, 0
     for name, children in nodes:
         has_watermark |= name == "EventTimeWatermark"
@@ -76,12 +71,7 @@ def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
 
 
 def event_time_column(schema: StructType) -> str | None:
-    """
-    Return the column of an input with the watermark, or None.
-
-    Raises:
-        UsageError: Several columns have a watermark, or another column has the same name.
-    """
+    """Return the column of an input with the watermark, if it has exactly one, or None."""
     names = [field.name for field in schema.fields if _WATERMARK_KEY in field.metadata]
     if not names:
         return None
@@ -94,12 +84,7 @@ def event_time_column(schema: StructType) -> str | None:
 
 
 def check_output_column(name: str, output: StructType, *, has_watermark: bool) -> None:
-    """
-    Check the argument `eventTimeColumnName`.
-
-    Raises:
-        UsageError: There is no watermark, or the output has no such timestamp column.
-    """
+    """Check the argument `eventTimeColumnName` against the output and the watermark."""
     if not has_watermark:
         raise UsageError(
             f"eventTimeColumnName={name!r}: a watermark needs to be defined first; call "

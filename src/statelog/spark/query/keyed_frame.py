@@ -146,12 +146,7 @@ def task_of(key_group: str, key_groups: KeyGroupRange, tasks: int) -> str:
 
 
 def grouping_of(grouped: GroupedData) -> Grouping:
-    """
-    Return the keys of what `df.groupBy(...)` of a classic session returned.
-
-    Raises:
-        UsageError: The grouping is a rollup, cube or pivot.
-    """
+    """Return the keys of `df.groupBy(...)` of a classic session; reject rollup, cube and pivot."""
     text, keys = grouping_text(grouped), grouping_columns(grouped)
     if "type: GroupBy" not in text or not keys:
         raise not_plain(text)
@@ -166,13 +161,7 @@ def not_plain(text: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """
-    Initial rows with their key group.
-
-    Args:
-        keyed: The rows.
-        task_layout: Their layout in the input of a task.
-    """
+    """Initial rows with their key group, and their layout in the input of a task."""
 
     keyed: KeyedFrame
     task_layout: InitialLayout
@@ -181,12 +170,7 @@ class InitialState:
 def initial_state(
     grouping: Grouping | None, stream: KeyedFrame, key_groups: KeyGroupRange
 ) -> InitialState | None:
-    """
-    Return the initial state for the tasks of a stream, if there is any.
-
-    Raises:
-        UsageError: *grouping* is of a stream, or its key has other types.
-    """
+    """Return the initial state for the tasks of a stream, if there is any and its keys fit."""
     if grouping is None:
         return None
     keyed = keyed_frame(grouping, key_groups)

@@ -43,13 +43,7 @@ class KeyedInputPlan(Protocol):
         """What Spark computes of the rows of a micro-batch first; None to send the rows."""
 
     def keyed(self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange) -> KeyedFrame:
-        """
-        Return the input with its keys.
-
-        Args:
-            grouping: Returns the frame and what the user grouped it by.
-            key_groups: The key groups of the operator.
-        """
+        """Return the input with its keys, made of what *grouping* returns."""
 
     def event_time(self, source: KeyedInput) -> int | None:
         """Return the position of the event time in the tasks' input, or None without one."""
@@ -66,12 +60,7 @@ class EachRow:
         return keyed_frame(grouping(), key_groups)
 
     def event_time(self, source: KeyedInput) -> int | None:
-        """
-        See `KeyedInputPlan`.
-
-        Raises:
-            UsageError: The input has no watermark, or is a batch frame.
-        """
+        """See `KeyedInputPlan`; an input without a watermark is rejected."""
         if not source.is_stream:
             raise UsageError(
                 "the time mode EventTime needs a stream: a batch frame has no watermark; use None or "

@@ -34,13 +34,7 @@ class PreAggregation:
     partials: tuple[tuple[str, str], ...]
 
     def sql(self, groups: KeyGroupRange, tasks: int) -> AggregationSql:
-        """
-        Return the aggregation as SQL, for a number of tasks.
-
-        Args:
-            groups: The key groups of the operator.
-            tasks: Number of tasks.
-        """
+        """Return the aggregation as SQL, for the tasks of an operator with these key groups."""
         return AggregationSql(
             keys=self.keys,
             results=self._results(),
@@ -50,13 +44,7 @@ class PreAggregation:
         )
 
     def grouped(self, frame: DataFrame, groups: KeyGroupRange) -> DataFrame:
-        """
-        Return the partial results by key with their key group, in any order.
-
-        Args:
-            frame: The input of the operator in one micro-batch.
-            groups: The key groups of the operator.
-        """
+        """Return the partial results of a micro-batch by key with their key group, in any order."""
         results = frame.groupBy(*self.keys).agg(*map(expr, self._results()))
         return results.selectExpr(*self._with_key_group(groups))
 
@@ -77,10 +65,6 @@ class PreAggregator:
     """
     Aggregates the micro-batches of one operator.
 
-    Args:
-        aggregation: What is aggregated.
-        groups: The key groups of the operator.
-
     Thread: Spark's thread of the query.
     """
 
@@ -93,10 +77,7 @@ class PreAggregator:
         """
         Return the partial results of a micro-batch, with one partition for each task.
 
-        Args:
-            frame: The input of the operator.
-            tasks: Number of tasks.
-            is_small: Whether one task may read and aggregate all of the input too, without a shuffle.
+        *is_small*: whether one task may read and aggregate all of the input too, without a shuffle.
         """
         if tasks == 1 and (is_small or is_connect(frame)):
             return self._aggregation.grouped(frame.coalesce(1), self._groups)

@@ -51,12 +51,7 @@ def described(error: BaseException) -> str:
 
 
 def copy_of(processor: AnyProcessor) -> AnyProcessor:
-    """
-    Return a copy of a processor as a worker gets it.
-
-    Raises:
-        UsageError: As `pickled`, or it holds a broadcast variable.
-    """
+    """Return a copy of a processor as a worker gets it; a broadcast variable in it is rejected."""
     data = pickled(processor)
     try:
         copy: AnyProcessor = cloudpickle.loads(data)
@@ -73,12 +68,7 @@ def copy_of(processor: AnyProcessor) -> AnyProcessor:
 
 
 def pickled(processor: AnyProcessor) -> bytes:
-    """
-    Return a processor as Spark sends it to the workers.
-
-    Raises:
-        UsageError: It is a class, or not a processor, or it cannot be pickled.
-    """
+    """Return a processor as Spark sends it to the workers; reject what cannot be sent."""
     if isinstance(processor, type):
         raise UsageError(
             f"statefulProcessor is the class {processor.__name__}; give an instance: "
@@ -123,15 +113,7 @@ def warn_of_missing_yield(
 def missing_yields(
     processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
 ) -> list[str]:
-    """
-    Return what is certainly wrong with the methods of a processor.
-
-    Args:
-        processor: The user's processor.
-        columns: The names of the output columns.
-        time_mode: "none", "processingtime" or "eventtime".
-        has_initial: Whether there is initial state.
-    """
+    """Return what is certainly wrong with the methods of a processor with these output columns."""
     is_columnar = isinstance(processor, ColumnarProcessor)
     of_rows, of_timer, of_initial = (
         ("process", "expired", "initialize")

@@ -35,18 +35,7 @@ OUTPUT_MODES: Final = ("append", "update", "complete")
 def mode_of(
     name: str, value: object, allowed: tuple[str, ...], error: type[UsageError] = UsageError
 ) -> str:
-    """
-    Return a mode in lower case.
-
-    Args:
-        name: Name of the argument, for the message.
-        value: The mode as the caller gave it.
-        allowed: The modes in lower case.
-        error: The class to raise.
-
-    Raises:
-        UsageError: *value* is not one of *allowed*.
-    """
+    """Return a mode in lower case, if it is one of *allowed*; else raise *error*."""
     if not isinstance(value, str) or value.lower() not in allowed:
         raise error(f"{name} is one of {', '.join(allowed)}; got {value!r}")
     return value.lower()

@@ -64,10 +64,7 @@ def parse_record(value: object, *, key: str) -> RecordRule | None:
     """
     Return the rule that a setting means; None records nothing.
 
-    Text is "failed", a number, or keys as a JSON list.
-
-    Raises:
-        InvalidOptionsError: It is none of these.
+    Text is "failed", a number, or keys as a JSON list.  Anything else raises `InvalidOptionsError`.
     """
     if isinstance(value, RecordRule):
         return value
@@ -98,16 +95,7 @@ def _key(value: object) -> tuple[Any, ...]:
 def keys_of_operators(
     rule: RecordRule, schemas: Sequence[pa.Schema]
 ) -> list[tuple[tuple[Any, ...], ...]]:
-    """
-    Return the keys of the rule for each operator, in the types of its key columns.
-
-    Args:
-        rule: The keys to record.
-        schemas: The key columns of each operator.
-
-    Raises:
-        UsageError: A key is a key of no operator.
-    """
+    """Return the keys of the rule for each operator, in the types of its key columns."""
     found: list[list[tuple[Any, ...]]] = [[] for _ in schemas]
     for key in rule.keys:
         refused: UsageError | None = None

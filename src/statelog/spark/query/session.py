@@ -20,12 +20,7 @@ from statelog.spark.query.settings import QuerySettings
 
 
 def refuse_connect(entry: str, session: object) -> None:
-    """
-    Reject a session of Spark Connect, for a function that needs the driver's JVM.
-
-    Raises:
-        UsageError: It is one.
-    """
+    """Reject a session of Spark Connect, for a function that needs the driver's JVM."""
     if is_connect(session):
         raise UsageError(
             f"{entry} does not work on Spark Connect: it needs the JVM of the driver. Call it in a "
@@ -35,12 +30,7 @@ def refuse_connect(entry: str, session: object) -> None:
 
 
 def session_of(grouped: object) -> SparkSession:
-    """
-    Return the session of a grouped frame, classic or of Spark Connect.
-
-    Raises:
-        UsageError: *grouped* is not a GroupedData.
-    """
+    """Return the session of a grouped frame, classic or of Spark Connect."""
     kind = type(grouped)
     is_grouped = isinstance(grouped, GroupedData) or (
         is_connect(grouped) and kind.__name__ == GroupedData.__name__
@@ -63,12 +53,7 @@ def use_this_python(session: SparkSession) -> None:
 
 
 def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
-    """
-    Return a schema that may be given as DDL text.
-
-    Raises:
-        UsageError: The text does not have named columns.
-    """
+    """Return a schema of named columns, which may be given as DDL text."""
     if isinstance(schema, StructType):
         return schema
     parsed = session._parse_ddl(schema) if isinstance(schema, str) else None

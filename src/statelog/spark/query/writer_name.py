@@ -31,13 +31,7 @@ def set_query(query_id: str) -> None:
 
 
 def set_rewound(frame: DataFrame, rewound: int) -> None:
-    """
-    Store that the query of a micro-batch was rewound.
-
-    Args:
-        frame: The input of the micro-batch.
-        rewound: See `BatchRecord.rewound`.
-    """
+    """Store that the query of a micro-batch was rewound, see `BatchRecord.rewound`."""
     if is_connect(frame):
         _of_process[_REWOUND] = str(rewound)
     else:

@@ -32,14 +32,7 @@ _LEAST_ROWS: Final = 8192
 
 
 class ColumnarInput:
-    """
-    The input rows of one task, in columns.
-
-    Args:
-        layout: The layout of the input.
-        key_codec: The operator's key.
-        is_distinct: Whether each key has one row.
-    """
+    """The input rows of one task, in columns; with *is_distinct* each key has one row."""
 
     def __init__(
         self, layout: InputLayout, key_codec: KeyCodec, *, is_distinct: bool = False
@@ -76,12 +69,7 @@ class ColumnarInput:
         self._rows = rows.take(pa.array(order))
 
     def keyed(self, zone: str) -> tuple[Keys, pa.Table] | None:
-        """
-        Return the keys and the rows, or None without any row.
-
-        Args:
-            zone: The session's time zone, in which points in time are shown.
-        """
+        """Return the keys and the rows, which show times in *zone*; None without any row."""
         if self._keys is None or self._rows is None:
             return None
         self._keys.zone = zone
@@ -104,13 +92,7 @@ class ColumnarInput:
 
 
 def hash_order(columns: Sequence[pa.Array], schema: pa.Schema) -> RowsByKey | None:
-    """
-    Return the rows by key; None where the hash does not decide, or the rows are few.
-
-    Args:
-        columns: The key of each row.
-        schema: Names and types of the key.
-    """
+    """Return the rows by key; None where the hash does not decide, or the rows are few."""
     length = len(columns[0])
     if length < _LEAST_ROWS or not is_one_to_one(schema) or columns[0].null_count:
         return None
@@ -133,13 +115,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 class ColumnarOutput:
-    """
-    Collects tables of output rows.
-
-    Args:
-        schema: Names and types of the output.
-        batch_id: The micro-batch, for messages.
-    """
+    """Collects tables of output rows."""
 
     def __init__(self, schema: pa.Schema, batch_id: int) -> None:
         self._schema = schema
@@ -154,12 +130,7 @@ class ColumnarOutput:
         return self._rows
 
     def extend(self, produced: Iterable[Any]) -> None:
-        """
-        Take the tables of one call.
-
-        Raises:
-            UnfitOutputError: One has other columns than the output, or a value does not fit.
-        """
+        """Take the tables of one call; one that does not fit raises `UnfitOutputError`."""
         for table in produced:
             try:
                 columns = columns_of(table, self._schema, -1, "the output")

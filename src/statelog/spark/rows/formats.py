@@ -39,11 +39,7 @@ def python_bytes(batch: pa.RecordBatch) -> int:
 
 
 class RowFormat(Protocol):
-    """
-    Makes the input and the output of one task.
-
-    Sent to the task pickled.
-    """
+    """Makes the input and the output of one task; is sent to the task pickled."""
 
     @property
     def rows_at_once(self) -> int:
@@ -59,14 +55,7 @@ class RowFormat(Protocol):
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
-        """
-        Return an empty input.
-
-        Args:
-            layout: The layout of the input.
-            key_codec: The operator's key.
-            nulls: Columns that have a null in other rows of the task.
-        """
+        """Return an empty input; *nulls* are columns that have a null in other rows of the task."""
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """Return an empty output."""
@@ -135,12 +124,7 @@ class PandasRowFormat:
 
 @dataclass(frozen=True, slots=True)
 class ColumnarFormat:
-    """
-    All rows of a task as one Arrow table.
-
-    Args:
-        is_distinct: Whether each key has one row.
-    """
+    """All rows of a task as one Arrow table; with *is_distinct* each key has one row."""
 
     is_distinct: bool = False
     rows_at_once: int = 0
@@ -162,12 +146,7 @@ class ColumnarFormat:
 
 
 class KeepingFormat:
-    """
-    A row format whose inputs keep their rows in columns too.
-
-    Args:
-        plain: The row format.
-    """
+    """A row format whose inputs keep their rows in columns too."""
 
     def __init__(self, plain: RowFormat) -> None:
         self.plain = plain

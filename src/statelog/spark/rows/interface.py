@@ -50,11 +50,7 @@ class KeyedInput(Protocol):
         """Return the keys as tables hold them."""
 
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Iterator[RowLike]]]:
-        """
-        Yield each key, in both its forms, and its rows.
-
-        The first form is the one in tables, the second the one that the processor gets.
-        """
+        """Yield each key as tables hold it and as the processor gets it, and its rows."""
 
 
 class Output(Protocol):
@@ -76,11 +72,7 @@ class Output(Protocol):
         """Run one call's generator, and take what it yields."""
 
     def batch(self) -> pa.RecordBatch:
-        """
-        Return all rows as one batch.
-
-        Raises `UnfitOutputError` if a value does not fit.
-        """
+        """Return all rows as one batch; raises `UnfitOutputError` if a value does not fit."""
 
     def clear(self) -> None:
         """Drop all rows."""
@@ -105,11 +97,7 @@ class OutputCollector(Protocol):
         """Bound the memory that the rows of one call use."""
 
     def convert_if_many(self) -> None:
-        """
-        Convert the rows to Arrow once they are many; raises as `flush`.
-
-        Called between key groups.
-        """
+        """Convert the rows between key groups once they are many; raises as `flush`."""
 
     def flush(self) -> None:
         """Convert all rows; raises `UnfitOutputError` if one does not fit."""

@@ -73,12 +73,7 @@ class KeptRows:
 
 
 class KeyedRows:
-    """
-    The sorted keys of a task's rows, for both row formats.
-
-    Args:
-        key_codec: The operator's key.
-    """
+    """The sorted keys of a task's rows, for Rows and frames."""
 
     def __init__(self, key_codec: KeyCodec) -> None:
         self._codec = key_codec
@@ -93,11 +88,7 @@ class KeyedRows:
         self.kept = KeptRows()
 
     def _sort(self, key_groups: KeyGroups, key_columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """
-        Sort the rows and keep the keys.
-
-        Return the key columns as the processor gets them, with one row for each key.
-        """
+        """Sort the rows, keep the keys, and return their columns as the processor gets them."""
         self.row_count = len(key_groups)
         self._order = key_order(key_groups, key_columns, self._codec)
         firsts = pa.array(self._order.firsts)
@@ -123,15 +114,10 @@ class KeyedRows:
 
 def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: KeyCodec) -> KeyOrder:
     """
-    Return the order of a task's rows.
+    Return the order of a task's rows, of which there is at least one.
 
     Keys of one key group are ordered by first appearance, and so are key groups: the rows of a small
     micro-batch are delivered nearly in the order of arrival.
-
-    Args:
-        key_groups: The key group of each row; at least one.
-        key_columns: The columns of the key.
-        codec: The operator's key.
     """
     by_key = rows_by_key(key_columns, codec)
     starts = by_key.starts
@@ -188,9 +174,7 @@ def stable_order(numbers: RowNumbers | KeyGroups, end: int) -> RowNumbers:
 
 def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
     """
-    Return the number of each row's key.
-
-    Keys are numbered by first appearance.
+    Return the number of each row's key, by first appearance.
 
     A null is a key, all NaNs are one key, and 0.0 and -0.0 are one key.
     """

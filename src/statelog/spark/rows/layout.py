@@ -109,11 +109,6 @@ class LateRows:
 
 @dataclass(slots=True)
 class LateCount:
-    """
-    The late rows of one task.
-
-    Args:
-        rows: Their number so far.
-    """
+    """The number of late rows of one task so far."""
 
     rows: int = 0

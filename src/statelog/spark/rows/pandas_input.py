@@ -90,13 +90,7 @@ class PandasSettings:
 
     @classmethod
     def of(cls, session: SparkSession, *, has_initial: bool = False) -> PandasSettings:
-        """
-        Return the settings of *session* as they are now.
-
-        Args:
-            session: The session.
-            has_initial: Whether the operator has initial state.
-        """
+        """Return the settings of *session* as they are now."""
 
         def conf(name: str, default: str) -> str:
             return session.conf.get(name, default) or default
@@ -124,8 +118,7 @@ class FrameInput(KeyedRows):
     The input rows of one task as frames, by key.
 
     Args:
-        layout: The layout of the input.
-        key_codec: The operator's key.
+        layout, key_codec: The layout of the input, and the operator's key.
         settings: The session's settings for frames.
         nulls: Columns that have a null in rows of the task that this input does not read.
     """
@@ -188,15 +181,7 @@ def _as_cells(column: pa.Array, timezone: str) -> list[pd.Timestamp | None]:
 
 
 class _SortedFrame:
-    """
-    All rows of a task in one frame, cut into slices.
-
-    Args:
-        table: The input columns.
-        order: The order of rows in the frame.
-        settings: The session's settings for frames.
-        nulls: Columns that have a null in other rows of the task.
-    """
+    """All rows of a task in one frame, in an order, cut into slices."""
 
     def __init__(
         self, table: pa.Table, order: _RowNumbers, settings: PandasSettings, nulls: frozenset[int]

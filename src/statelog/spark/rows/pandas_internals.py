@@ -38,13 +38,7 @@ class FrameJoiner(Protocol):
 
 
 class Form(NamedTuple):
-    """
-    The form of a frame, and its number of rows.
-
-    Args:
-        key: Equal for frames that one `FrameJoiner` may join.
-        rows: Number of rows.
-    """
+    """The form of a frame, equal for frames that one joiner may join, and its number of rows."""
 
     key: Hashable
     rows: int
@@ -112,11 +106,7 @@ class BlockAccess:
         return _BlockCutter(whole, columns)
 
     def form_of(self, frame: pd.DataFrame) -> Form:
-        """
-        See `FrameAccess`.
-
-        The blocks name their columns, so no column is looked up.
-        """
+        """See `FrameAccess`; the blocks name their columns, so no column is looked up."""
         manager = frame._mgr
         names, rows = manager.axes
         blocks = [each for b in manager.blocks for each in (b.dtype, b.mgr_locs.as_array.tobytes())]

@@ -26,9 +26,7 @@ class _SparkUsageError(UsageError):
     """
     A wrong use, with the methods of `PySparkException`.
 
-    Args:
-        message: What is wrong and what to do.
-        facts: See `StatelogError`; `condition` is Spark's error class, shown before the message.
+    The fact `condition` is Spark's error class, shown before the message.
     """
 
     def __init__(self, message: str = "", **facts: Any) -> None:

@@ -28,13 +28,7 @@ at a time: objects that are used soon after they were made are still in the proc
 
 
 class RowInput(KeyedRows):
-    """
-    The input rows of one task, by key.
-
-    Args:
-        layout: The layout of the input.
-        key_codec: The operator's key.
-    """
+    """The input rows of one task as Rows, by key."""
 
     def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
         super().__init__(key_codec)
@@ -79,13 +73,7 @@ class RowInput(KeyedRows):
 
 
 class RowOutput:
-    """
-    Collects the `Row`s of one task and converts them to record batches.
-
-    Args:
-        schema: Names and types of the output.
-        batch_id: The micro-batch, for messages.
-    """
+    """Collects the `Row`s of one task and converts them to record batches."""
 
     def __init__(self, schema: pa.Schema, batch_id: int) -> None:
         self._schema = schema
@@ -116,12 +104,9 @@ class RowOutput:
 
     def batch(self) -> pa.RecordBatch:
         """
-        Return all rows as one batch.
+        Return all rows as one batch; a value that does not fit raises `UnfitOutputError`.
 
         Fields are found by name; a field that a row lacks becomes null, as in Spark.
-
-        Raises:
-            UnfitOutputError: An item is no Row, or a value does not fit its column.
         """
         rows = self._rows
         columns = self._columns(rows)

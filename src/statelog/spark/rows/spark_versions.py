@@ -57,11 +57,8 @@ def frames_are_inferred(*, has_initial: bool) -> bool:
     """
     Return whether Spark makes the frames of a pandas processor from Python's objects.
 
-    Then pandas infers the types of their columns anew.  Otherwise they are as Arrow made them.  4.0
+    Then pandas infers the types of their columns again.  Otherwise they are as Arrow made them.  4.0
     never infers, 4.1 does without initial state, later versions always do.
-
-    Args:
-        has_initial: Whether the operator has initial state.
     """
     if SPARK == (4, 1):
         return not has_initial
@@ -80,12 +77,9 @@ def lists_are_sent_as_frames() -> bool:
 
 def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> DataFrame:
     """
-    Return *frame* with each row in the partition whose number an expression gives.
+    Return *frame* with each row in the partition whose number SQL gives.
 
-    Args:
-        frame: Any frame; on 4.0 without `repartitionById`, where Spark takes the hash of a column.
-        partitions: Number of partitions.
-        partition: SQL expression, an int from 0 to below *partitions*.
+    On 4.0, which does not have `repartitionById`, Spark takes the hash of a column.
     """
     if hasattr(type(frame), "repartitionById"):
         return frame.repartitionById(partitions, expr(partition))
@@ -93,23 +87,13 @@ def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> Data
 
 
 def hashed_to(partitions: int, partition: str) -> str:
-    """
-    Return SQL of an int whose rows Spark's hash partitioning puts into a chosen partition.
-
-    Args:
-        partitions: Number of partitions.
-        partition: SQL of the number of the partition.
-    """
+    """Return SQL of an int that Spark's hash partitioning puts into a partition, given as SQL."""
     return f"array({', '.join(map(str, values_by_partition(partitions)))})[{partition}]"
 
 
 @functools.lru_cache(maxsize=16)
 def values_by_partition(partitions: int) -> tuple[int, ...]:
-    """
-    Return for each partition an int whose rows Spark's hash partitioning puts there.
-
-    That is `pmod(hash(value), partitions)`, with Murmur3 and the seed 42.
-    """
+    """Return for each partition an int with `pmod(hash(value), partitions)`, Murmur3 with seed 42."""
     found: dict[int, int] = {}
     start, step = 0, 16 * partitions
     while len(found) < partitions:

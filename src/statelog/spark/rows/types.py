@@ -69,12 +69,7 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 def from_ipc(data: bytes | memoryview) -> pa.Table:
-    """
-    Return the rows of a task, an Arrow IPC stream, validated.
-
-    Raises:
-        CorruptionError: It is not one, or declares more than its size allows.
-    """
+    """Return the rows of a task, an Arrow IPC stream, validated; else raise `CorruptionError`."""
     try:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:

@@ -30,7 +30,7 @@ _ITERATORS: Final = frozenset(
 
 class UnfitOutputError(ProcessorError):
     """
-    An item that a processor yields or returns does not fit the output; see `unfit_output`.
+    An item that a processor yields or returns does not fit the output.
 
     The run of the processor, which knows the call, reports it with method and key.
     """
@@ -70,12 +70,7 @@ def row_call(names: Sequence[str]) -> str:
 
 
 def check_event_times(batch: pa.RecordBatch, column: str, watermark_ms: int, batch_id: int) -> None:
-    """
-    Check that no output row is older than the watermark.
-
-    Raises:
-        ProcessorError: A row is older.
-    """
+    """Raise `ProcessorError` if an output row is older than the watermark."""
     times = batch.column(column).cast(pa.timestamp("us", tz="UTC"))
     oldest = pc.min(times.cast(pa.int64())).as_py()
     if oldest is not None and oldest < watermark_ms * 1000:
@@ -172,13 +167,8 @@ def returned(produced: Any, batch_id: int, noun: str) -> Iterable[Any]:
     """
     Return what a method of a processor returned, if its items can be output.
 
-    Args:
-        produced: What it returned.
-        batch_id: The micro-batch, for the error.
-        noun: What the items are, for the error.
-
-    Raises:
-        UnfitOutputError: It is one item, as by `return` in the place of `yield`.
+    One item, as by `return` in the place of `yield`, raises `UnfitOutputError`; *noun* says what
+    items are.
     """
     if produced.__class__ in _ITERATORS:
         items: Iterable[Any] = produced

@@ -63,12 +63,7 @@ class Observations:
 
 
 class _BetweenOperators:
-    """
-    Observes rows that the next operator reads.
-
-    Args:
-        observations: Where the values are kept.
-    """
+    """Observes rows that the next operator reads."""
 
     def __init__(self, observations: Observations) -> None:
         self._observations = observations
@@ -88,12 +83,7 @@ class _Known:
 
 
 class ObservedBatch:
-    """
-    The metrics of one micro-batch.
-
-    Args:
-        observations: PySpark's observations by name.
-    """
+    """The metrics of one micro-batch, as PySpark's observations by name."""
 
     def __init__(self, observations: Mapping[str, Any]) -> None:
         self._observations = observations
@@ -127,14 +117,7 @@ class ObservedBatch:
 def observed(
     frame: DataFrame, arguments: Sequence[Any], observations: Observing | None
 ) -> DataFrame:
-    """
-    Apply a recorded `observe` to the rows of a micro-batch.
-
-    Args:
-        frame: The rows.
-        arguments: The name and the columns.
-        observations: Where the metrics are kept; None to leave them out.
-    """
+    """Apply a recorded `observe` to the rows of a micro-batch, unless metrics are left out."""
     if observations is None:
         return frame.select("*")  # a frame of its own, as after every step
     name, *columns = arguments

@@ -25,12 +25,7 @@ _KINDS: Final = {StateKind.VALUE: "Value", StateKind.LIST: "List", StateKind.MAP
 
 class ProgressFigures:
     """
-    The figures of the newest micro-batches of one run of a query.
-
-    Args:
-        operators: The operators of the query.
-        observations: The metrics of the micro-batch that runs.
-        kept: Number of micro-batches; Spark keeps the progress of as many.
+    The figures of the newest micro-batches of one run of a query, as many as Spark keeps.
 
     Thread: `note` that of the query, `added_to` any.
     """
@@ -106,13 +101,7 @@ def state_operator(
 
 
 def idle_operator(operators: Sequence[OperatorDefinition], before: BatchProgress) -> dict[str, Any]:
-    """
-    Return an entry of `stateOperators` for a trigger without effect: the state's figures only.
-
-    Args:
-        operators: The operators of the query.
-        before: The figures of the newest micro-batch before it.
-    """
+    """Return an entry of `stateOperators` for a trigger without effect, after the batch *before*."""
     nothing = BatchProgress(
         batch_id=before.batch_id,
         checkpoint_id=before.checkpoint_id,
@@ -142,14 +131,7 @@ def with_figures(
     operator: Mapping[str, Any],
     observed: Mapping[str, Mapping[str, Any]],
 ) -> StreamingQueryProgress:
-    """
-    Return Spark's progress with more in it.
-
-    Args:
-        progress: Made by PySpark from JSON.
-        operator: One more entry of `stateOperators`.
-        observed: More observed metrics, by name and column.
-    """
+    """Return Spark's progress with one more operator and more observed metrics."""
     fields = json.loads(progress.json)
     return StreamingQueryProgress.fromJson(
         {

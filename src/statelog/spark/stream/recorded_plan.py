@@ -88,26 +88,14 @@ class RecordedPlan:
     def then(
         self, method: str, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> RecordedPlan:
-        """
-        Return the plan with a call of *method* as its last step.
-
-        Raises:
-            UsageError: The step would need state, or another stream.
-            AnalysisException: Spark rejects the step, for example for a missing column.
-        """
+        """Return the plan with a call of *method* as its last step, if Spark and we can run it."""
         refuse_streams(method, (*args, *kwargs.values()))
         shape = getattr(self.shape, method)(*args, **kwargs)
         _check_stateless(method, shape)
         return RecordedPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
 
     def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
-        """
-        Apply the steps to *frame*, the output of one micro-batch.
-
-        Args:
-            frame: The output.
-            observations: Where the metrics of `observe` are kept; None to leave them out.
-        """
+        """Apply the steps to *frame*, the output of one micro-batch, with or without `observe`."""
         if not self.steps:
             return frame
         frame = with_columns_of(self.start, frame)

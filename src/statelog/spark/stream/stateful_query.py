@@ -34,23 +34,14 @@ _FILE: Final = "file://"
 
 
 class Failures:
-    """
-    The failures of one run of a query.
-
-    Args:
-        process: Processes a micro-batch: the function for `foreachBatch`.
-    """
+    """The failures of one run of a query, and its function for `foreachBatch`."""
 
     def __init__(self, process: Callable[[DataFrame, int], None]) -> None:
         self._process = process
         self.last: StatelogError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """
-        Process a micro-batch.
-
-        Raise statelog's error so that Spark's text begins with it.
-        """
+        """Process a micro-batch; raise statelog's error so that Spark's text begins with it."""
         try:
             self._process(frame, batch_id)
         except StatelogError as error:
@@ -75,11 +66,7 @@ class StatefulQuery(StreamingQuery):
     """
     Spark's `StreamingQuery`, with the errors and figures of statelog.
 
-    Args:
-        query: The query.
-        failures: The failures of its run.
-        figures: What its progress has beside Spark's own figures.
-        at_end: Called when `stop` or `awaitTermination` sees the end of the query; several times.
+    *at_end* is called when `stop` or `awaitTermination` sees the end of the query; several times.
     """
 
     def __init__(
@@ -141,11 +128,7 @@ class StatefulQuery(StreamingQuery):
 
 
 def temporary_checkpoint(session: SparkSession) -> str:
-    """
-    Return a new folder on the driver's disk.
-
-    The JVM deletes it at its exit at the latest.
-    """
+    """Return a new folder on the driver's disk, which the JVM deletes at its exit at the latest."""
     checkpoint = f"{_FILE}{temporary_folder(session)}"
     _log.warning(
         "the query has no checkpointLocation: its offsets and its state are in the temporary folder "

@@ -142,9 +142,7 @@ class GroupedStatefulStream(GroupedData):
     A `StatefulStream`, grouped for another `transform_with_state` in the same query.
 
     Args:
-        stream: The stream.
-        operators: The operators before the next one.
-        plan: The steps applied to the output of the last of them.
+        stream, operators, plan: The stream, its operators, and the steps after the last of them.
         shape: The shape of the steps, grouped: what Spark knows of the columns.
     """
 
@@ -192,13 +190,7 @@ def _not_grouped(*args: object, **kwargs: object) -> NoReturn:
 
 
 class StatefulStream(DataFrame):
-    """
-    The output of a stateful operator over a stream.
-
-    Args:
-        operators: The operator, after the operators before it in the same query.
-        plan: The steps applied to its output.
-    """
+    """The output of the last of a query's operators over a stream, and the steps applied to it."""
 
     _operators: tuple[OperatorDefinition, ...]
     _plan: RecordedPlan
@@ -233,12 +225,7 @@ class StatefulStream(DataFrame):
         return StatefulStreamWriter(self._operators, self._plan)
 
     def groupBy(self, *cols: Any) -> GroupedData:
-        """
-        Group the rows for another stateful operator in the same query.
-
-        Args:
-            cols: Columns, as for Spark's `groupBy`.
-        """
+        """Group the rows, as Spark's `groupBy`, for another stateful operator in the same query."""
         shape = self._plan.shape.groupBy(*cols)
         return GroupedStatefulStream(self, self._operators, self._plan, shape)
 
@@ -246,14 +233,11 @@ class StatefulStream(DataFrame):
 
     def observe(self, observation: str, *exprs: Column) -> StatefulStream:  # type: ignore[override]
         """
-        Compute metrics of the rows of each micro-batch, for `observedMetrics` of the query's progress.
+        Compute metrics of each micro-batch, for `observedMetrics` of the query's progress.
 
         Args:
-            observation: The name of the metrics.
+            observation: The name of the metrics; not an `Observation`, which has one action's values.
             exprs: Aggregations with an alias, as for Spark's `observe`.
-
-        Raises:
-            UsageError: The name is an `Observation`, which keeps the values of one action only.
         """
         if not isinstance(observation, str):
             raise UsageError(

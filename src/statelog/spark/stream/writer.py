@@ -55,13 +55,7 @@ _KEPT_PROGRESS = "spark.sql.streaming.numRecentProgressUpdates"
 
 
 class StatefulStreamWriter(DataStreamWriter):
-    """
-    Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`.
-
-    Args:
-        operators: The operators of the query, in the order of the data.
-        plan: The steps applied to the output of the last.
-    """
+    """Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`."""
 
     def __init__(self, operators: Sequence[OperatorDefinition], plan: RecordedPlan) -> None:
         super().__init__(operators[0].frame)
@@ -78,12 +72,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._target = Target()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
-        """
-        Accept "append" or "update"; both write what the processor yields.
-
-        Raises:
-            UsageError: The mode is another one; "complete" too, because there is no aggregation.
-        """
+        """Accept "append" or "update"; both write what the processor yields."""
         mode = outputMode.strip().lower() if isinstance(outputMode, str) else ""
         if mode == "complete":
             raise UsageError(
@@ -95,12 +84,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def trigger(self, **trigger: Any) -> StatefulStreamWriter:
-        """
-        Set the trigger, with the arguments of Spark's `trigger`.
-
-        Raises:
-            UsageError: The trigger would run the query without micro-batches.
-        """
+        """Set the trigger, with the arguments of Spark's `trigger`; micro-batches only."""
         self._check_trigger(trigger)
         super().trigger(**trigger)
         self._trigger = trigger
@@ -126,12 +110,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def option(self, key: str, value: OptionValue) -> StatefulStreamWriter:
-        """
-        Set an option.
-
-        `checkpointLocation` applies to the query, `statelog.<setting>` to the state, all others to
-        the sink.
-        """
+        """Set an option: `checkpointLocation`, `statelog.<setting>`, or one of the sink."""
         if value is None:
             return self
         if key.lower() == _CHECKPOINT:
@@ -180,15 +159,7 @@ class StatefulStreamWriter(DataStreamWriter):
         **options: OptionValue,
     ) -> StreamingQuery:
         """
-        Start the query.
-
-        Args:
-            path: Folder of a file format.
-            format: See the method of this name.
-            outputMode: See the method of this name.
-            partitionBy: See the method of this name.
-            queryName: See the method of this name.
-            options: More options, see `option`.
+        Start the query; the arguments are those of the methods of these names.
 
         Raises:
             CheckpointError: The state location cannot be used by this query.

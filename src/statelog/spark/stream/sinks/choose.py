@@ -54,16 +54,10 @@ class SinkContext:
 
 def sink_of(context: SinkContext, target: Target) -> Sink:
     """
-    Return the sink for a target.
+    Return the sink for a target, and check it.
 
     Files and tables of files are written once; a table of files is created if it is missing.  Other
     formats are written by Spark's batch writer: Delta once, all others at least once.
-
-    Raises:
-        AnalysisException: Spark lacks the package for the format, or cannot write the output by it.
-        CheckpointError: The folder has micro-batches that the query has not planned yet.
-        UsageError: `memory` has no query name, files have no path, a column of *target* is
-            missing, the output does not fit the table, or the folder has other files.
     """
     session, schema = context.session, context.schema
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
@@ -151,16 +145,7 @@ def _warn_of_short_log(session: SparkSession) -> None:
 
 
 def _check_format(session: SparkSession, source: str) -> bool:
-    """
-    Check a format before the first micro-batch is committed.
-
-    Returns:
-        Whether it is one of files.
-
-    Raises:
-        AnalysisException: Spark lacks the package for it.
-        UsageError: Spark has no such format, or can only read it.
-    """
+    """Return whether a format is one of files; reject one that Spark cannot write."""
     if source in READ_ONLY:
         raise UsageError(f"the format {source} can be read only; use another one")
     return bool(source) and is_format_of_files(session, source)

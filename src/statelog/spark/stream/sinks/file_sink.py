@@ -64,17 +64,7 @@ class FilePlace:
 
 
 class FileSink:
-    """
-    Writes each micro-batch once.
-
-    Args:
-        session: The user's session.
-        place: Where and how.
-        entries: The entries of the folder's log.
-
-    Raises:
-        AnalysisException: The format cannot write the output.
-    """
+    """Writes each micro-batch once."""
 
     def __init__(self, session: SparkSession, place: FilePlace, entries: FileEntries) -> None:
         self._place = place
@@ -90,13 +80,7 @@ class FileSink:
         )
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """
-        Write a micro-batch, unless the folder has it.
-
-        Raises:
-            CheckpointError: The folder has later micro-batches of this query (`reason` "gap").
-            FencedError: Another query writes to the folder.
-        """
+        """Write a micro-batch, unless the folder has it; see `FileEntries.begin`."""
         entry = self._entries.begin(Delivered(writer_id(frame), batch_id))
         if entry is None:
             return
@@ -121,13 +105,7 @@ def _text(value: OptionValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """
-    The micro-batch of an entry.
-
-    Args:
-        writer: Name of the query, see `identity`.
-        batch_id: Number of the micro-batch.
-    """
+    """The micro-batch of an entry, and the name of its query, see `writer_id`."""
 
     writer: str
     batch_id: int
@@ -139,13 +117,9 @@ class Delivered:
 
 class FileEntries:
     """
-    The entries of one folder.
+    The entries of one folder, by any of Hadoop's file systems.
 
-    Args:
-        session: The user's session.
-        path: The folder, by any of Hadoop's file systems.
-        planned: The newest micro-batch that Spark had planned when the query was started; None
-            for a new query.
+    *planned* is the newest micro-batch that Spark had planned when the query was started, if any.
     """
 
     def __init__(self, session: SparkSession, path: str, planned: int | None = None) -> None:
@@ -162,17 +136,12 @@ class FileEntries:
 
     def check(self, query_id: str) -> None:
         """
-        Check that the rows of this query can be appended to the folder.
-
-        Args:
-            query_id: Spark's id of the query, empty for a new query.
+        Check that the rows of a query can be appended to the folder.
 
         Raises:
             CheckpointError: The folder has micro-batches that the query has not planned yet
                 (`reason` "gap").
             UsageError: It has files that the log would hide.
-
-        Blocks: On the file system.
         """
         if not self.has_log():
             self._check_has_no_files()
@@ -198,8 +167,6 @@ class FileEntries:
         Raises:
             CheckpointError: The folder has later micro-batches of this query (`reason` "gap").
             FencedError: Another query writes to the folder.
-
-        Blocks: On the file system.
         """
         newest = self._newest()
         if self._last is None:

@@ -133,12 +133,7 @@ class _Records:
         return _Records, (self._location, self._options)
 
     def has(self, writer: str, batch_id: int) -> bool:
-        """
-        Return whether a micro-batch is recorded.
-
-        Raises:
-            CheckpointError: A later one of the query is recorded (`reason` "gap").
-        """
+        """Return whether a micro-batch is recorded; a later one raises `CheckpointError`."""
         known = self._known.get(writer)
         if known is None:
             names = (info.path.rpartition("/")[2] for info in self._store.list(writer))

@@ -84,16 +84,7 @@ class Target:
 
 
 def columns_of(names: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
-    """
-    Return columns to partition or cluster by as the output spells them.
-
-    Args:
-        names: Columns of the output.
-        chosen: Some of them; the case does not matter.
-
-    Raises:
-        UsageError: The output lacks one of them.
-    """
+    """Return columns to partition or cluster by as the output, *names*, spells them."""
     spelled = {name.lower(): name for name in names}
     for name in chosen:
         if name.lower() not in spelled:
@@ -141,16 +132,7 @@ def batch_writer(target: Target, source: str, *, appends_again: bool = True) -> 
 
 
 def foreach_sink(f: RowFunction) -> Sink:
-    """
-    Return a sink that calls *f* with each row, in the tasks.
-
-    Args:
-        f: A function of a row, or an object with `process(row)` and, optionally,
-            `open(partition_id, epoch_id)` and `close(error)`.
-
-    Raises:
-        PySparkAttributeError: *f* is neither.
-    """
+    """Return a sink that calls *f*, as Spark's `foreach` takes it, with each row in the tasks."""
     process: Any = DataStreamWriter._construct_foreach_function(f)
 
     def write(frame: DataFrame, batch_id: int) -> None:
@@ -173,11 +155,7 @@ class Console:
 
 
 class Memory:
-    """
-    Collects all rows in the driver as a temporary view.
-
-    For tests and small results.
-    """
+    """Collects all rows in the driver as a temporary view, for tests and small results."""
 
     def __init__(self, session: SparkSession, name: str, schema: StructType) -> None:
         self._session = session  # a micro-batch has a copy of it, whose views the user cannot see

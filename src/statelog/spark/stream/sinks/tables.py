@@ -41,24 +41,13 @@ class KnownTable:
 
 
 class Catalog:
-    """
-    Finds and creates tables by name.
-
-    Args:
-        session: The user's session.
-    """
+    """Finds and creates tables by name."""
 
     def __init__(self, session: SparkSession) -> None:
         self._tables = Tables(session)
 
     def find(self, name: str) -> KnownTable | None:
-        """
-        Return a table; None if there is none of this name.
-
-        Raises:
-            ParseException: The name cannot be read.
-            UsageError: It is the name of a view.
-        """
+        """Return the table of a name, if there is one; a view raises `UsageError`."""
         if self._tables.is_temporary_view(name):
             raise _view_error(name)
         table = self._tables.load(name)
@@ -74,11 +63,7 @@ class Catalog:
         Create a table of files, as Spark's `toTable` does; the option `path` is its folder.
 
         The folder may have the rows of earlier runs, because a catalog in memory forgets its tables
-        when the session ends.
-
-        Raises:
-            AnalysisException: The catalog refuses.
-            UsageError: The folder exists, and the caller did not name it.
+        when the session ends.  A folder that exists and that the caller did not name is rejected.
         """
         name = ".".join(map(_quoted, self._tables.parts(target.table or "")))
         words = [f"CREATE TABLE {name} ({self._tables.ddl(schema)}) USING {source}"]
@@ -110,17 +95,7 @@ class Catalog:
         return self._tables.in_session_catalog(name)
 
     def place_of(self, table: KnownTable, target: Target, schema: StructType) -> FilePlace:
-        """
-        Return where and how to write the files of a table.
-
-        Args:
-            table: A table of files.
-            target: What the caller asked for.
-            schema: Columns of the output.
-
-        Raises:
-            UsageError: The output does not fit the table.
-        """
+        """Return where and how to write the files of a table, if the output fits it."""
         stored = self._tables.of_files(table.entry)
         if stored.has_buckets:
             raise UsageError(
