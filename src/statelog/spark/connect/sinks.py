@@ -15,8 +15,14 @@ from pyspark.sql.types import StructType
 from statelog.errors import UsageError
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.stream.sinks import OptionValue, RowFunction, Target
-from statelog.spark.stream.sinks.choose import READ_ONLY
-from statelog.spark.stream.sinks.simple import Console, Memory, batch_writer, columns_of
+from statelog.spark.stream.sinks.simple import (
+    Memory,
+    batch_writer,
+    columns_of,
+    looking_sink,
+    no_path,
+    refuse_read_only,
+)
 
 _FILE_FORMATS: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 _READ_BY_LOG: Final = "MetadataLogFileIndex"
@@ -32,16 +38,12 @@ def sink_of(
 ) -> Sink:
     """Return the sink for a format or table, which can be pickled; reject what Connect cannot write."""
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
-    if target.table is None and source == "console":
-        truncate = str(target.option("truncate", "true")).lower() == "true"
-        return Console(int(str(target.option("numRows", 20))), truncate)
-    if target.table is None and source == "memory":
-        if not query_name:
-            raise UsageError("the memory sink needs a queryName, which is the name of its table")
-        Memory(session, query_name, schema)  # an empty view, until there are rows
-        return MemoryInWorker(query_name, schema)
-    if source in READ_ONLY:
-        raise UsageError(f"the format {source} can be read only; use another one")
+    sink = looking_sink(
+        target, source, query_name, lambda name: _memory_in_worker(session, name, schema)
+    )
+    if sink is not None:
+        return sink
+    refuse_read_only(source)
     columns_of(schema.names, (*target.partition_by, *target.cluster_by))
     if target.table is not None:
         source = _provider(session, target.table) or source
@@ -53,9 +55,14 @@ def sink_of(
     return batch_writer(target, source)
 
 
+def _memory_in_worker(session: SparkSession, name: str, schema: StructType) -> MemoryInWorker:
+    Memory(session, name, schema)  # an empty view, until there are rows
+    return MemoryInWorker(name, schema)
+
+
 def _check_folder(session: SparkSession, source: str, path: OptionValue) -> None:
     if path is None:
-        raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+        raise no_path(source)
     if _has_log(session, str(path)):
         raise UsageError(
             f"{path} has a log of streaming output, which would hide appended files from Spark's "

@@ -13,7 +13,7 @@ from statelog.spark.jvm.frames import streaming_nodes
 
 _WATERMARK_KEY = "spark.watermarkDelayMs"
 _STATELESS = frozenset(
-    {
+    [
         "DeserializeToObject",
         "EventTimeWatermark",
         "Expand",
@@ -32,7 +32,7 @@ _STATELESS = frozenset(
         "TypedFilter",
         "Union",
         "View",
-    }
+    ]
 )
 """Nodes whose output depends on rows of the same micro-batch only; of joins, those with a batch frame.
 `MapInArrow` and the like are not included, because their functions may yield without input."""

@@ -53,21 +53,33 @@ class ProgressFigures:
         return note
 
     def added_to(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
-        """
-        Return Spark's progress of a trigger with our figures.
-
-        A trigger without a micro-batch, or whose micro-batch had no effect, has the size of the state.
-        """
-        batch = self._batches.get(progress.batchId)
-        if batch is not None:
-            operator = state_operator(self._operators, batch[0])
-            return with_figures(progress, operator, batch[1].values())
-        earlier = [batch_id for batch_id in list(self._batches) if batch_id < progress.batchId]
-        if not earlier:
-            return progress
-        return with_figures(
-            progress, idle_operator(self._operators, self._batches[max(earlier)][0]), {}
+        """Return Spark's progress of a trigger with our figures."""
+        kept = dict(self._batches)
+        batches = {batch_id: batch for batch_id, (batch, _) in kept.items()}
+        return with_batch(
+            progress, self._operators, batches, lambda batch_id: kept[batch_id][1].values()
         )
+
+
+def with_batch(
+    progress: StreamingQueryProgress,
+    operators: Sequence[OperatorDefinition],
+    batches: Mapping[int, BatchProgress],
+    observed: Callable[[int], Mapping[str, Mapping[str, Any]]],
+) -> StreamingQueryProgress:
+    """
+    Return Spark's progress of a trigger with the figures and observed metrics of its micro-batch.
+
+    A trigger without a micro-batch, or whose micro-batch had no effect, has the size of the state.
+    """
+    batch_id = progress.batchId
+    if batch_id in batches:
+        operator = state_operator(operators, batches[batch_id])
+        return with_figures(progress, operator, observed(batch_id))
+    earlier = [other for other in batches if other < batch_id]
+    if not earlier:
+        return progress
+    return with_figures(progress, idle_operator(operators, batches[max(earlier)]), {})
 
 
 def state_operator(

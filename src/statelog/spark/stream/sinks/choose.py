@@ -15,21 +15,21 @@ from statelog.errors import UsageError
 from statelog.spark.jvm.sinks import is_format_of_files
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.stream.sinks.file_sink import FileEntries, FilePlace, FileSink
-from statelog.spark.stream.sinks.simple import Console, Memory, Target, batch_writer, columns_of
+from statelog.spark.stream.sinks.simple import (
+    Memory,
+    Target,
+    batch_writer,
+    columns_of,
+    looking_sink,
+    no_path,
+    refuse_read_only,
+)
 from statelog.spark.stream.sinks.tables import Catalog, KnownTable
 
 _log = logging.getLogger("statelog.spark")
 
 _RETAINED: Final = "spark.sql.streaming.minBatchesToRetain"
 _COMPACTED: Final = "spark.sql.streaming.fileSink.log.compactInterval"
-READ_ONLY: Final = (
-    "binaryfile",
-    "rate",
-    "rate-micro-batch",
-    "socket",
-    "state-metadata",
-    "statestore",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,11 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
     """
     session, schema = context.session, context.schema
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
-    if target.table is None and source == "console":
-        truncate = str(target.option("truncate", "true")).lower() == "true"
-        return Console(int(str(target.option("numRows", 20))), truncate)
-    if target.table is None and source == "memory":
-        if not context.query_name:
-            raise UsageError("the memory sink needs a queryName, which is the name of its table")
-        return Memory(session, context.query_name, schema)
+    sink = looking_sink(
+        target, source, context.query_name, lambda name: Memory(session, name, schema)
+    )
+    if sink is not None:
+        return sink
     is_of_files = _check_format(session, source)
     columns_of(schema.names, (*target.partition_by, *target.cluster_by))
     if target.table is not None:
@@ -76,7 +74,7 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
         return batch_writer(target, source)
     path = target.option("path", None)
     if path is None:
-        raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+        raise no_path(source)
     place = FilePlace(
         path=str(path),
         source=source,
@@ -146,6 +144,5 @@ def _warn_of_short_log(session: SparkSession) -> None:
 
 def _check_format(session: SparkSession, source: str) -> bool:
     """Return whether a format is one of files; reject one that Spark cannot write."""
-    if source in READ_ONLY:
-        raise UsageError(f"the format {source} can be read only; use another one")
+    refuse_read_only(source)
     return bool(source) and is_format_of_files(session, source)

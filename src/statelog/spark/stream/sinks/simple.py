@@ -39,6 +39,14 @@ RowFunction: TypeAlias = "Callable[[Row], None] | SupportsProcess"
 ONE_TIME: Final = ("console", "memory", "noop")
 """Formats whose queries get a temporary checkpointLocation, as with `foreach` and `foreachBatch`."""
 
+_READ_ONLY: Final = (
+    "binaryfile",
+    "rate",
+    "rate-micro-batch",
+    "socket",
+    "state-metadata",
+    "statestore",
+)
 DELTA: Final = "delta"
 _APPLICATION: Final = "txnAppId"
 _VERSION: Final = "txnVersion"
@@ -81,6 +89,31 @@ class Target:
     def options(self) -> dict[str, OptionValue]:
         """Return the options by the keys that the caller typed."""
         return dict(self.settings.values())
+
+
+def looking_sink(
+    target: Target, source: str, query_name: str | None, memory: Callable[[str], Sink]
+) -> Sink | None:
+    """Return the sink of `console`, or of `memory` for a query; None for other formats."""
+    if target.table is None and source == "console":
+        truncate = str(target.option("truncate", "true")).lower() == "true"
+        return Console(int(str(target.option("numRows", 20))), truncate)
+    if target.table is None and source == "memory":
+        if not query_name:
+            raise UsageError("the memory sink needs a queryName, which is the name of its table")
+        return memory(query_name)
+    return None
+
+
+def refuse_read_only(source: str) -> None:
+    """Reject a format that Spark can only read."""
+    if source in _READ_ONLY:
+        raise UsageError(f"the format {source} can be read only; use another one")
+
+
+def no_path(source: str) -> UsageError:
+    """Return the error for files without a folder."""
+    return UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
 
 
 def columns_of(names: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
