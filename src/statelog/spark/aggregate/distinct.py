@@ -26,13 +26,13 @@ _HASHED = "CASE WHEN {0} IS NOT NULL THEN xxhash64({0}) END"
 
 def log_of_buckets(rsd: float) -> int:
     """Return log2 of the number of buckets for a relative standard deviation, if a sketch has it."""
-    wanted = math.ceil(2 * math.log2(1.04 / rsd)) if 0 < rsd < 1 else 0
-    if rsd >= 1 or rsd <= 0 or wanted > _MOST:
+    log_buckets = math.ceil(2 * math.log2(1.04 / rsd)) if 0 < rsd < 1 else 0
+    if rsd >= 1 or rsd <= 0 or log_buckets > _MOST:
         raise UsageError(
             f"approx_count_distinct: rsd={rsd!r}; the relative standard deviation is a number from "
             f"{1.04 / 2 ** (_MOST / 2):.4f} to below 1"
         )
-    return max(wanted, _LEAST)
+    return max(log_buckets, _LEAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class DistinctCount:
         union.update(sketches.hll_sketch.deserialize(old))
         union.update(sketches.hll_sketch.deserialize(new))
         # 4 bits a bucket: half the bytes in state and log.
-        made: bytes = union.get_result(sketches.tgt_hll_type.HLL_4).serialize_compact()
-        return made
+        sketch: bytes = union.get_result(sketches.tgt_hll_type.HLL_4).serialize_compact()
+        return sketch
 
     def result(self, state: Parts, kind: pa.DataType) -> pa.Array:
         sketch = load(self.title, "sketches", "datasketches").hll_sketch
         estimates = [
-            math.floor(sketch.deserialize(one).get_estimate() + 0.5)
-            for one in state[""].to_pylist()
+            math.floor(sketch.deserialize(data).get_estimate() + 0.5)
+            for data in state[""].to_pylist()
         ]
         return pa.array(estimates, kind)

@@ -36,10 +36,10 @@ class Aggregate:
     of_row: Callable[[Sequence[str]], AggregateKind] | None = None
 
     def __post_init__(self) -> None:
-        for one in self.arguments:
-            if not (isinstance(one, Column | str) or is_connect(one)):
+        for argument in self.arguments:
+            if not (isinstance(argument, Column | str) or is_connect(argument)):
                 raise UsageError(
-                    f"{self.kind.title} takes names of columns and expressions, not {one!r}"
+                    f"{self.kind.title} takes names of columns and expressions, not {argument!r}"
                 )
 
 
@@ -139,7 +139,7 @@ def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
         by: The column that orders the rows, as for `last`.
         columns: The columns of the row that are kept; none for all.
     """
-    if not all(isinstance(one, str) for one in columns):
+    if not all(isinstance(column, str) for column in columns):
         raise UsageError("latest_row takes the names of the columns to keep, such as 'price'")
     kind = ValueBy("latest_row", is_least=False, names=columns)
     return Aggregate(kind, (by, *columns), None if columns else kind.of_row)

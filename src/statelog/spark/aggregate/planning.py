@@ -64,7 +64,9 @@ class AggregationPlan:
         ]
         rows = self.keyed.frame.groupBy(*self.pre.keys).agg(*columns)
         inner = (*self.pre.keys, *self._results)
-        return rows.select(*(col(one).alias(name) for one, name in zip(inner, names, strict=True)))
+        return rows.select(
+            *(col(column).alias(name) for column, name in zip(inner, names, strict=True))
+        )
 
     @property
     def _results(self) -> Sequence[str]:
@@ -75,7 +77,7 @@ def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> 
     """Plan the aggregates of a grouped frame, by the names of their output columns."""
     frame = grouping.frame
     key_schema = _key_schema(grouping)
-    columns = [one.alias(f"{_KEY}{at}") for at, one in enumerate(grouping.columns)]
+    columns = [column.alias(f"{_KEY}{at}") for at, column in enumerate(grouping.columns)]
     keys = tuple(f"{_KEY}{at}" for at in range(len(columns)))
     positions: dict[str, list[str]] = {}
     for name, aggregate in aggregates.items():
@@ -89,7 +91,7 @@ def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> 
     is_ansi = (frame.sparkSession.conf.get(_ANSI, "true") or "true").lower() == "true"
     kinds = {
         name: _bound(aggregate, frame).bind(
-            [types[one] for one in positions[name]], is_ansi=is_ansi
+            [types[column] for column in positions[name]], is_ansi=is_ansi
         )
         for name, aggregate in aggregates.items()
     }
@@ -128,7 +130,7 @@ class _Types:
             StructField(name, field.dataType)
             for name, field in zip(named, fields[len(wholes) :], strict=True)
         ]
-        schema = StructType([*(_without_metadata(one) for one in self.key_schema), *output])
+        schema = StructType([*(_without_metadata(key) for key in self.key_schema), *output])
         _check_names(schema.names, "output")
         _check_names(named, "state")
         merged = tuple(
@@ -151,7 +153,7 @@ class _Types:
             columns,
             tuple(range(1, 1 + count)),
             1 + count,
-            StructType([_without_metadata(one) for one in self.key_schema]),
+            StructType([_without_metadata(key) for key in self.key_schema]),
         )
         return AggregationPlan(
             keyed,
@@ -195,7 +197,7 @@ def _event_time(keys: StructType) -> int | None:
 
 
 def _arguments(aggregate: Aggregate, frame: DataFrame) -> list[Any]:
-    named = [col(one) if isinstance(one, str) else one for one in aggregate.arguments]
+    named = [col(column) if isinstance(column, str) else column for column in aggregate.arguments]
     rows = [col(quoted(name)) for name in frame.columns] if aggregate.of_row is not None else []
     return [*named, *rows]
 
@@ -212,7 +214,9 @@ def _selected(
         selected = frame.select(*columns)
         _ = selected.schema  # on Spark Connect, the analysis
     except AnalysisException as error:
-        functions = ", ".join(f"{name}={one.kind.title}(...)" for name, one in aggregates.items())
+        functions = ", ".join(
+            f"{name}={aggregate.kind.title}(...)" for name, aggregate in aggregates.items()
+        )
         raise UsageError(
             f"aggregate: Spark rejects a column of {functions}: {error!s:.400}"
         ) from error

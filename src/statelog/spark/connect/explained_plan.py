@@ -46,15 +46,15 @@ def facts_in(text: str) -> InputPlan:
 
 def _analyzed(frame: Any) -> str:
     """Return the analyzed plan of a Connect frame, without the line with its columns."""
-    found: list[str] = []
+    lines: list[str] = []
     section = ""
     for line in frame._explain_string(extended=True).split("\n"):
         title = _SECTION.match(line)
         if title is not None:
             section = title.group(1)
         elif section == _ANALYZED:
-            found.append(line)
-    return "\n".join(found[1:])
+            lines.append(line)
+    return "\n".join(lines[1:])
 
 
 def _nodes(text: str) -> Iterator[_Node]:

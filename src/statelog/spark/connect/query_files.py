@@ -42,10 +42,10 @@ class SparkFiles:
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
         """Return a file, or its last *tail* bytes; None if there is no such file."""
-        found = self._column("content", _GLOB.sub(r"\\\1", f"{self._url}/{name}"))
-        if not found:
+        contents = self._column("content", _GLOB.sub(r"\\\1", f"{self._url}/{name}"))
+        if not contents:
             return None
-        data: bytes = found[0]
+        data: bytes = contents[0]
         return data if tail is None else data[-tail:]
 
     def names(self, folder: str) -> Sequence[str]:
@@ -56,8 +56,8 @@ class SparkFiles:
 
     def qualified(self) -> str | None:
         """Return the location as Spark resolves it; None before a query ran."""
-        found = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{_METADATA}"))
-        return str(found[0]).rpartition("/")[0] if found else None
+        paths = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{_METADATA}"))
+        return str(paths[0]).rpartition("/")[0] if paths else None
 
     def _column(self, column: str, path: str) -> list[Any]:
         try:

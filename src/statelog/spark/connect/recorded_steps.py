@@ -67,7 +67,9 @@ class ConnectPlan(RecordedPlan):
         """Return the steps as the worker needs them."""
         return RecordedSteps(
             _plan_id(self.start),
-            tuple((one.method, one.args, one.kwargs, _plan_id(one.shape)) for one in self.steps),
+            tuple(
+                (step.method, step.args, step.kwargs, _plan_id(step.shape)) for step in self.steps
+            ),
         )
 
 
@@ -91,8 +93,8 @@ class RecordedSteps:
         session = frame.sparkSession
         frame = _with_id(frame.select("*"), self.start)
         for method, args, kwargs, plan_id in self.steps:
-            here = [of_session(each, session) for each in args]
-            named = {name: of_session(each, session) for name, each in kwargs.items()}
+            here = [of_session(value, session) for value in args]
+            named = {name: of_session(value, session) for name, value in kwargs.items()}
             if method == OBSERVE:
                 after = observed(frame, here, observations)
             else:

@@ -97,8 +97,8 @@ def _provider(session: SparkSession, table: str) -> str | None:
     if not session.catalog.tableExists(table):
         return None
     rows = session.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
-    found = [row[1] for row in rows if row[0] == "Provider"]
-    return str(found[-1]).lower() if found else None
+    providers = [row[1] for row in rows if row[0] == "Provider"]
+    return str(providers[-1]).lower() if providers else None
 
 
 class MemoryInWorker:

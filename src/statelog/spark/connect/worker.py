@@ -175,7 +175,7 @@ def _to_send(start: QueryStart) -> QueryStart:
         start,
         query=replace(
             query,
-            operators=tuple(replace(one, frame=empty) for one in query.operators),
+            operators=tuple(replace(operator, frame=empty) for operator in query.operators),
             settings=replace(query.settings, metrics=cast("Metrics", None)),
         ),
     )
@@ -185,7 +185,7 @@ def _with_frames(query: Query, session: Any, note: Any) -> Query:
     """Return *query* with its frames in the session of the micro-batches."""
     return replace(
         query,
-        operators=tuple(_with_frame(one, session) for one in query.operators),
+        operators=tuple(_with_frame(operator, session) for operator in query.operators),
         settings=replace(query.settings, on_progress=note, metrics=Metrics()),
     )
 

@@ -108,11 +108,11 @@ class ConnectStreamWriter(StatefulStreamWriter):
 
     def _asked(self, settings: QuerySettings, files: QueryFiles) -> bool | None:
         """Return the setting `noDataBatches`; for a new query Spark's own setting counts too."""
-        asked = settings.no_data_batches
+        setting = settings.no_data_batches
         is_off = (self._spark.conf.get(_NO_DATA, "true") or "").strip().lower() == "false"
-        if asked is None and is_off and newest_offsets(files) is None:
+        if setting is None and is_off and newest_offsets(files) is None:
             return False
-        return asked
+        return setting
 
     def _warn_of_one_batch(self) -> None:
         """Say what Spark does with `Trigger.AvailableNow` where a source cannot be read in parts."""
@@ -243,7 +243,7 @@ def refuse_relative(checkpoint: str, settings: QuerySettings) -> None:
     The word `checkpoint` as a stateLocation is not a path: the state is in the checkpointLocation.
     """
     of_state = (settings.state_location, settings.base_location)
-    paths = [checkpoint, *(each for each in of_state if each != BESIDE_CHECKPOINT)]
+    paths = [checkpoint, *(location for location in of_state if location != BESIDE_CHECKPOINT)]
     for path in paths:
         if path and not path.startswith("/") and ":" not in path:
             raise UsageError(

@@ -33,7 +33,7 @@ _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 def has_no_data_source(
-    asked: bool | None, operators: Sequence[OperatorDefinition], files: QueryFiles
+    setting: bool | None, operators: Sequence[OperatorDefinition], files: QueryFiles
 ) -> bool:
     """
     Return whether the query has a source for no-data batches.
@@ -41,7 +41,7 @@ def has_no_data_source(
     A query that ran before stays as it is; a new one has the source where it may have timers.
 
     Args:
-        asked: The setting `noDataBatches`; None if it is not set.
+        setting: The setting `noDataBatches`; None if it is not set.
         operators: The operators of the query; the input of the first is without this source.
         files: The query's checkpointLocation.
 
@@ -52,16 +52,16 @@ def has_no_data_source(
     Blocks: On the files.
     """
     frame, sources = operators[0].frame, operators[0].plan.sources
-    if asked is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
+    if setting is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
         return False  # Spark rejects a source without a name, which this one is
     newest = newest_offsets(files)
     recorded = None if newest is None else newest.sources
     if recorded not in (sources, sources + 1):  # a new query, or one that Spark will reject
-        return time_mode_of(operators) != "none" if asked is None else asked
+        return time_mode_of(operators) != "none" if setting is None else setting
     has_source = recorded == sources + 1
-    if asked is not None and asked != has_source:
+    if setting is not None and setting != has_source:
         raise UsageError(
-            f"noDataBatches={asked}, but the query in {files.url} began "
+            f"noDataBatches={setting}, but the query in {files.url} began "
             f"{'with' if has_source else 'without'} them, and Spark cannot change the sources of a "
             "query. Remove noDataBatches, or continue with a new checkpointLocation, the same "
             "stateLocation and adopt=True"
@@ -80,7 +80,7 @@ def can_skip_batch(
         record: The record of the base checkpoint; None for the empty state.
         times: The times of the micro-batch.
     """
-    if not times.is_idle or not all(one.plan.is_stateless for one in operators):
+    if not times.is_idle or not all(operator.plan.is_stateless for operator in operators):
         return False
     if record is None:
         return times.position == NOTHING_READ

@@ -29,8 +29,8 @@ def grouping_columns(grouped: GroupedData) -> list[tuple[Column, str | None]]:
     """Return each key of `df.groupBy(...)`, and the input column that it is, or None."""
     to_column = _column_maker(grouped._df.sparkSession)
     return [
-        (ClassicColumn(to_column(each)), _input_name(each))
-        for each in elements(grouped._jgd.groupingExprs())
+        (ClassicColumn(to_column(key)), _input_name(key))
+        for key in elements(grouped._jgd.groupingExprs())
     ]
 
 

@@ -23,9 +23,9 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 
 
-def is_connect(each: object) -> bool:
+def is_connect(subject: object) -> bool:
     """Return whether an object of PySpark belongs to a session of Spark Connect."""
-    return any(cls.__module__.startswith(_CONNECT) for cls in type(each).__mro__)
+    return any(cls.__module__.startswith(_CONNECT) for cls in type(subject).__mro__)
 
 
 def jvm_of(session: SparkSession) -> JavaObject:
@@ -46,10 +46,10 @@ def empty_array(session: SparkSession, name: str) -> JavaObject:
 
 def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
     """Return a class of Spark's streaming engine; *part* is its package inside from 4.1 on."""
-    found = java_class(session, f"{_STREAMING}.{part}.{name}")
+    newer = java_class(session, f"{_STREAMING}.{part}.{name}")
     # py4j takes an unknown name for a package.
-    is_class = type(found).__name__ != "JavaPackage"
-    return found if is_class else java_class(session, f"{_STREAMING}.{name}")
+    is_class = type(newer).__name__ != "JavaPackage"
+    return newer if is_class else java_class(session, f"{_STREAMING}.{name}")
 
 
 def session_id(session: SparkSession) -> str:

@@ -32,9 +32,9 @@ class DriverHandle(StateVariables):
     def _arrow(self, schema: SchemaLike) -> pa.Schema:
         return arrow_schema(self._parse(schema) if isinstance(schema, str) else schema)
 
-    def _variable(self, wanted: WantedVariable) -> Any:
+    def _variable(self, variable: WantedVariable) -> Any:
         """Note a state variable; what is returned cannot be used, because there is no key."""
-        name, ttl_ms = wanted.name, wanted.ttl_ms
+        name, ttl_ms = variable.name, variable.ttl_ms
         reserved = not name or name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN
         if reserved or any(state.name == name for state in self.states):
             raise UsageError(f"state name {name!r} is empty, reserved, or used twice")
@@ -48,11 +48,13 @@ class DriverHandle(StateVariables):
         self.states.append(
             StateDescriptor(
                 name=name,
-                kind=wanted.kind,
-                value_schema=self._arrow(wanted.value),
-                user_key_schema=None if wanted.user_key is None else self._arrow(wanted.user_key),
+                kind=variable.kind,
+                value_schema=self._arrow(variable.value),
+                user_key_schema=None
+                if variable.user_key is None
+                else self._arrow(variable.user_key),
                 ttl_ms=ttl_ms,
-                aggregation=wanted.aggregation,
+                aggregation=variable.aggregation,
             )
         )
         return StateWithoutKey(name)

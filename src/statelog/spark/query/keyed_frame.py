@@ -202,11 +202,11 @@ def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
     rows = initial.keyed.frame
     inputs, initials = frame.schema.fields[1:], rows.schema.fields[1:]
     columns = [f"c{index}" for index in range(len(inputs) + len(initials))]
-    own, others = columns[: len(inputs)], columns[len(inputs) :]
-    left = frame.toDF(INPUT_KEY_GROUP_COLUMN, *own).select(
+    of_input, others = columns[: len(inputs)], columns[len(inputs) :]
+    left = frame.toDF(INPUT_KEY_GROUP_COLUMN, *of_input).select(
         col(INPUT_KEY_GROUP_COLUMN),
         lit(False).alias(_IS_INITIAL),
-        *own,
+        *of_input,
         *(
             lit(None).cast(field.dataType).alias(name)
             for name, field in zip(others, initials, strict=True)
@@ -217,7 +217,7 @@ def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
         lit(True).alias(_IS_INITIAL),
         *(
             lit(None).cast(field.dataType).alias(name)
-            for name, field in zip(own, inputs, strict=True)
+            for name, field in zip(of_input, inputs, strict=True)
         ),
         *others,
     )

@@ -81,7 +81,7 @@ def parse_record(value: object, *, key: str) -> RecordRule | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return RecordRule(rate=float(value)) if value else None
     if isinstance(value, list | tuple | set | frozenset) and value:
-        return RecordRule(keys=tuple(_key(one) for one in value))
+        return RecordRule(keys=tuple(_key(entry) for entry in value))
     raise InvalidOptionsError(
         f"option {key!r} must be a list of keys, the share of keys to record (0 to 1), or "
         f'{FAILED!r}; as text the list is JSON, such as ["c1", "c2"]'
@@ -96,11 +96,11 @@ def keys_of_operators(
     rule: RecordRule, schemas: Sequence[pa.Schema]
 ) -> list[tuple[tuple[Any, ...], ...]]:
     """Return the keys of the rule for each operator, in the types of its key columns."""
-    found: list[list[tuple[Any, ...]]] = [[] for _ in schemas]
+    by_operator: list[list[tuple[Any, ...]]] = [[] for _ in schemas]
     for key in rule.keys:
         refused: UsageError | None = None
         fits = False
-        for keys, schema in zip(found, schemas, strict=True):
+        for keys, schema in zip(by_operator, schemas, strict=True):
             try:
                 keys.append(StateKey(key, schema).values)
                 fits = True
@@ -108,7 +108,7 @@ def keys_of_operators(
                 refused = error
         if refused is not None and not fits:
             raise UsageError(f"record: {refused}")
-    return [tuple(keys) for keys in found]
+    return [tuple(keys) for keys in by_operator]
 
 
 def key_bytes_of(batch_bytes: int) -> int:

@@ -63,8 +63,8 @@ class ColumnarInput:
         by_key = hash_order(columns, self._codec.schema) or rows_by_key(columns, self._codec)
         order, starts, ends, hashes = by_key
         firsts = order[starts]
-        taken = pa.array(firsts)
-        keys = self._codec.uniform([column.take(taken) for column in columns])
+        numbers = pa.array(firsts)
+        keys = self._codec.uniform([column.take(numbers) for column in columns])
         self._keys = Keys(self._codec.schema, keys, key_groups[firsts], starts, ends, hashes)
         self._rows = rows.take(pa.array(order))
 

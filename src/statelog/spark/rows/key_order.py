@@ -92,16 +92,19 @@ class KeyedRows:
         self.row_count = len(key_groups)
         self._order = key_order(key_groups, key_columns, self._codec)
         firsts = pa.array(self._order.firsts)
-        given = [with_equal_floats(column.take(firsts)) for column in key_columns]
-        columns = self._codec.uniform(given)
+        given_columns = [with_equal_floats(column.take(firsts)) for column in key_columns]
+        columns = self._codec.uniform(given_columns)
         if self.kept is not None:
             self.kept.order, self.kept.key_columns = self._order, columns
         self._keys = self._codec.decode(columns)
         is_given = self._codec.is_plain and all(
-            one.type == field.type for one, field in zip(given, self._codec.schema, strict=True)
+            column.type == field.type
+            for column, field in zip(given_columns, self._codec.schema, strict=True)
         )
-        self._shown = self._keys if is_given else list(zip(*map(to_python, given), strict=True))
-        return given
+        self._shown = (
+            self._keys if is_given else list(zip(*map(to_python, given_columns), strict=True))
+        )
+        return given_columns
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows, in the order of their first rows."""
@@ -187,15 +190,15 @@ def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
 
 
 def _column_codes(column: pa.Array, codec: KeyCodec, position: int) -> tuple[RowNumbers, int]:
-    one = KeyCodec(pa.schema([codec.schema.field(position)]))
+    part = KeyCodec(pa.schema([codec.schema.field(position)]))
     if not pa.types.is_nested(column.type):
-        (column,) = one.uniform([column])  # Arrow compares floats by their bits
+        (column,) = part.uniform([column])  # Arrow compares floats by their bits
         try:
             return _numbered(column)
         except pa.ArrowNotImplementedError:
             pass
     numbers: dict[Key, int] = {}
-    codes = [numbers.setdefault(key, len(numbers)) for key in one.decode([column])]
+    codes = [numbers.setdefault(key, len(numbers)) for key in part.decode([column])]
     return np.asarray(codes, np.int64), max(len(numbers), 1)
 
 

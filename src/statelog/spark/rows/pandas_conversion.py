@@ -120,9 +120,9 @@ class ColumnConverter:
 
         A `ValueError` or `TypeError` has Spark's words, for programs that search for them.
         """
-        given = series.dtype
-        if isinstance(given, pd.CategoricalDtype):
-            series = series.astype(given.categories.dtype)
+        dtype = series.dtype
+        if isinstance(dtype, pd.CategoricalDtype):
+            series = series.astype(dtype.categories.dtype)
         series = self._prepared(series)
         if self._to_decimal:
             series = series.map(_decimal_of).astype(object)
@@ -135,7 +135,7 @@ class ColumnConverter:
                 return pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safe)
         except TypeError as error:
             raise TypeError(
-                f"Cannot convert the output value of the column {self._name!r} with type {str(given)!r} "
+                f"Cannot convert the output value of the column {self._name!r} with type {str(dtype)!r} "
                 f"to the specified return type of the column: '{kind}'"
             ) from error
         except ValueError as error:
@@ -144,7 +144,7 @@ class ColumnConverter:
                 "spark.sql.execution.pandas.convertToArrowArraySafely=false allows"
             )
             raise type(error)(
-                f"Failed to convert the value of the column {self._name!r} with type {str(given)!r} to "
+                f"Failed to convert the value of the column {self._name!r} with type {str(dtype)!r} to "
                 f"Arrow type '{kind}'{advice if safe else ''}"
             ) from error
 

@@ -153,13 +153,13 @@ class FrameInput(KeyedRows):
         """Give the processor the timestamps in keys as frames hold them."""
         if any(pa.types.is_timestamp(column.type) for column in columns):
             timezone = self._settings.timezone
-            shown = [
+            values = [
                 _as_cells(column, timezone)
                 if pa.types.is_timestamp(column.type)
                 else column.to_pylist()
                 for column in columns
             ]
-            self._shown = list(zip(*shown, strict=True))
+            self._shown = list(zip(*values, strict=True))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[pd.DataFrame]]]:
         """Yield each key, in both its forms, and its frames."""
@@ -194,8 +194,8 @@ class _SortedFrame:
         self._inferred: list[tuple[int, _RowNumbers, np.dtype]] = []
         columns = {}
         series = series_of(table, timezone=settings.timezone, int_extension=settings.int_extension)
-        for position, (field, one) in enumerate(zip(table.schema, series, strict=True)):
-            cells = self._column(position, field.type, one, order)
+        for position, (field, cells_in) in enumerate(zip(table.schema, series, strict=True)):
+            cells = self._column(position, field.type, cells_in, order)
             if position in nulls and cells.dtype.kind == "i" and not settings.int_extension:
                 cells = cells.astype("float64")  # as where the null is in these rows
             columns[position] = cells

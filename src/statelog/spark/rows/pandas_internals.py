@@ -87,8 +87,8 @@ class _BlockJoiner:
     def joined(self) -> pd.DataFrame:
         # Arrays of datetimes and durations are numpy's inside.
         blocks = [
-            np.concatenate([getattr(values, "_ndarray", values) for values in one], axis=1)
-            for one in zip(*self._parts, strict=True)
+            np.concatenate([getattr(values, "_ndarray", values) for values in block], axis=1)
+            for block in zip(*self._parts, strict=True)
         ]
         columns = {
             position: blocks[block][row] for position, (block, row) in enumerate(self._places)
@@ -201,9 +201,9 @@ def agrees_with_public(access: FrameAccess) -> bool:
     )
 
 
-def _same(found: pd.DataFrame, expected: pd.DataFrame) -> bool:
+def _same(frame: pd.DataFrame, expected: pd.DataFrame) -> bool:
     return (
-        bool(found.equals(expected))
-        and found.columns.tolist() == expected.columns.tolist()
-        and isinstance(found.index, pd.RangeIndex)
+        bool(frame.equals(expected))
+        and frame.columns.tolist() == expected.columns.tolist()
+        and isinstance(frame.index, pd.RangeIndex)
     )

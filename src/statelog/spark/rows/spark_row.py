@@ -67,9 +67,9 @@ class RowInput(KeyedRows):
         if rows is None:
             start = bounds[0]
             rows = self._rows_of(start, bounds[-1])
-        keys, shown = self._keys[first:end], self._shown[first:end]
-        for key, given, (begin, stop) in zip(keys, shown, pairwise(bounds), strict=True):
-            yield key, given, iter(rows[begin - start : stop - start])
+        keys, user_keys = self._keys[first:end], self._shown[first:end]
+        for key, user_key, (begin, stop) in zip(keys, user_keys, pairwise(bounds), strict=True):
+            yield key, user_key, iter(rows[begin - start : stop - start])
 
 
 class RowOutput:

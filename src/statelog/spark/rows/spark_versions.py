@@ -30,9 +30,9 @@ _SEED: Final = np.uint32(42)
 
 def known_arguments(function: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
     """Return *function* with those of the named arguments that it takes in this version."""
-    taken = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     return functools.partial(
-        function, **{name: value for name, value in arguments.items() if name in taken}
+        function, **{name: value for name, value in arguments.items() if name in parameters}
     )
 
 
@@ -94,15 +94,15 @@ def hashed_to(partitions: int, partition: str) -> str:
 @functools.lru_cache(maxsize=16)
 def values_by_partition(partitions: int) -> tuple[int, ...]:
     """Return for each partition an int with `pmod(hash(value), partitions)`, Murmur3 with seed 42."""
-    found: dict[int, int] = {}
+    by_partition: dict[int, int] = {}
     start, step = 0, 16 * partitions
-    while len(found) < partitions:
+    while len(by_partition) < partitions:
         values = np.arange(start, start + step, dtype=np.uint32)
         places = _murmur3(values).astype(np.int32).astype(np.int64) % partitions
         for place, first in zip(*np.unique(places, return_index=True), strict=True):
-            found.setdefault(int(place), start + int(first))
+            by_partition.setdefault(int(place), start + int(first))
         start += step
-    return tuple(found[place] for place in range(partitions))
+    return tuple(by_partition[place] for place in range(partitions))
 
 
 def _murmur3(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

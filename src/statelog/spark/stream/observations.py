@@ -58,8 +58,8 @@ class Observations:
 
     def take(self) -> ObservedBatch:
         """Return the metrics of the micro-batch that has ended."""
-        taken, self._current = self._current, {}
-        return ObservedBatch(taken)
+        batch, self._current = self._current, {}
+        return ObservedBatch(batch)
 
 
 class _BetweenOperators:
@@ -130,10 +130,10 @@ def observed_operators(
     """Return *operators*, with the metrics of steps between them kept in *observations*."""
     between = _BetweenOperators(observations)
     return tuple(
-        each
-        if each.of_upstream is None
-        else replace(each, of_upstream=partial(each.of_upstream, observations=between))
-        for each in operators
+        operator
+        if operator.of_upstream is None
+        else replace(operator, of_upstream=partial(operator.of_upstream, observations=between))
+        for operator in operators
     )
 
 

@@ -94,7 +94,7 @@ def state_operator(
     figures = source_metrics(progress)
     phases = progress.milliseconds
     return {
-        "operatorName": ", ".join(each.schema.operator_id for each in operators),
+        "operatorName": ", ".join(operator.schema.operator_id for operator in operators),
         "numRowsTotal": progress.state_entries,
         "numRowsUpdated": progress.keys,
         "allUpdatesTimeMs": round(phases.get("run", 0)),
@@ -127,7 +127,7 @@ def idle_operator(operators: Sequence[OperatorDefinition], before: BatchProgress
 
 def _variables(operators: Sequence[OperatorDefinition]) -> dict[str, int]:
     """Return the numbers of state variables under the names that Spark has for them."""
-    schemas = [each.schema for each in operators]
+    schemas = [operator.schema for operator in operators]
     states = [state for schema in schemas for state in schema.states]
     numbers = {"numDeletedStateVars": sum(len(schema.deleted) for schema in schemas)}
     for kind, title in _KINDS.items():

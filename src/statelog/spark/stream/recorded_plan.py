@@ -110,8 +110,8 @@ class RecordedPlan:
 
 def refuse_streams(method: str, arguments: Iterable[object]) -> None:
     """Reject arguments of a step that are streams."""
-    for each in arguments:
-        if isinstance(each, DataFrame) and each.isStreaming:
+    for argument in arguments:
+        if isinstance(argument, DataFrame) and argument.isStreaming:
             raise UsageError(
                 f"{method} with another stream needs state for both streams, which a query with "
                 "a stateful operator cannot keep: combine the streams before the operator, or "

@@ -84,7 +84,7 @@ class StatefulQuery(StreamingQuery):
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:
         """See Spark's `StreamingQuery.recentProgress`; with the figures of statelog."""
-        return [self._figures.added_to(each) for each in super().recentProgress]
+        return [self._figures.added_to(progress) for progress in super().recentProgress]
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:

@@ -204,9 +204,9 @@ class StatefulStreamWriter(DataStreamWriter):
             self.queryName(query_name)
 
     def _start(self, function: Sink | None, *, one_time: bool) -> StreamingQuery:
-        known = self._checkpoint_location(one_time)
-        checkpoint = temporary_checkpoint(self._spark) if known is None else known
-        query = self._query(checkpoint, is_temporary=known is None)
+        location = self._checkpoint_location(one_time)
+        checkpoint = temporary_checkpoint(self._spark) if location is None else location
+        query = self._query(checkpoint, is_temporary=location is None)
         plan, observations = self._plan, Observations()
         figures = ProgressFigures(query.operators, observations, self._kept_progress())
         query = _observed(query, observations, figures)
@@ -231,7 +231,7 @@ class StatefulStreamWriter(DataStreamWriter):
         failures = Failures(engine)
         super().foreachBatch(failures)
         running = StatefulQuery(start(self, checkpoint), failures, figures, engine.close)
-        if known is None:
+        if location is None:
             delete_at_end(running, checkpoint, self._spark)
         return running
 

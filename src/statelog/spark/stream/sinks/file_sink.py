@@ -149,16 +149,16 @@ class FileEntries:
         newest = self._newest()
         if newest == _NONE:
             return
-        found = self._record(newest)
-        if found is None and newest <= self._planned:
+        written = self._record(newest)
+        if written is None and newest <= self._planned:
             return  # a query of Spark's own operator, continued with a copy of its checkpoint
-        if found is None or not found.is_of(query_id):
+        if written is None or not written.is_of(query_id):
             _log.warning(
                 "%s has the rows of another query; those of this query are appended to them",
                 self._path,
             )
-        elif found.batch_id > self._planned:
-            self._refuse_going_back(found, self._planned + 1)
+        elif written.batch_id > self._planned:
+            self._refuse_going_back(written, self._planned + 1)
 
     def begin(self, delivered: Delivered) -> int | None:
         """
@@ -192,29 +192,32 @@ class FileEntries:
         self._folder.delete(f"{RECORDS}/{entry - 1}")
 
     def _is_written(self, delivered: Delivered, newest: int) -> bool:
-        found = self._record(newest)
-        if found is None:
+        written = self._record(newest)
+        if written is None:
             # Spark's own operator wrote the entry, and this query continues from its checkpoint.
             return newest == delivered.batch_id != _NONE and delivered.batch_id <= self._planned
-        if found == delivered:
+        if written == delivered:
             return True
-        if found.is_of(query_of_writer(delivered.writer)) and found.batch_id >= delivered.batch_id:
-            self._refuse_going_back(found, delivered.batch_id)
+        if (
+            written.is_of(query_of_writer(delivered.writer))
+            and written.batch_id >= delivered.batch_id
+        ):
+            self._refuse_going_back(written, delivered.batch_id)
         return False
 
     def _announce(self, entry: int, delivered: Delivered) -> None:
         """Write down which micro-batch an entry will be."""
-        found = self._record(entry)
-        if found == delivered:
+        announced = self._record(entry)
+        if announced == delivered:
             return
-        if found is not None and not found.is_of(query_of_writer(delivered.writer)):
+        if announced is not None and not announced.is_of(query_of_writer(delivered.writer)):
             raise FencedError(
-                f"the query {found.writer} has announced entry {entry} of {self._path} and has not "
+                f"the query {announced.writer} has announced entry {entry} of {self._path} and has not "
                 "written it: it runs, or it ended in between. Stop it, or give this query a folder "
                 f"of its own. If it will never run again, delete {self._record_path(entry)}"
             )
         text = json.dumps({"writer": delivered.writer, "batch_id": delivered.batch_id})
-        self._folder.put(RECORDS, str(entry), text, overwrite=found is not None)
+        self._folder.put(RECORDS, str(entry), text, overwrite=announced is not None)
 
     def _newest(self) -> int:
         """Return the newest entry; -1 without entries."""
@@ -225,8 +228,8 @@ class FileEntries:
         if data is None:
             return None
         try:
-            found = json.loads(data)
-            return Delivered(str(found["writer"]), int(found["batch_id"]))
+            record = json.loads(data)
+            return Delivered(str(record["writer"]), int(record["batch_id"]))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{self._record_path(entry)} is damaged: it names no micro-batch ({error}). The query cannot tell "
@@ -244,9 +247,9 @@ class FileEntries:
                 ".option('statelog.fileSink', 'append')"
             )
 
-    def _refuse_going_back(self, found: Delivered, batch_id: int) -> None:
+    def _refuse_going_back(self, written: Delivered, batch_id: int) -> None:
         raise CheckpointError(
-            f"{self._path} has the rows of batch {found.batch_id} of this query, which now continues "
+            f"{self._path} has the rows of batch {written.batch_id} of this query, which now continues "
             f"with batch {batch_id}: the query was brought back to an earlier batch, or its "
             "checkpointLocation was restored from a backup. Files cannot be taken out of "
             f"{LOG}. Write to a new folder, and take the rows up to batch {batch_id - 1} from the old "

@@ -134,20 +134,20 @@ class _Records:
 
     def has(self, writer: str, batch_id: int) -> bool:
         """Return whether a micro-batch is recorded; a later one raises `CheckpointError`."""
-        known = self._known.get(writer)
-        if known is None:
+        recorded = self._known.get(writer)
+        if recorded is None:
             names = (info.path.rpartition("/")[2] for info in self._store.list(writer))
-            known = {int(name) for name in names if name.isdigit()}
-            self._known[writer] = known
-        if batch_id not in known and max(known, default=-1) > batch_id:
+            recorded = {int(name) for name in names if name.isdigit()}
+            self._known[writer] = recorded
+        if batch_id not in recorded and max(recorded, default=-1) > batch_id:
             raise CheckpointError(
-                f"{self._store.url}/{writer} records batch {max(known)}, and the query is at batch "
+                f"{self._store.url}/{writer} records batch {max(recorded)}, and the query is at batch "
                 f"{batch_id}: its checkpointLocation was restored from a backup. Delete the rows of "
                 f"batches from {batch_id} in the target, then {self._store.url}/{writer}",
                 reason="gap",
                 batch_id=batch_id,
             )
-        return batch_id in known
+        return batch_id in recorded
 
     def add(self, writer: str, batch_id: int) -> None:
         """Record a micro-batch, and delete the records that are not needed any more."""
@@ -156,8 +156,8 @@ class _Records:
             self._store.put_if_absent(f"{writer}/{batch_id}", data)
         except ObjectExistsError:  # by a run that was replaced: the same micro-batch
             _log.info("batch %d of %s was recorded by another run", batch_id, writer)
-        known = self._known.setdefault(writer, set())
-        known.add(batch_id)
-        old = sorted(known)[:-_KEPT]
+        recorded = self._known.setdefault(writer, set())
+        recorded.add(batch_id)
+        old = sorted(recorded)[:-_KEPT]
         self._store.delete(f"{writer}/{batch}" for batch in old)
-        known.difference_update(old)
+        recorded.difference_update(old)

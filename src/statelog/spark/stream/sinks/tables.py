@@ -105,15 +105,17 @@ class Catalog:
         columns, parts = stored.schema, stored.partition_by
         if not columns.fields:
             columns, parts = self._columns_of_files(table.name, schema)
-        asked = tuple(name.lower() for name in target.partition_by)
-        if asked and asked != tuple(name.lower() for name in parts):
+        partition_by = tuple(name.lower() for name in target.partition_by)
+        if partition_by and partition_by != tuple(name.lower() for name in parts):
             raise UsageError(
                 f"the table {table.name} is partitioned by {', '.join(parts) or 'no column'}, not by "
                 f"{', '.join(target.partition_by)}: leave partitionBy out"
             )
         _check_columns(table.name, columns, schema)
-        given = {key.lower() for key in target.settings}
-        options = {key: value for key, value in stored.options.items() if key.lower() not in given}
+        option_names = {key.lower() for key in target.settings}
+        options = {
+            key: value for key, value in stored.options.items() if key.lower() not in option_names
+        }
         return FilePlace(
             path=stored.path,
             source=table.source,
