@@ -240,14 +240,18 @@ def stateful_frame(
     )
     has_initial = initial is not None
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
-    if definition.event_time_output is not None:
-        check_output_column(
-            definition.event_time_output, output, has_watermark=source.facts.has_watermark
-        )
-        output = with_event_time(output, definition.event_time_output, source.frame.schema)
+    output = _with_event_time(output, definition.event_time_output, source)
     if not source.is_stream:
         return batch_frame(definition, resolved)
     return client.stream((*before, definition), output)
+
+
+def _with_event_time(output: StructType, name: str | None, source: KeyedInput) -> StructType:
+    """Return the output with its column of event time marked, if it has one."""
+    if name is None:
+        return output
+    check_output_column(name, output, has_watermark=source.facts.has_watermark)
+    return with_event_time(output, name, source.frame.schema)
 
 
 def _chain(

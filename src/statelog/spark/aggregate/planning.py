@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -98,6 +98,16 @@ def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> 
     return _Types(source, keys, key_schema, kinds, positions).plan(tuple(columns))
 
 
+class _Part(NamedTuple):
+    """A part of an aggregate's state: its SQL, and its columns among partial results and in the state."""
+
+    aggregate: str
+    name: str
+    sql: str
+    partial: str
+    column: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Types:
     """A frame of keys and arguments, before Spark has computed the types of its aggregates."""
@@ -110,12 +120,8 @@ class _Types:
 
     def plan(self, columns: tuple[Column | str, ...]) -> AggregationPlan:
         wholes = tuple(kind.whole(self.arguments[name]) for name, kind in self.kinds.items())
-        parts = [
-            (name, part, sql)
-            for name, kind in self.kinds.items()
-            for part, sql in kind.partials(self.arguments[name]).items()
-        ]
-        partials = [(sql, f"__part_{at}") for at, (_, _, sql) in enumerate(parts)]
+        parts = self._parts()
+        partials = tuple((part.sql, part.partial) for part in parts)
         results = [(sql, f"{_WHOLE}{at}") for at, sql in enumerate(wholes)]
         shape = self.source.groupBy(*self.keys).agg(
             *(expr(sql).alias(alias) for sql, alias in (*results, *partials))
@@ -125,45 +131,43 @@ class _Types:
             StructField(name, field.dataType, field.nullable)
             for name, field in zip(self.kinds, fields[: len(wholes)], strict=True)
         ]
-        named = [name if not part else f"{name}__{part}" for name, part, _ in parts]
         state = [
-            StructField(name, field.dataType)
-            for name, field in zip(named, fields[len(wholes) :], strict=True)
+            StructField(part.column, field.dataType)
+            for part, field in zip(parts, fields[len(wholes) :], strict=True)
         ]
-        schema = StructType([*(_without_metadata(key) for key in self.key_schema), *output])
+        keys = [_without_metadata(key) for key in self.key_schema]
+        schema = StructType([*keys, *output])
         _check_names(schema.names, "output")
-        _check_names(named, "state")
-        merged = tuple(
-            NamedAggregate(
-                name,
-                kind,
-                tuple(
-                    (part, inner, column)
-                    for (owner, part, _), (_, inner), column in zip(
-                        parts, partials, named, strict=True
-                    )
-                    if owner == name
-                ),
-            )
-            for name, kind in self.kinds.items()
-        )
-        count = len(self.keys)
-        keyed = KeyedFrame(
-            self.source,
-            columns,
-            tuple(range(1, 1 + count)),
-            1 + count,
-            StructType([_without_metadata(key) for key in self.key_schema]),
-        )
+        _check_names([part.column for part in parts], "state")
+        count = len(keys)
+        positions = tuple(range(1, 1 + count))
         return AggregationPlan(
-            keyed,
+            KeyedFrame(self.source, columns, positions, 1 + count, StructType(keys)),
             wholes,
-            PreAggregation(self.keys, tuple(partials)),
-            Merge(merged, arrow_schema(schema)),
+            PreAggregation(self.keys, partials),
+            Merge(self._named(parts), arrow_schema(schema)),
             StructType(state),
             schema,
             _event_time(self.key_schema),
         )
+
+    def _parts(self) -> list[_Part]:
+        parts: list[_Part] = []
+        for aggregate, kind in self.kinds.items():
+            for name, sql in kind.partials(self.arguments[aggregate]).items():
+                column = f"{aggregate}__{name}" if name else aggregate
+                parts.append(_Part(aggregate, name, sql, f"__part_{len(parts)}", column))
+        return parts
+
+    def _named(self, parts: Sequence[_Part]) -> tuple[NamedAggregate, ...]:
+        def of(aggregate: str) -> tuple[tuple[str, str, str], ...]:
+            return tuple(
+                (part.name, part.partial, part.column)
+                for part in parts
+                if part.aggregate == aggregate
+            )
+
+        return tuple(NamedAggregate(name, kind, of(name)) for name, kind in self.kinds.items())
 
 
 def _key_schema(grouping: Grouping) -> StructType:

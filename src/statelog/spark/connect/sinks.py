@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from statelog.errors import UsageError
+from statelog.errors import InvariantError, UsageError
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.stream.sinks import OptionValue, RowFunction, Target
 from statelog.spark.stream.sinks.simple import (
@@ -114,7 +114,8 @@ class MemoryInWorker:
         self._memory = Memory(session, self._name, self._schema)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        assert self._memory is not None
+        if self._memory is None:
+            raise InvariantError("the memory sink was not given the session of the worker")
         self._memory(frame, batch_id)
 
 

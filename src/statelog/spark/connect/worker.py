@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
 from statelog import __version__
-from statelog.errors import StatelogError, UsageError
+from statelog.errors import InvariantError, StatelogError, UsageError
 from statelog.metrics import Metrics
 from statelog.spark.connect.query_files import files_in_worker
 from statelog.spark.connect.recorded_steps import (
@@ -131,7 +131,8 @@ class ConnectEngine:
 
     def _opened(self, frame: DataFrame) -> MicroBatchEngine:
         start = self._start
-        assert start is not None
+        if start is None:
+            raise InvariantError("the query was not unpickled in the worker")
         files = files_in_worker(frame.sparkSession, start.checkpoint)
         times = QueryTimes(files, has_no_data_source=start.has_no_data_source)
         query_id = times.query_id()
