@@ -105,14 +105,13 @@ MODULES = {
     "checkpoint": _modules("checkpoint"),
     # What pure tests reach of the driver and the worker; the rest runs on Spark only.
     "spark": [
-        "driver/batch_cost",
+        "driver/progress",
         "driver/batch_times",
         "driver/restart",
         "driver/skew",
         "driver/snapshot_planner",
         "query/declared_state",
         "rows/key_order",
-        "rows/spark_row",
         "rows/spark_row",
         "worker/handle",
         "worker/large_input",

@@ -27,12 +27,14 @@ from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.input_plan import (
+    EachRow,
+    KeyedInput,
+    KeyedInputPlan,
     check_output_column,
     input_plan,
     with_event_time,
 )
 from statelog.spark.query.keyed_frame import grouping_of, initial_state
-from statelog.spark.query.keyed_input import EachRow, KeyedInput, KeyedInputPlan
 from statelog.spark.query.operator_settings import OperatorSettings, names_settings
 from statelog.spark.query.processor_checks import warn_of_missing_yield
 from statelog.spark.query.query import (

@@ -20,8 +20,8 @@ from statelog.demo.connect_server import ConnectServer
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.spark import disable, enable, replay, transform_with_state
+from statelog.spark.connect.client import ConnectStream
 from statelog.spark.connect.query_files import SparkFiles
-from statelog.spark.connect.writer import ConnectStream
 from statelog.spark.jvm.files import LocalFiles
 
 workers_get_by_value(__name__)

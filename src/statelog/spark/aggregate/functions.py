@@ -13,10 +13,9 @@ from typing import Any
 from pyspark.sql import Column
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate.distinct import DistinctCount, log_of_buckets
 from statelog.spark.aggregate.extremes import Extreme, TopK, ValueBy
 from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.sums import Count, Mean, Sum, Variance
+from statelog.spark.aggregate.sums import Count, DistinctCount, Mean, Sum, Variance, log_of_buckets
 from statelog.spark.jvm.gateway import is_connect
 
 ColumnOrName = Column | str

@@ -21,7 +21,7 @@ from pyspark.sql.connect.plan import LogicalPlan
 from pyspark.sql.types import StructType
 
 from statelog.spark.connect.explained_plan import node_names
-from statelog.spark.stream.observations import Observing, observed
+from statelog.spark.stream.query_progress import Observing, observed
 from statelog.spark.stream.recorded_plan import (
     OBSERVE,
     STATEFUL,

@@ -30,11 +30,10 @@ from statelog.spark.connect.recorded_steps import (
 from statelog.spark.connect.sinks import MemoryInWorker
 from statelog.spark.driver.batch_times import QueryTimes
 from statelog.spark.driver.engine import MicroBatchEngine
-from statelog.spark.query.delivery import Sink
+from statelog.spark.query.delivery import Sink, set_query
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import OperatorDefinition, Query
-from statelog.spark.query.writer_name import set_query
-from statelog.spark.stream.observations import Observations, observed_operators
+from statelog.spark.stream.query_progress import Observations, observed_operators
 from statelog.spark.worker.failures import END_OF_REPORT, with_message
 
 _log = logging.getLogger("statelog.spark")

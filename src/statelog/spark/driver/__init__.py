@@ -7,7 +7,7 @@ The driver's side: each micro-batch makes one checkpoint.
     operator_run, staged_rows      the tasks of one operator; its rows as the input of the next
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     recordings                     what tasks recorded, committed with the micro-batch
-    batch_cost, snapshot_planner   how many tasks run next; which key groups get a snapshot
+    snapshot_planner               which key groups get a snapshot
     batch_reports                  log, callback, metrics and the warning of skew
     unnamed_output                 the warning of output columns that no row names
 

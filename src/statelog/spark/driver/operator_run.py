@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame
 from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.batch_cost import batch_cost
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.no_data_batches import has_due_timer
+from statelog.spark.driver.progress import batch_cost
 from statelog.spark.driver.recordings import record_spec
 from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.state_location import StateLocation

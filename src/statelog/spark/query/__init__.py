@@ -2,14 +2,13 @@
 Everything about a stateful query that is decided once, before it runs.
 
     session              what differs between a classic session and one of Spark Connect
-    keyed_input          from `groupBy(...)` to rows with keys: keyed_frame, input_plan, pre_aggregation
+    input_plan           from `groupBy(...)` to rows with keys: keyed_frame, pre_aggregation
     processor_checks     a copy of the processor as a worker gets it, and a warning of a missing `yield`
     declared_state       from the processor's `init`, run once, to the declared state variables
     settings             the declarations of all settings, each made by `setting`
     record               which keys are recorded; operator_settings: the settings as arguments
     resolve              from session, code and writer to `QuerySettings`
     query                operators, settings and location in one immutable object for the driver
-    writer_name          the name under which sinks record micro-batches
 
 `delivery` and `progress` hold the types that the driver and the user share.
 """

@@ -26,7 +26,7 @@ from statelog.spark.jvm.frames import (
     streaming_operators,
     with_columns_of,
 )
-from statelog.spark.stream.observations import Observing, observed
+from statelog.spark.stream.query_progress import Observing, observed
 
 STATEFUL = {
     "Aggregate": "an aggregation",

@@ -31,8 +31,7 @@ from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX
-from statelog.spark.stream.observations import Observations, observed_operators
-from statelog.spark.stream.query_progress import ProgressFigures
+from statelog.spark.stream.query_progress import Observations, ProgressFigures, observed_operators
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.sinks import (
     OptionValue,

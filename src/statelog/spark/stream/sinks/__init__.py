@@ -10,7 +10,7 @@ Write the rows of one micro-batch to a format, a table or a function.
 A new kind of sink is a module here and a branch in `choose.sink_of`.
 """
 
-from statelog.spark.query.writer_name import writer_id
+from statelog.spark.query.delivery import writer_id
 from statelog.spark.stream.sinks.choose import SinkContext, sink_of
 from statelog.spark.stream.sinks.idempotent import idempotent
 from statelog.spark.stream.sinks.simple import OptionValue, RowFunction, Target, foreach_sink

@@ -29,7 +29,7 @@ from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.jvm.files import HadoopFolder, checkpoint_files
 from statelog.spark.jvm.sinks import FileStreamSink
-from statelog.spark.query.writer_name import query_of_writer, writer_id
+from statelog.spark.query.delivery import query_of_writer, writer_id
 from statelog.spark.stream.sinks.simple import OptionValue
 
 _log = logging.getLogger("statelog.spark")

@@ -18,8 +18,7 @@ from pyspark.sql import DataFrame
 
 from statelog.errors import CheckpointError, ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.query.delivery import Sink
-from statelog.spark.query.writer_name import writer_id
+from statelog.spark.query.delivery import Sink, writer_id
 from statelog.store import open_store
 
 _log = logging.getLogger("statelog.spark")

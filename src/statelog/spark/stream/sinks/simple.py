@@ -22,8 +22,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.jvm.arrow_data import frame_of_arrow
-from statelog.spark.query.delivery import Sink
-from statelog.spark.query.writer_name import writer_id
+from statelog.spark.query.delivery import Sink, writer_id
 
 if TYPE_CHECKING:
     from pyspark.sql._typing import SupportsProcess

@@ -1,6 +1,6 @@
 """By which number a query finds its own workers."""
 
-from statelog.spark.jvm.own_workers import QueryNumbers
+from statelog.spark.jvm.python_job import QueryNumbers
 
 
 def test_each_active_query_has_a_number_and_keeps_it() -> None:
