@@ -89,7 +89,7 @@ FIRST = {
         "tests/unit/core/test_snapshot_schedule.py",
     ],
     "spark/rows/key_order": ["tests/unit/spark/rows/test_key_order.py"],
-    "spark/rows/spark_row": ["tests/unit/spark/rows/test_row_output.py"],
+    "spark/rows/spark_row": ["tests/unit/spark/rows/test_spark_row_output.py"],
 }
 """Modules whose tests are these alone."""
 

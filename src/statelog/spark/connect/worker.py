@@ -54,13 +54,7 @@ def observed_key(query_id: str, batch_id: int) -> str:
 
 
 class ObservedFigures(msgspec.Struct, frozen=True):
-    """
-    The observed metrics of a micro-batch, as the session has them.
-
-    Args:
-        batch_id: The micro-batch.
-        values: Values by name and column.
-    """
+    """The observed metrics of a micro-batch by name and column, as the session has them."""
 
     batch_id: int
     values: dict[str, dict[str, Any]]
@@ -68,16 +62,7 @@ class ObservedFigures(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryStart:
-    """
-    What the worker needs to run a query.
-
-    Args:
-        query: The query.
-        checkpoint: Its checkpointLocation, as given to Spark.
-        has_no_data_source: Whether its last source is that for no-data batches.
-        steps: The steps behind the operator.
-        sink: Takes the output frame and the batch id.
-    """
+    """What the worker needs to run a query, at a checkpointLocation as given to Spark."""
 
     query: Query
     checkpoint: str

@@ -45,11 +45,9 @@ class AggregationSql:
     An aggregation, as SQL over the columns of its input.
 
     Args:
-        keys: Names of the key columns.
-        results: The results, one row for each key.
+        keys, results: Names of the key columns, and the results, one row for each key.
         columns: The columns of a task's input, over keys and results.
         task: An int that Spark's hash partitioning puts into the partition of the key's task.
-        tasks: Number of tasks.
     """
 
     keys: Sequence[str]

@@ -102,7 +102,7 @@ def write_instead(writer: DataStreamWriter, frame: DataFrame) -> None:
     writer._jwrite = frame._jdf.writeStream()
 
 
-def start(writer: DataStreamWriter, checkpoint: str) -> StreamingQuery:
+def start_query(writer: DataStreamWriter, checkpoint: str) -> StreamingQuery:
     """Start the query of a classic writer, with Spark's errors, at a checkpointLocation."""
     writer._jwrite = writer._jwrite.option("checkpointLocation", checkpoint)
     return writer._sq(writer._jwrite.start())

@@ -95,11 +95,8 @@ class FileTable:
     A table of the session's own catalog, as it is stored.
 
     Args:
-        has_buckets: Whether its files are bucketed.
         schema: Its columns, with the partitions at the end; empty where the catalog has none.
-        partition_by: The columns of its partitions.
-        options: Options of its format.
-        path: Its folder.
+        options, path: Options of its format, and its folder.
         refresh: Lets the session's readers see new files.
     """
 

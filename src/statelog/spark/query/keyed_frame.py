@@ -35,11 +35,9 @@ class KeyedFrame:
     A frame whose rows have their key group and key.
 
     Args:
-        frame: Columns: the key group, then the key columns that are computed, then the input's
-            columns.
+        frame: Columns: the key group, then key columns that are computed, then the input's columns.
         columns: The columns of *frame* as expressions over the input, for `select`.
-        key_positions: Positions of the key columns.
-        first_input: Position of the first column of the input.
+        key_positions, first_input: Positions of the key columns, and of the input's first column.
         key_schema: Names and types of the key columns.
     """
 
@@ -52,14 +50,7 @@ class KeyedFrame:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """
-    A frame and what it is grouped by.
-
-    Args:
-        frame: The frame.
-        columns: The key columns.
-        inputs: For each the name of the input column that it is; None for an expression.
-    """
+    """A frame and its key columns, each with the input column that it is, or None."""
 
     frame: DataFrame
     columns: Sequence[Column]

@@ -22,13 +22,7 @@ from statelog.spark.rows.spark_versions import hashed_to
 
 @dataclass(frozen=True, slots=True)
 class PreAggregation:
-    """
-    The partial results of the rows of one micro-batch, one row for each key.
-
-    Args:
-        keys: Names of the key columns in the input.
-        partials: SQL over the input's columns, and the names of the results.
-    """
+    """The partial results of a micro-batch by key: key columns, and SQL with the names of results."""
 
     keys: tuple[str, ...]
     partials: tuple[tuple[str, str], ...]

@@ -89,15 +89,7 @@ class OperatorDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """
-    A query that is about to start, as the driver needs it.
-
-    Args:
-        operators: The operators, in the order of the data; at least one.
-        settings: Its settings, from session, code and writer.
-        location: Root of the state location, as a URL.
-        task_bounds: Fewest and most tasks of a micro-batch.
-    """
+    """A query that is about to start, as the driver needs it."""
 
     operators: tuple[OperatorDefinition, ...]
     settings: QuerySettings

@@ -28,13 +28,7 @@ _KEY_SHARE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class RecordRule:
-    """
-    The keys to record.
-
-    Args:
-        rate: The share of all keys, 0 to 1; chosen by their hash.
-        keys: Single keys, each as a tuple of values.
-    """
+    """The keys to record: a share of all by their hash, 0 to 1, or single keys as tuples."""
 
     rate: float = 0.0
     keys: tuple[tuple[Any, ...], ...] = ()

@@ -85,13 +85,7 @@ class SparkRowFormat:
 
 @dataclass(frozen=True, slots=True)
 class PandasRowFormat:
-    """
-    Rows as pandas DataFrames.
-
-    Args:
-        settings: The session's settings for frames.
-        columns: Names and types of the output.
-    """
+    """Rows as pandas DataFrames, by a session's settings, and the columns of the output."""
 
     settings: PandasSettings
     columns: StructType

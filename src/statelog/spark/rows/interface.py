@@ -24,11 +24,9 @@ MOST_NAMES: Final = 100
 
 class UnnamedColumns(NamedTuple):
     """
-    What a task notes of its Rows where they leave a column out.
+    The output columns that no Row of a task names, which are null.
 
-    Args:
-        columns: The output columns that are in no Row, which are null.
-        other_names: Fields of the Rows that are no output columns, at most `MOST_NAMES`.
+    *other_names* are fields of the Rows that are not output columns, at most `MOST_NAMES`.
     """
 
     columns: tuple[str, ...]

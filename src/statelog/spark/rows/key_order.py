@@ -50,14 +50,7 @@ NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 @dataclass(slots=True)
 class KeptRows:
-    """
-    The rows of a task's input in columns.
-
-    Args:
-        batches: The rows as they were read.
-        order: Their order.
-        key_columns: The key columns, one row for each key in the order of keys.
-    """
+    """The rows of a task's input in columns, their order, and one row of key columns for each key."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     order: KeyOrder = NO_ROWS

@@ -25,13 +25,7 @@ _FIRST_COLUMN = 2  # after the key group and the flag for initial rows
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """
-    The layout of a task's batches: key group, keys, input columns.
-
-    Args:
-        key_positions: Positions of the key columns.
-        first_input: Position of the first column that the processor gets.
-    """
+    """The layout of a task's batches: key group, keys, input columns from *first_input* on."""
 
     key_positions: tuple[int, ...]
     first_input: int
@@ -39,14 +33,7 @@ class InputLayout:
 
 @dataclass(frozen=True, slots=True)
 class InitialLayout:
-    """
-    The layout of a first micro-batch that carries initial state.
-
-    Args:
-        layout: The layout of initial rows after the split.
-        input_names: Names of the input's columns after the key group.
-        initial_names: Names of the initial rows' columns after the key group.
-    """
+    """The layout of initial rows after the split, and the names of both parts' columns."""
 
     layout: InputLayout
     input_names: tuple[str, ...]
@@ -82,11 +69,9 @@ def _part(batch: pa.RecordBatch, columns: slice, names: tuple[str, ...]) -> pa.R
 @dataclass(frozen=True, slots=True)
 class LateRows:
     """
-    The rule for late rows of a micro-batch.
+    Rows with an event time up to *late_ms* are late; rows without one are not.
 
-    Args:
-        position: Position of the event time in a task's input; of a window the end counts.
-        late_ms: Rows with an event time up to this are late; rows without one are not.
+    The event time is at a position of the task's input; of a window the end counts.
     """
 
     position: int

@@ -36,14 +36,7 @@ _UNFIT = (
 
 @dataclass(slots=True)
 class _Frames:
-    """
-    Frames of one form.
-
-    Args:
-        joiner: Keeps their rows.
-        ordinals: The number of each frame in the order in which the processor yielded it.
-        lengths: The number of rows of each frame.
-    """
+    """Frames of one form: their rows, the number of each in the order of yields, and its rows."""
 
     joiner: FrameJoiner
     ordinals: list[int] = field(default_factory=list)

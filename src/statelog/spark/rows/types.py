@@ -78,13 +78,7 @@ def from_ipc(data: bytes | memoryview) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class ArrowLimits:
-    """
-    The limits of a session, set or Spark's own.
-
-    Args:
-        records: Most rows of a batch, >= 1.
-        size: Most bytes of a batch, >= 1.
-    """
+    """The limits of a session, set or Spark's own: most rows and most bytes of a batch, >= 1."""
 
     records: int
     size: int

@@ -13,8 +13,8 @@ the ids of the shape's columns (Catalyst's expression ids), so that the user's c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -59,19 +59,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlan:
-    """
-    The steps applied to the output of a stateful operator.
-
-    Args:
-        start: The shape of the output itself.
-        steps: The steps in order.
-    """
+    """The steps applied to the output of a stateful operator, and the shape of that output."""
 
     start: DataFrame
     steps: tuple[Step, ...] = ()
 
     @classmethod
-    def of(cls, session: SparkSession, schema: StructType) -> RecordedPlan:
+    def of(cls, session: SparkSession, schema: StructType) -> Self:
         """Return the plan without steps for an output of *schema*."""
         return cls(empty_stream(session, schema))
 
@@ -85,14 +79,19 @@ class RecordedPlan:
         """Whether no rows come out where none go in; a function of the user may make some."""
         return not any(step.method in _MAY_MAKE_ROWS for step in self.steps)
 
-    def then(
-        self, method: str, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> RecordedPlan:
+    def then(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Self:
         """Return the plan with a call of *method* as its last step, if Spark and we can run it."""
-        refuse_streams(method, (*args, *kwargs.values()))
+        _refuse_streams(method, (*args, *kwargs.values()))
         shape = getattr(self.shape, method)(*args, **kwargs)
-        _check_stateless(method, shape)
-        return RecordedPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
+        self._check(method, shape)
+        return replace(self, steps=(*self.steps, Step(method, args, kwargs, shape)))
+
+    def _check(self, method: str, shape: DataFrame) -> None:
+        """Reject a step that needs state, or that Spark does not support on a stream."""
+        for operator in streaming_operators(shape):
+            if operator in STATEFUL:
+                raise needs_state(method, STATEFUL[operator])
+        check_streaming(shape)
 
     def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
         """Apply the steps to *frame*, the output of one micro-batch, with or without `observe`."""
@@ -108,7 +107,7 @@ class RecordedPlan:
         return frame
 
 
-def refuse_streams(method: str, arguments: Iterable[object]) -> None:
+def _refuse_streams(method: str, arguments: Iterable[object]) -> None:
     """Reject arguments of a step that are streams."""
     for argument in arguments:
         if isinstance(argument, DataFrame) and argument.isStreaming:
@@ -126,10 +125,3 @@ def needs_state(method: str, what: str) -> UsageError:
         "it in a processor, or before the first stateful operator, or in a second query over the "
         "output of this one; within one micro-batch, in foreachBatch"
     )
-
-
-def _check_stateless(method: str, shape: DataFrame) -> None:
-    for operator in streaming_operators(shape):
-        if operator in STATEFUL:
-            raise needs_state(method, STATEFUL[operator])
-    check_streaming(shape)  # what else a stream does not support

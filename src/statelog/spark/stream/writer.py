@@ -26,7 +26,7 @@ from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.driver.no_data_batches import QueryTriggers, has_no_data_source
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
-from statelog.spark.jvm.queries import RunningQuery, start, write_instead
+from statelog.spark.jvm.queries import RunningQuery, start_query, write_instead
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
@@ -229,7 +229,7 @@ class StatefulStreamWriter(DataStreamWriter):
             self._write_instead(with_no_data_source(query.source.frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)
-        running = StatefulQuery(start(self, checkpoint), failures, figures, engine.close)
+        running = StatefulQuery(start_query(self, checkpoint), failures, figures, engine.close)
         if location is None:
             delete_at_end(running, checkpoint, self._spark)
         return running

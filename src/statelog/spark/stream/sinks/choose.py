@@ -34,16 +34,7 @@ _COMPACTED: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """
-    What a sink has to know of its query.
-
-    Args:
-        session: The user's session, in which a table in memory is visible.
-        schema: Columns of the output.
-        query_name: Name of the query, and of the table in memory.
-        files: The query's checkpointLocation.
-        file_output: How files are written.
-    """
+    """What a sink has to know of its query; a table in memory is visible in *session*."""
 
     session: SparkSession
     schema: StructType

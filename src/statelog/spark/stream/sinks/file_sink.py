@@ -45,11 +45,8 @@ class FilePlace:
     Where files are written, and how.
 
     Args:
-        path: The folder.
-        source: The format.
-        schema: Columns of the output.
-        partition_by: Columns of the folders inside.
-        options: Options of the format.
+        path, source, options: The folder, the format and its options.
+        schema, partition_by: Columns of the output, and of the folders inside.
         columns: Columns of the files in their order; empty for those of the output.
         refresh: Called after each micro-batch, so that the session's readers see it.
     """

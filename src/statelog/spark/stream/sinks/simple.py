@@ -57,11 +57,7 @@ class Target:
     """
     The place and form in which output is written.
 
-    Args:
-        source: The format; None for the session's default.
-        table: Name of a table, or None.
-        partition_by, cluster_by: Columns by which files are partitioned or clustered.
-        settings: The sink's options: lower-case key -> key and value.
+    *source* is None for the session's default; *settings* is lower-case key -> key and value.
     """
 
     source: str | None = None

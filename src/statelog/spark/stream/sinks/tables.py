@@ -27,10 +27,9 @@ _FOLDER_EXISTS: Final = "LOCATION_ALREADY_EXISTS"
 @dataclass(frozen=True, slots=True)
 class KnownTable:
     """
-    A table that exists.
+    A table that exists, by the name that the caller typed.
 
     Args:
-        name: The name that the caller typed.
         source: Its format in lower case; "" if the catalog has none.
         entry: Its CatalogTable in the session's catalog; None if another catalog has it.
     """
