@@ -111,7 +111,7 @@ def transform_with_state(
         initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types;
             `handleInitialState` is called with its rows in the first micro-batch of an empty state.
         eventTimeColumnName: Output column that holds the event time; rows older than the
-            watermark are an error.  A stateful operator behind this one uses it.  Empty for none.
+            watermark are an error.  A stateful operator after this one uses it.  Empty for none.
         settings: See `OperatorSettings`.
 
     Returns:
@@ -284,7 +284,7 @@ def _input(arguments: OperatorArguments, client: Client, key_groups: KeyGroupRan
 def _check_chain(
     before: Sequence[OperatorDefinition], time_mode: str, settings: QuerySettings
 ) -> None:
-    """Check that an operator can follow those of *before* in one query."""
+    """Check that an operator can follow *before* in one query."""
     others = time_mode_of(before)
     if "none" not in (time_mode, others) and time_mode != others:
         raise UsageError(

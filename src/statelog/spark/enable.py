@@ -43,7 +43,7 @@ def enable(spark: SparkSession) -> None:
     base folder, under the queryName.  The other settings of `OperatorSettings`, and the options of
     docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call has no effect.
 
-    Spark 4.0 has no `transformWithState` of Rows of its own.  It is added for as long as a session is
+    Spark 4.0 does not have a `transformWithState` of Rows.  It is added for as long as a session is
     enabled.
 
     Args:

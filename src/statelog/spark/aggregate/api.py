@@ -45,7 +45,7 @@ def aggregate(
     """
     Keep running aggregates by key, and by window of event time.
 
-    The types of the results are those of Spark's own functions.  Output columns are the keys, then the
+    The results have the types that Spark's own functions give them.  Output columns are the keys, then the
     aggregates.
 
     Args:

@@ -121,7 +121,7 @@ class TopK:
     The values of the *k* rows with the greatest of another column, greatest first.
 
     The arguments are that column and the value.  Of rows with equal ones, those with the greater value
-    are kept; those of earlier micro-batches where values are not ordered, in Spark as in Arrow.
+    are kept; rows of earlier micro-batches where values are not ordered, in Spark as in Arrow.
     """
 
     k: int
@@ -180,7 +180,7 @@ def _by_rank(
     keys = [("owner", "ascending")]
     for name in names:
         column = pc.struct_field(rows, name)
-        if pa.types.is_boolean(column.type):  # Arrow has no order of booleans here
+        if pa.types.is_boolean(column.type):  # Arrow does not order booleans here
             column = column.cast(pa.int8())
         if pa.types.is_floating(column.type):  # Arrow puts NaN last in either direction
             columns[f"{name}_is_nan"] = pc.fill_null(pc.is_nan(column), False).cast(pa.int8())

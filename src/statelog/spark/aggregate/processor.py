@@ -83,7 +83,7 @@ class AggregateProcessor(ColumnarProcessor):
     Args:
         merge, state: The aggregates, and the schema of their state.
         event_time: Position of the key that is an event time or a window of it; the state of a key is
-            dropped when the watermark has reached it.  None: it is kept for ever.
+            dropped when the watermark has reached it.  None: it is always kept.
         is_append: Whether a key's only output is made then; else in each micro-batch with rows of it.
     """
 

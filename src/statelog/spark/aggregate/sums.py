@@ -2,8 +2,8 @@
 Counts, sums, means and variances, and the approximate number of distinct values: aggregates of a fixed size.
 
 Spark's `hll_sketch_agg` and the package `datasketches` are the same library in two languages with one
-format: Spark makes the HyperLogLog sketches of a micro-batch, and the tasks unite them with those of the
-state.
+format: Spark makes the HyperLogLog sketches of a micro-batch, and the tasks unite them with the
+state's.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Sum(_OfNumbers):
 
 
 def _decimal_sums(left: Parts, right: Parts, title: str, *, is_ansi: bool) -> Parts:
-    """Return the sums of decimals, null for ever after an overflow; an error in ANSI mode."""
+    """Return the sums of decimals, always null after an overflow; an error in ANSI mode."""
     before = pc.fill_null(left["some"], False)
     some = pc.or_(before, right["some"])
     sums = added(left["sum"], right["sum"], is_ansi=is_ansi)

@@ -1,7 +1,7 @@
 """
 The client's half of a query on Spark Connect: the session's functions, the stream, and its writer.
 
-The settings of the output are those of `StatefulStreamWriter`.  `start` sends the engine to the
+The output is set as with `StatefulStreamWriter`.  `start` sends the engine to the
 server as the function for `foreachBatch` of Spark's own writer.
 """
 
@@ -110,7 +110,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         if self._trigger:
             writer = writer.trigger(**self._trigger)
         writer = writer.foreachBatch(engine).option("checkpointLocation", checkpoint)
-        # PySpark's two classes of a query have no common base.
+        # PySpark's two classes of a query do not share a base.
         return cast("StreamingQuery", ConnectQuery(_started(writer), query.operators))
 
     def _asked(self, settings: QuerySettings, files: QueryFiles) -> bool | None:

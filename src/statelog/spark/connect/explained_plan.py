@@ -1,7 +1,7 @@
 """
 Read facts from the plan of an input, from the text of `explain`.
 
-A Connect client has no plan but this text: a temporary view or a SQL text is one node in what it
+A Connect client only has this text of a plan: a temporary view or a SQL text is one node in what it
 sends.  The server's analyzed plan has every node by its name, with `~` in front of streaming ones.
 Source: Spark's TreeNode.generateTreeString.
 """

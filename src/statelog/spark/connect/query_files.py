@@ -41,7 +41,7 @@ class SparkFiles:
         return self._url
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return a file, or its last *tail* bytes; None if there is no such file."""
+        """Return a file, or its last *tail* bytes; None if it does not exist."""
         contents = self._column("content", _GLOB.sub(r"\\\1", f"{self._url}/{name}"))
         if not contents:
             return None

@@ -93,7 +93,7 @@ def _no_file_sink(source: str) -> UsageError:
 
 
 def _provider(session: SparkSession, table: str) -> str | None:
-    """Return the format of a table, in lower case; None if there is no such table."""
+    """Return the format of a table, in lower case; None if it does not exist."""
     if not session.catalog.tableExists(table):
         return None
     rows = session.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()

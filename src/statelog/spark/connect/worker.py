@@ -110,7 +110,7 @@ class ConnectEngine:
             self._engine(frame, batch_id)
         except StatelogError as error:
             _log.debug("batch %d failed", batch_id, exc_info=error)
-            # A copy that was never raised has no frames of its own before its message.
+            # A copy that was never raised does not have frames before its message.
             raise with_message(error, f"{error.message}\n{END_OF_REPORT}") from None
 
     def _opened(self, frame: DataFrame) -> MicroBatchEngine:

@@ -1,5 +1,5 @@
 """
-What the JVM knows of a classic frame and PySpark has no public call for.
+What the JVM knows of a classic frame, and PySpark does not offer publicly.
 
 That is what it is grouped by, the nodes of its plan, its size, and the ids of its columns.
 """

@@ -1,7 +1,7 @@
 """
-The JVM of a classic session, reached through py4j, which has no types.
+The JVM of a classic session, reached through py4j, without types.
 
-On Spark Connect there is no JVM to ask: callers check `is_connect` first.
+Spark Connect does not have a JVM to ask: callers check `is_connect` first.
 """
 
 from __future__ import annotations

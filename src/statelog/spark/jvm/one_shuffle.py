@@ -103,7 +103,7 @@ class OneShuffle:
         plan = executed_plan(frame.sparkSession, results)
         shuffle = _shuffle_of_aggregation(plan)
         if shuffle is None:
-            raise Unfit("the plan of the aggregation has no shuffle of its own")
+            raise Unfit("the plan of the aggregation does not shuffle")
         # The partial results begin with the keys: `_partitioning` finds them by position.
         partials = shuffle.children().head().output()
         by = shuffle.outputPartitioning().expressions()

@@ -14,7 +14,7 @@ SHUFFLE: Final = "Exchange"
 _SCAN: Final = "Scan ExistingRDD"
 _LOGICAL: Final = "LogicalRDD"
 _SCANNED: Final = ("output", "outputPartitioning", "outputOrdering")
-"""What a scan has of the rows beside their RDD; the names are those of both nodes."""
+"""What a scan knows of the rows besides their RDD; both nodes have these names."""
 
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
@@ -55,7 +55,7 @@ class PlanCopies:
         return node.makeCopy(arguments)
 
     def with_node(self, plan: JavaObject, node: JavaObject, other: JavaObject) -> JavaObject:
-        """Return a copy of a plan with another node in place of one of its own."""
+        """Return a copy of a plan in which *other* replaces *node*."""
         return plan.transformUp(self._map(node, other))  # a map is a partial function
 
 

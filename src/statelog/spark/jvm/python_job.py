@@ -118,7 +118,7 @@ class OwnWorkers:
         self._of_plan = jvm.org.apache.spark.sql.classic.Dataset.ofRows
 
     def _owner(self, session: SparkSession) -> str:
-        """Return what tells the workers of this query from those of others."""
+        """Return the name by which workers belong to this query."""
         query = query_of(session)
         if not query:
             return _NO_QUERY

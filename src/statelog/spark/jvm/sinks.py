@@ -1,8 +1,8 @@
 """
 Spark's sink of files, its formats, and the tables of its catalogs.
 
-PySpark has no call for a sink and a micro-batch, looks formats up only when rows are written, and its
-catalog has no partitions of a table.
+PySpark does not have a call for a sink and a micro-batch, looks formats up only when rows are written,
+and does not know the partitions of a table.
 Source: Spark's DataStreamWriter, DataSource.createSink, FileStreamSink.
 """
 
@@ -185,7 +185,7 @@ class Tables:
 
 
 def is_view(entry: JavaObject) -> bool:
-    """Return whether a CatalogTable is that of a view."""
+    """Return whether a CatalogTable describes a view."""
     return bool(entry.tableType().name() == "VIEW")
 
 

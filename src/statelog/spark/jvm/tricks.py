@@ -1,5 +1,5 @@
 """
-Tricks: faster ways through Spark's internals, each with a plain way beside it.
+Tricks: faster ways through Spark's internals, each next to a plain way.
 
 A trick is used unless `spark.statelog.jvm.<trick>` is false in the session.  Where a Spark, such as
 that of a managed platform, does not have what a trick needs, or an input does not fit it, the plain way

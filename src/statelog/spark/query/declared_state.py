@@ -33,7 +33,7 @@ class DriverHandle(StateVariables):
         return arrow_schema(self._parse(schema) if isinstance(schema, str) else schema)
 
     def _variable(self, variable: WantedVariable) -> Any:
-        """Note a state variable; what is returned cannot be used, because there is no key."""
+        """Note a state variable; what is returned cannot be used, because a key does not exist."""
         name, ttl_ms = variable.name, variable.ttl_ms
         reserved = not name or name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN
         if reserved or any(state.name == name for state in self.states):
@@ -67,13 +67,13 @@ class DriverHandle(StateVariables):
         self.states = [state for state in self.states if state.name != stateName]
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Refuse: there is no key yet."""
+        """Refuse: a key does not exist yet."""
         raise UsageError("timers belong to a key; register them while rows are handled")
 
     deleteTimer = registerTimer
 
     def listTimers(self) -> Iterator[int]:
-        """Refuse: there is no key yet."""
+        """Refuse: a key does not exist yet."""
         raise UsageError("timers belong to a key; list them while rows are handled")
 
 
@@ -83,14 +83,14 @@ class ColumnarDriverHandle(DriverHandle):
     def getColumnState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> Any:
-        """Note a variable; what is returned cannot be used, because there are no keys."""
+        """Note a variable; what is returned cannot be used, because keys do not exist."""
         return self._variable(
             WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
         )
 
     @property
     def timers(self) -> _NoTimers:
-        """Timers that cannot be used, because there are no keys."""
+        """Timers that cannot be used, because keys do not exist."""
         return _NoTimers()
 
     def _no_such_state(self, *_arguments: object, **_settings: object) -> NoReturn:

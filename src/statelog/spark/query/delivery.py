@@ -8,8 +8,8 @@ commits the state after it.
 The name is Spark's id of the query, which is the same over restarts.  After `statelog rewind` the
 numbers of micro-batches are used again for other rows, so the name has the rewind in it too.  On a
 classic session it is in the local properties of Spark's context, of which each query has its own.
-Spark Connect has no local properties; there each query has a process of its own, so the name is stored
-in this module.
+Spark Connect does not have local properties; there each query has a separate process, so the name is
+stored in this module.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class KeyedInput:
         keyed: Its rows with their keys.
         frame: What the user has grouped.
         facts: Facts from its plan.
-        is_stream: Whether it is that of a streaming query.
+        is_stream: Whether it is the input of a streaming query.
         of_upstream: Makes it from the rows of the operator before it; None for the query's own input.
     """
 

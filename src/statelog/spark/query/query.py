@@ -2,7 +2,7 @@
 One stateful query: everything that does not change while it runs.
 
 A query has one operator, or several that follow each other.  Each operator has *max_parallelism* key
-groups of its own: operator i of the query has the key groups i x max_parallelism and up.  So one
+groups: operator i of the query has the key groups i x max_parallelism and up.  So one
 checkpoint holds the state of all of them, by key group.
 """
 
@@ -61,11 +61,11 @@ class OperatorDefinition:
         event_time: Position of the column with the event time of rows, or None.
         event_time_output: The output column that may not be older than the watermark, or None.
         zone: The session's time zone.
-        arguments: The settings given in the code, those of the operators before it included.
+        arguments: The settings given in the code, also at the operators before it.
         of_upstream: Makes the input with its key groups from the rows of the operator before it;
-            None for the first operator, whose input is that of the query.
-        pre_aggregation: Makes partial results of the rows of a micro-batch, in Spark; then *frame* has
-            no key groups, and *layout* is that of the results.  None: the tasks get the rows.
+            None for the first operator, which reads the input of the query.
+        pre_aggregation: Makes partial results of the rows of a micro-batch, in Spark; then *frame* does
+            not have key groups, and *layout* describes the results.  None: the tasks get the rows.
     """
 
     frame: DataFrame
@@ -98,7 +98,7 @@ class Query:
 
     @property
     def source(self) -> OperatorDefinition:
-        """The first operator, whose input is that of the query."""
+        """The first operator, which reads the input of the query."""
         return self.operators[0]
 
     @property

@@ -106,5 +106,5 @@ def keys_of_operators(
 
 
 def key_bytes_of(batch_bytes: int) -> int:
-    """Return the most bytes of one key, given those of a micro-batch."""
+    """Return the most bytes of one key, given the most of a micro-batch."""
     return max(batch_bytes // _KEY_SHARE, 1)

@@ -32,7 +32,7 @@ class KeyOrder:
     The order of a task's rows.
 
     Args:
-        rows: Row numbers by key group and key, those of one key in the order of arrival.
+        rows: Row numbers by key group and key; rows of one key in the order of arrival.
         firsts: Number of the first row of each key, in the order of keys.
         bounds: The position in *rows* where each key begins, then the length of *rows*.
         ranges: Key group -> index of its first key, and of the key after its last; in the order of
@@ -138,7 +138,7 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
 
 
 class RowsByKey(NamedTuple):
-    """Row numbers, those of a key together in the order of arrival, and where each key begins and ends."""
+    """Row numbers by key, in the order of arrival, and where each key begins and ends."""
 
     rows: RowNumbers
     starts: RowNumbers

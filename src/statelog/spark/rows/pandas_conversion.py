@@ -42,7 +42,7 @@ _PLAIN: Final = (
     pa.types.is_date,
     pa.types.is_timestamp,
 )
-"""Types whose values need no conversion of their own."""
+"""Types whose values are not converted one by one."""
 
 
 def series_of(table: pa.Table, *, timezone: str, int_extension: bool) -> list[pd.Series]:

@@ -9,7 +9,7 @@ other frame.
 Frames have the types that PySpark's transformWithStateInPandas gives them.  From 4.2 it makes them out
 of rows of Python objects: all integers are int64, all floats float64, a bool column without a null in
 the frame is bool, timestamps are datetime64[ns] in the session's time zone, the index begins at 0,
-and a column whose name is no Python identifier is named by its position (`_2`).  4.0, and 4.1 with
+and a column whose name is not a Python identifier is named by its position (`_2`).  4.0, and 4.1 with
 initial state, keep the names and types of Arrow.
 Deviations: an integer column is float64 where the task's input (in PySpark: the Arrow batch) has a
 null in it; an all-null duration column stays timedelta64; integer keys stay integers, and a null is

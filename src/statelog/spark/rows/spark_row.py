@@ -144,7 +144,7 @@ class RowOutput:
         self._other_names.update(others[: MOST_NAMES - len(self._other_names)])
 
     def _no_row(self, item: object) -> str:
-        """Return what is wrong with an item that is no Row with names, and what to do."""
+        """Return what is wrong with an item that is not a Row with names, and what to do."""
         advice = f"{row_call(self._names)} makes an output row"
         if isinstance(item, dict):
             advice = "`yield Row(**values)` makes an output row of a dict"

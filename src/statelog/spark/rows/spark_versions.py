@@ -29,7 +29,7 @@ _SEED: Final = np.uint32(42)
 
 
 def known_arguments(function: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
-    """Return *function* with those of the named arguments that it takes in this version."""
+    """Return *function* with the named arguments that it takes in this version."""
     parameters = inspect.signature(function).parameters
     return functools.partial(
         function, **{name: value for name, value in arguments.items() if name in parameters}
@@ -42,7 +42,7 @@ def takes(function: Callable[..., Any], argument: str) -> bool:
 
 
 def offered(place: object, names: Iterable[str]) -> list[str]:
-    """Return those of *names* that a class or a module of Spark has in this version."""
+    """Return the *names* that a class or a module of Spark has in this version."""
     return [name for name in names if hasattr(place, name)]
 
 
@@ -130,7 +130,7 @@ except ImportError:
     _streaming = None  # type: ignore[assignment]
 
 AvailableNow: Final[type] = getattr(_streaming, "SupportsTriggerAvailableNow", object)
-"""What a stream inherits to end at what is there now; `object` where Spark has no such thing."""
+"""What a stream inherits to end at what is there now; `object` where Spark does not have it."""
 
 
 def read_limit(most: int | None) -> Any:

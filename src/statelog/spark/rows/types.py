@@ -1,5 +1,5 @@
 """
-Spark's types, Rows and batches, and those of Arrow.
+Spark's types, Rows and batches, and their form in Arrow.
 
 Spark's Arrow batches end after a number of rows, or of bytes, whichever comes first.
 """
@@ -32,7 +32,7 @@ NO_LIMIT: Final = 2**31 - 1
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return *schema* in Arrow's types; timestamps with a zone are in UTC."""
-    # Before 4.2 there is no such argument, and UTC always.
+    # Before 4.2 the argument does not exist, and the zone is always UTC.
     converted: pa.Schema = known_arguments(to_arrow_schema, timezone="UTC")(schema)
     return converted
 

@@ -6,7 +6,7 @@ The result of `transform_with_state`: a stream that records its steps.
     writer            Spark's DataStreamWriter; `start` resolves the settings and starts the query
     sinks             write the rows of one micro-batch to a format, a table or a function
     stateful_query    the StreamingQuery that `start` returns, and a temporary folder for it
-    query_progress    what `lastProgress` of that query has beside Spark's own figures: `observe` too
+    query_progress    what statelog adds to `lastProgress` of that query: figures, and metrics of `observe`
 
 `api` uses `recorded_plan` and `stateful_stream`.
 """

@@ -1,11 +1,11 @@
 """
-What the progress of a query has beside Spark's own figures: those of statelog, and metrics of `observe`.
+What statelog adds to the progress of a query: its figures, and the metrics of `observe`.
 
 Spark fills `stateOperators` from its own physical plan, and `observedMetrics` from the plan of the
 stream.  The engine runs outside of both, so the query object adds them: for each micro-batch one
 entry of `stateOperators`, with the figures of all operators of the query, and the metrics of `observe`.
 
-Each micro-batch is observed by an `Observation` of its own, as a batch frame is.  Spark keeps the values
+Each micro-batch is observed by a separate `Observation`, as a batch frame is.  Spark keeps the values
 of the first action on a frame.  Rows between two operators are read by the engine's own jobs, which
 Spark reports to no observation, so their metrics are computed by a job of their own.
 """
@@ -124,7 +124,7 @@ def observed(
 ) -> DataFrame:
     """Apply a recorded `observe` to the rows of a micro-batch, unless metrics are left out."""
     if observations is None:
-        return frame.select("*")  # a frame of its own, as after every step
+        return frame.select("*")  # another frame, as after every step
     name, *columns = arguments
     return observations.on(frame, name, columns)
 

@@ -6,7 +6,7 @@ before that.  Each is applied at once to a *shape*, an empty stream with the sam
 Spark itself computes the resulting schema and rejects what it does not support.  The call is
 recorded, and repeated on each batch.
 
-The user's columns (`out.total`) are those of the shape.  After each step, the columns of a batch get
+The user's columns (`out.total`) are columns of the shape.  After each step, the columns of a batch get
 the ids of the shape's columns (Catalyst's expression ids), so that the user's columns refer to them.
 """
 

@@ -47,7 +47,7 @@ class Failures:
         except StatelogError as error:
             _log.debug("batch %d failed", batch_id, exc_info=error)
             # Spark's text is a traceback, which begins with the cause.  A copy that was never
-            # raised has no frames before its message.
+            # raised does not have frames before its message.
             self.last = with_message(error, error.message)
             raise BatchFailed(f"batch {batch_id} failed") from self.last
 

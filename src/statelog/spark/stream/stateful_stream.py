@@ -1,7 +1,7 @@
 """
 `StatefulStream`: the output of a stateful operator as a DataFrame.
 
-Its methods are those of a `DataFrame`.  Methods that process rows one by one are recorded and applied
+It has the methods of a `DataFrame`.  Methods that process rows one by one are recorded and applied
 to each micro-batch's output before the sink.  Methods that need more than one micro-batch raise an
 error that says what to do instead.  Staged rows are stored in the checkpoint as the processor yielded
 them, so the steps may change at a restart.
@@ -63,7 +63,7 @@ SHOWN: Final = [
     "printSchema",
     "schema",
 ]
-"""Methods and properties that need no rows."""
+"""Methods and properties that do not read rows."""
 
 _STATE: Final = (
     "it needs state of Spark's own, which cannot follow the state of this query: do it in a processor "

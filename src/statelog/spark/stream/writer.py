@@ -158,7 +158,7 @@ class StatefulStreamWriter(DataStreamWriter):
         **options: OptionValue,
     ) -> StreamingQuery:
         """
-        Start the query; the arguments are those of the methods of these names.
+        Start the query; each argument is described by the method of its name.
 
         Raises:
             CheckpointError: The state location cannot be used by this query.

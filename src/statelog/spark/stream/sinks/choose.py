@@ -95,7 +95,7 @@ def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_file
 
 
 def _is_table_of_files(session: SparkSession, table: KnownTable) -> bool:
-    if table.entry is None or table.source in ("", "hive"):  # Hive's formats are no sources
+    if table.entry is None or table.source in ("", "hive"):  # Hive's formats are not data sources
         return False
     return _check_format(session, table.source)
 

@@ -5,7 +5,7 @@ A micro-batch that is delivered again is skipped, and what a killed task left is
 log, so that Spark's readers ignore it.
 
 The sink appends one entry to `<folder>/_spark_metadata` for each micro-batch, and Spark's readers
-read the files of the entries only.  Spark takes the number of the micro-batch as that of the entry.
+read the files of the entries only.  Spark numbers an entry as its micro-batch.
 That loses rows where a new query writes to the folder (its first batches have entries already), and
 makes the folder unreadable where a micro-batch had no output (the entries have gaps).  So here an
 entry has the next free number, and `<folder>/_statelog/<entry>`, which is written before the entry,
@@ -47,7 +47,7 @@ class FilePlace:
     Args:
         path, source, options: The folder, the format and its options.
         schema, partition_by: Columns of the output, and of the folders inside.
-        columns: Columns of the files in their order; empty for those of the output.
+        columns: Columns of the files in their order; empty for the columns of the output.
         refresh: Called after each micro-batch, so that the session's readers see it.
     """
 

@@ -3,8 +3,7 @@
 
 A micro-batch is written exactly once only where its rows and the record of its number are written
 together.  Where the target has transactions, the record is a row in the same transaction, and
-`written` asks the target for it.  Where it has none, the record is an object of its own, written
-before or after the rows; a crash between the two repeats the rows, or loses them.
+`written` asks the target for it.  Else the record is a separate object, written before or after the rows; a crash between the two repeats the rows, or loses them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def idempotent(
     With *written*, every row is written exactly once, if *sink* writes the rows and the record of
     the micro-batch (`writer_id(frame)` and the batch id) in one transaction of the target.
 
-    With *location*, records are objects beside the target, one for each micro-batch, and the last
+    With *location*, records are objects next to the target, one for each micro-batch, and the last
     two are kept.  Rows and record are not written together.  With `record="after"` a crash between
     the two repeats the rows: at least once, but only in that moment.  With `record="before"` it loses
     them: at most once.
@@ -149,7 +148,7 @@ class _Records:
         return batch_id in recorded
 
     def add(self, writer: str, batch_id: int) -> None:
-        """Record a micro-batch, and delete the records that are not needed any more."""
+        """Record a micro-batch, and delete the records that are no longer needed."""
         data = json.dumps({"writer": writer, "batch_id": batch_id}).encode()
         try:
             self._store.put_if_absent(f"{writer}/{batch_id}", data)

@@ -1,5 +1,5 @@
 """
-The target of a query's output, and the sinks that need nothing beside it.
+The target of a query's output, and the sinks that need nothing else.
 
 Spark's batch writer appends each micro-batch.  A micro-batch that is delivered again is appended again,
 except to Delta tables: Delta skips a transaction whose application id and version it has.
