@@ -46,7 +46,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # For a recipe's line: the Java that `java-ready` found or made.
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
-.PHONY: help setup java-ready demo quick test test-pure test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
+.PHONY: help setup java-ready demo quick test test-all test-pure test-campaigns test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
   format docs reference evidence dist package bench bench-check chaos mutants model flink constraints clean
 
 help: ## list the targets
@@ -83,8 +83,13 @@ quick: java-ready ## the loop while you work, minutes: no campaigns, one file on
 
 test: java-ready test-pure test-smoke ## the tests for every day: those without Spark, and the essential ones on Spark
 
-test-pure: $(READY) ## tests that need no Spark, two at a time
-	$(BIN)/pytest -q -n 2 --durations=30 -m "not spark and not slow" $(ARGS) $(PURE_TESTS)
+test-all: test test-campaigns test-rest test-encrypted ## what CI runs: `make test`, the campaigns and the other tests on Spark
+
+test-pure: $(READY) ## tests that need no Spark, two at a time; no campaigns
+	$(BIN)/pytest -q -n 2 --durations=30 -m "not spark and not slow and not campaign" $(ARGS) $(PURE_TESTS)
+
+test-campaigns: $(READY) ## tests without Spark that take long: many seeds, faults, servers, a browser
+	$(BIN)/pytest -q -n 2 --durations=30 -m "campaign and not spark and not slow" $(ARGS) $(PURE_TESTS)
 
 test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...
 	$(WITH_JAVA) $(BIN)/pytest $(ON_SPARK) $(ARGS) $(SMOKE_TESTS)

@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "reference" / "spark-versions.md"
 REPORTS = ROOT / "build" / "matrix"
 (MAJOR, FIRST), (_, LAST) = SPARK_VERSIONS
 VERSIONS = tuple(f"{MAJOR}.{minor}" for minor in range(FIRST, LAST + 1))
-TARGETS = ("test-pure", "test-spark")
+TARGETS = ("test-pure", "test-campaigns", "test-spark")
 NOT_OFFERED = "not offered by Spark"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 
