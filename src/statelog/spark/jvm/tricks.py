@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable
 from enum import Enum
+from types import ModuleType
 from typing import Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
@@ -119,7 +120,18 @@ def is_lacking(error: Exception) -> bool:
         return False
     if isinstance(error, TypeError):  # py4j takes a missing class for a package
         return "'JavaPackage' object" in str(error)
-    return isinstance(error, Py4JError | AttributeError)
+    if isinstance(error, AttributeError):
+        return _is_of_pyspark(error.obj)
+    return isinstance(error, Py4JError)
+
+
+def _is_of_pyspark(owner: object) -> bool:
+    """Return whether a module, a class or an object is PySpark's, not the user's or ours."""
+    if isinstance(owner, ModuleType):
+        name = owner.__name__
+    else:
+        name = (owner if isinstance(owner, type) else type(owner)).__module__
+    return name.partition(".")[0] in ("pyspark", "py4j")
 
 
 def _superclasses(kind: JavaObject) -> list[str]:
@@ -141,29 +153,33 @@ class _Fallbacks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of_queries: dict[tuple[str, Trick], bool] = {}
-        """Whether Spark lacks a trick that a query did without."""
+        self._logged: dict[tuple[str, Trick, int], None] = {}
+        self._lacking: set[tuple[str, Trick]] = set()
 
     def is_lacking(self, trick: Trick, session: SparkSession) -> bool:
         """Return whether the query whose micro-batch runs has found Spark to lack a trick."""
-        return bool(self._of_queries) and self._of_queries.get((query_of(session), trick), False)
+        return bool(self._lacking) and (query_of(session), trick) in self._lacking
 
     def report_lacking(self, trick: Trick, session: SparkSession, error: Exception) -> None:
         """Log that Spark lacks a trick, which the query does not try again."""
         reason = f"this Spark does not have what it needs: {error!s:.300}"
         self.report(trick, session, reason, logging.WARNING)
+        query = query_of(session)
+        if query:  # outside of queries each call tries again
+            with self._lock:
+                self._lacking.add((query, trick))
 
     def report(self, trick: Trick, session: SparkSession, reason: str, level: int) -> None:
         """Log why a trick is not used, unless the query whose micro-batch runs has logged it."""
-        query, is_lacking = query_of(session), level > logging.INFO
+        query = query_of(session)
         with self._lock:
-            before = self._of_queries.get((query, trick))
+            if (query, trick, level) in self._logged:
+                return
             if query:  # outside of queries each call is logged
-                self._of_queries[query, trick] = is_lacking or bool(before)
-            if len(self._of_queries) > self._MOST:
-                del self._of_queries[next(iter(self._of_queries))]
-        if before is None or (is_lacking and not before):
-            _log.log(level, "%s is not used (query %s): %s", trick.value, query or "none", reason)
+                self._logged[query, trick, level] = None
+            if len(self._logged) > self._MOST:
+                del self._logged[next(iter(self._logged))]
+        _log.log(level, "%s is not used (query %s): %s", trick.value, query or "none", reason)
 
 
 _fallbacks = _Fallbacks()

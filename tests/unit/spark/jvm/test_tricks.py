@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.sql import types
 
 from statelog.errors import InvalidOptionsError
 from statelog.spark.jvm.tricks import Trick, is_lacking, is_switch
@@ -52,7 +53,9 @@ class JavaError(Py4JJavaError):
 
 MISSING = (
     Py4JError("org.apache.spark.Nothing does not exist in the JVM"),
-    AttributeError("'SparkContext' object has no attribute '_python_includes'"),
+    AttributeError("no attribute 'later'", name="later", obj=types),
+    AttributeError("no attribute 'later'", name="later", obj=types.LongType()),
+    AttributeError("no attribute 'later'", name="later", obj=types.LongType),
     TypeError("'JavaPackage' object is not callable"),
     JavaError("a", "java.lang.NoSuchMethodError", "java.lang.LinkageError", "java.lang.Error"),
     JavaError("a", "java.lang.ClassCastException", "java.lang.RuntimeException"),
@@ -61,6 +64,8 @@ MISSING = (
 FAULTS = (
     Py4JNetworkError("Answer from Java side is empty"),
     TypeError("cannot pickle '_thread.lock' object"),
+    AttributeError("no attribute 'later'", name="later", obj=JavaClass("the user's")),
+    AttributeError("raised without an object"),
     JavaError("Job aborted", "org.apache.spark.SparkException", "java.lang.Exception"),
     JavaError("stopped", "java.lang.InterruptedException", "java.lang.Exception"),
 )
