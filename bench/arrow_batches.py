@@ -23,7 +23,7 @@ from bench.harness.query_run import noop
 from bench.harness.session import session
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog.spark.query.session import with_setting
+from statelog.spark.jvm.gateway import with_setting
 from statelog.spark.rows.types import MAX_BYTES, NO_LIMIT
 
 COLUMNS = {
