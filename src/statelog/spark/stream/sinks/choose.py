@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.offset_log import newest_batch, recorded_query_id
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import UsageError
-from statelog.spark.jvm.sinks import is_format_of_files
+from statelog.spark.jvm.sinks import Tables, is_format_of_files
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.stream.sinks.file_sink import FileEntries, FilePlace, FileSink
 from statelog.spark.stream.sinks.simple import (
@@ -24,7 +24,7 @@ from statelog.spark.stream.sinks.simple import (
     no_path,
     refuse_read_only,
 )
-from statelog.spark.stream.sinks.tables import Catalog, KnownTable
+from statelog.spark.stream.sinks.tables import KnownTable, create_of_files, find_table, place_of
 
 _log = logging.getLogger("statelog.spark")
 
@@ -77,11 +77,11 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
 
 
 def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_files: bool) -> Sink:
-    catalog, name = Catalog(context.session), target.table or ""
-    table = catalog.find(name)
-    if table is None and is_of_files and catalog.has_session_catalog(name):
-        catalog.create_of_files(target, source, context.schema)
-        table = catalog.find(name)
+    tables, name = Tables(context.session), target.table or ""
+    table = find_table(tables, name)
+    if table is None and is_of_files and tables.in_session_catalog(name):
+        create_of_files(tables, target, source, context.schema)
+        table = find_table(tables, name)
     if table is None:
         return batch_writer(target, source)
     if target.source is not None and table.source not in ("", source):
@@ -91,7 +91,7 @@ def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_file
         )
     if not _is_table_of_files(context.session, table):
         return batch_writer(replace(target, source=table.source or target.source), table.source)
-    return _sink_of_files(context, target, catalog.place_of(table, target, context.schema))
+    return _sink_of_files(context, target, place_of(tables, table, target, context.schema))
 
 
 def _is_table_of_files(session: SparkSession, table: KnownTable) -> bool:

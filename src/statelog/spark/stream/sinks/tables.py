@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import UsageError
@@ -39,108 +38,101 @@ class KnownTable:
     entry: JavaObject
 
 
-class Catalog:
-    """Finds and creates tables by name."""
+def find_table(tables: Tables, name: str) -> KnownTable | None:
+    """Return the table of a name, if there is one; a view raises `UsageError`."""
+    if tables.is_temporary_view(name):
+        raise _view_error(name)
+    table = tables.load(name)
+    if table is None:
+        return None
+    source, entry = table
+    if entry is not None and is_view(entry):
+        raise _view_error(name)
+    return KnownTable(name, source, entry)
 
-    def __init__(self, session: SparkSession) -> None:
-        self._tables = Tables(session)
 
-    def find(self, name: str) -> KnownTable | None:
-        """Return the table of a name, if there is one; a view raises `UsageError`."""
-        if self._tables.is_temporary_view(name):
-            raise _view_error(name)
-        table = self._tables.load(name)
-        if table is None:
-            return None
-        source, entry = table
-        if entry is not None and is_view(entry):
-            raise _view_error(name)
-        return KnownTable(name, source, entry)
+def create_of_files(tables: Tables, target: Target, source: str, schema: StructType) -> None:
+    """
+    Create a table of files, as Spark's `toTable` does; the option `path` is its folder.
 
-    def create_of_files(self, target: Target, source: str, schema: StructType) -> None:
-        """
-        Create a table of files, as Spark's `toTable` does; the option `path` is its folder.
+    The folder may have the rows of earlier runs, because a catalog in memory forgets its tables
+    when the session ends.  A folder that exists and that the caller did not name is rejected.
+    """
+    name = ".".join(map(_quoted, tables.parts(target.table or "")))
+    words = [f"CREATE TABLE {name} ({tables.ddl(schema)}) USING {source}"]
+    for verb, columns in (
+        ("PARTITIONED BY", target.partition_by),
+        ("CLUSTER BY", target.cluster_by),
+    ):
+        if columns:
+            names = map(_quoted, columns_of(schema.names, columns))
+            words.append(f"{verb} ({', '.join(names)})")
+    path = target.option("path", None)
+    if path is not None:
+        escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+        words.append(f"LOCATION '{escaped}'")
+    try:
+        tables.create(" ".join(words))
+    except PySparkException as error:
+        if error.getCondition() != _FOLDER_EXISTS:
+            raise
+        raise UsageError(
+            f"the catalog has no table {target.table}, but its folder exists "
+            f"({_first_line(error)}). A catalog in memory forgets its tables when the session "
+            "ends: name the folder by .option('path', ...) to go on with the rows that it has, "
+            "or keep tables in a metastore (enableHiveSupport)"
+        ) from error
 
-        The folder may have the rows of earlier runs, because a catalog in memory forgets its tables
-        when the session ends.  A folder that exists and that the caller did not name is rejected.
-        """
-        name = ".".join(map(_quoted, self._tables.parts(target.table or "")))
-        words = [f"CREATE TABLE {name} ({self._tables.ddl(schema)}) USING {source}"]
-        for verb, columns in (
-            ("PARTITIONED BY", target.partition_by),
-            ("CLUSTER BY", target.cluster_by),
-        ):
-            if columns:
-                names = map(_quoted, columns_of(schema.names, columns))
-                words.append(f"{verb} ({', '.join(names)})")
-        path = target.option("path", None)
-        if path is not None:
-            escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
-            words.append(f"LOCATION '{escaped}'")
-        try:
-            self._tables.create(" ".join(words))
-        except PySparkException as error:
-            if error.getCondition() != _FOLDER_EXISTS:
-                raise
-            raise UsageError(
-                f"the catalog has no table {target.table}, but its folder exists "
-                f"({_first_line(error)}). A catalog in memory forgets its tables when the session "
-                "ends: name the folder by .option('path', ...) to go on with the rows that it has, "
-                "or keep tables in a metastore (enableHiveSupport)"
-            ) from error
 
-    def has_session_catalog(self, name: str) -> bool:
-        """Return whether a table of this name would be in the session's own catalog."""
-        return self._tables.in_session_catalog(name)
-
-    def place_of(self, table: KnownTable, target: Target, schema: StructType) -> FilePlace:
-        """Return where and how to write the files of a table, if the output fits it."""
-        stored = self._tables.of_files(table.entry)
-        if stored.has_buckets:
-            raise UsageError(
-                f"the table {table.name} has buckets, which streaming output cannot have: write to "
-                "a table without CLUSTERED BY"
-            )
-        columns, parts = stored.schema, stored.partition_by
-        if not columns.fields:
-            columns, parts = self._columns_of_files(table.name, schema)
-        partition_by = tuple(name.lower() for name in target.partition_by)
-        if partition_by and partition_by != tuple(name.lower() for name in parts):
-            raise UsageError(
-                f"the table {table.name} is partitioned by {', '.join(parts) or 'no column'}, not by "
-                f"{', '.join(target.partition_by)}: leave partitionBy out"
-            )
-        _check_columns(table.name, columns, schema)
-        option_names = {key.lower() for key in target.settings}
-        options = {
-            key: value for key, value in stored.options.items() if key.lower() not in option_names
-        }
-        return FilePlace(
-            path=stored.path,
-            source=table.source,
-            schema=schema,
-            partition_by=parts,
-            options={**options, **target.options()},
-            columns=columns.names,
-            refresh=stored.refresh,
+def place_of(tables: Tables, table: KnownTable, target: Target, schema: StructType) -> FilePlace:
+    """Return where and how to write the files of a table, if the output fits it."""
+    stored = tables.of_files(table.entry)
+    if stored.has_buckets:
+        raise UsageError(
+            f"the table {table.name} has buckets, which streaming output cannot have: write to "
+            "a table without CLUSTERED BY"
         )
+    columns, parts = stored.schema, stored.partition_by
+    if not columns.fields:
+        columns, parts = _columns_of_files(tables, table.name, schema)
+    partition_by = tuple(name.lower() for name in target.partition_by)
+    if partition_by and partition_by != tuple(name.lower() for name in parts):
+        raise UsageError(
+            f"the table {table.name} is partitioned by {', '.join(parts) or 'no column'}, not by "
+            f"{', '.join(target.partition_by)}: leave partitionBy out"
+        )
+    _check_columns(table.name, columns, schema)
+    option_names = {key.lower() for key in target.settings}
+    options = {
+        key: value for key, value in stored.options.items() if key.lower() not in option_names
+    }
+    return FilePlace(
+        path=stored.path,
+        source=table.source,
+        schema=schema,
+        partition_by=parts,
+        options={**options, **target.options()},
+        columns=columns.names,
+        refresh=stored.refresh,
+    )
 
-    def _columns_of_files(
-        self, name: str, output: StructType
-    ) -> tuple[StructType, tuple[str, ...]]:
-        """
-        Return the columns and partitions of a table that the catalog has without columns.
 
-        Partition columns have the types of the output: their types in the folders' names are guesses.
-        """
-        columns, parts = self._tables.read_columns(name)
-        types = {field.name.lower(): field for field in output.fields}
-        return StructType(
-            [
-                types.get(column.name.lower(), column) if column.name in parts else column
-                for column in columns
-            ]
-        ), parts
+def _columns_of_files(
+    tables: Tables, name: str, output: StructType
+) -> tuple[StructType, tuple[str, ...]]:
+    """
+    Return the columns and partitions of a table that the catalog has without columns.
+
+    Partition columns have the types of the output: their types in the folders' names are guesses.
+    """
+    columns, parts = tables.read_columns(name)
+    types = {field.name.lower(): field for field in output.fields}
+    return StructType(
+        [
+            types.get(column.name.lower(), column) if column.name in parts else column
+            for column in columns
+        ]
+    ), parts
 
 
 def _check_columns(name: str, stored: StructType, output: StructType) -> None:
