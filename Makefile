@@ -6,8 +6,10 @@ SHELL := /bin/sh
 
 PYTHON ?= python3
 # `make test-spark SPARK=4.1` runs the tests that need Spark on that version, in an environment of its own.
-SPARK ?= 4.3
-ifeq ($(SPARK),4.3)
+# Without SPARK they run on the version in constraints.txt.
+NEWEST_SPARK := $(shell sed -n 's/^pyspark==\([0-9]*\.[0-9]*\).*/\1/p' constraints.txt)
+SPARK ?= $(NEWEST_SPARK)
+ifeq ($(SPARK),$(NEWEST_SPARK))
 VENV := .venv
 CONSTRAINTS := constraints.txt
 PURE_TESTS ?= tests

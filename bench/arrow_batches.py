@@ -23,8 +23,8 @@ from bench.harness.query_run import noop
 from bench.harness.session import session
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog.spark.query.session import with_setting
-from statelog.spark.rows.arrow_limits import MAX_BYTES, NO_LIMIT
+from statelog.spark.jvm.gateway import with_setting
+from statelog.spark.rows.types import MAX_BYTES, NO_LIMIT
 
 COLUMNS = {
     "numbers": ("id AS key", "rand(1) AS value"),

@@ -89,7 +89,7 @@ FIRST = {
         "tests/unit/core/test_snapshot_schedule.py",
     ],
     "spark/rows/key_order": ["tests/unit/spark/rows/test_key_order.py"],
-    "spark/rows/row_output": ["tests/unit/spark/rows/test_row_output.py"],
+    "spark/rows/spark_row": ["tests/unit/spark/rows/test_spark_row_output.py"],
 }
 """Modules whose tests are these alone."""
 
@@ -105,15 +105,14 @@ MODULES = {
     "checkpoint": _modules("checkpoint"),
     # What pure tests reach of the driver and the worker; the rest runs on Spark only.
     "spark": [
-        "driver/batch_cost",
+        "driver/progress",
         "driver/batch_times",
         "driver/restart",
         "driver/skew",
         "driver/snapshot_planner",
         "query/declared_state",
         "rows/key_order",
-        "rows/row_input",
-        "rows/row_output",
+        "rows/spark_row",
         "worker/handle",
         "worker/large_input",
         "worker/processor_run",

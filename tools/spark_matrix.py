@@ -15,10 +15,13 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
+from statelog.extras import SPARK_VERSIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "spark-versions.md"
 REPORTS = ROOT / "build" / "matrix"
-VERSIONS = ("4.0", "4.1", "4.2", "4.3")
+(MAJOR, FIRST), (_, LAST) = SPARK_VERSIONS
+VERSIONS = tuple(f"{MAJOR}.{minor}" for minor in range(FIRST, LAST + 1))
 TARGETS = ("test-pure", "test-campaigns", "test-spark")
 NOT_OFFERED = "not offered by Spark"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"

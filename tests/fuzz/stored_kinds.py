@@ -27,6 +27,7 @@ from statelog.checkpoint.source_logs import entries_digest, files_upto
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError
+from statelog.format.arrow_data import write_stream
 from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, OUTPUT_TAG, rewrite_metadata
 from statelog.format.checkpoint_record import decode_record
 from statelog.format.claim_record import ClaimRecord
@@ -37,7 +38,7 @@ from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.operations.key_traces import staged_rows as python_rows
 from statelog.runtime.ids import RandomIds
 from statelog.spark.query.record import RecordRule
-from statelog.spark.rows.ipc import from_ipc, to_ipc
+from statelog.spark.rows.types import from_ipc
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun
 from statelog.state.encoding.changes import OperatorCodec
@@ -122,7 +123,7 @@ def with_staged_rows(data: bytes) -> bytes:
     segment = parse_segment(data)
     assert segment.trailer is not None
     batch = pa.record_batch({"n": list(range(40)), "t": ["text"] * 40})
-    section = kinds.msgspec.msgpack.encode([to_ipc([batch], batch.schema)] * 2)
+    section = kinds.msgspec.msgpack.encode([write_stream([batch], batch.schema)] * 2)
     sections = {**segment.trailer.sections, OUTPUT_TAG: section}
     return kinds.segment_of(
         bytes(segment.payload), segment.trailer.sets, sections, segment.compressed
@@ -480,7 +481,7 @@ def staged_streams() -> list[bytes]:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return [to_ipc([batch, batch], batch.schema), sink.getvalue().to_pybytes()]
+    return [write_stream([batch, batch], batch.schema), sink.getvalue().to_pybytes()]
 
 
 # ------------------------------------------------------------------------------------- all of them

@@ -13,11 +13,10 @@ from tests.fuzz.samples import task_recording
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.format import arrow_data, bounds, checkpoint_record, recording_file
-from statelog.format.arrow_data import open_parquet, read_stream_table
+from statelog.format.arrow_data import open_parquet, read_stream_table, write_stream
 from statelog.format.checkpoint_record import CheckpointRecord, decode_record, encode_record
 from statelog.model import CompletedCheckpoint
 from statelog.options import CheckpointOptions
-from statelog.spark.rows.ipc import to_ipc
 from statelog.state.encoding.snapshot_file import SnapshotWriter
 from statelog.state.recordings.format import decode_file, encode_file, encode_recording
 
@@ -107,7 +106,7 @@ def test_staged_rows(rows: int, batches: int, width: int) -> None:
     values = (7, True, None)
     columns = {f"c{at}": pa.array([values[at]] * rows, kinds[at]) for at in range(width)}
     batch = pa.record_batch(columns)
-    data = to_ipc([batch] * batches, batch.schema)
+    data = write_stream([batch] * batches, batch.schema)
     assert read_stream_table(data).equals(pa.Table.from_batches([batch] * batches))
 
 

@@ -1,4 +1,4 @@
-"""Only the modules that ARCHITECTURE.md lists ask Spark's JVM, and only one module asks for a version."""
+"""Only the package `spark/jvm` asks Spark's JVM, and only one module asks for a version."""
 
 import re
 from pathlib import Path
@@ -18,6 +18,10 @@ def modules(pattern: re.Pattern[str]) -> set[str]:
         for path in SPARK.rglob("*.py")
         if pattern.search(path.read_text())
     }
+
+
+def test_only_one_package_asks_the_jvm() -> None:
+    assert {"jvm"} == {path.split("/")[0] for path in modules(GATEWAY)}
 
 
 def test_the_modules_that_ask_the_jvm_are_listed_with_the_reason() -> None:

@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.spark.aggregate.distinct import DistinctCount
-from statelog.spark.aggregate.extremes import Extreme, ValueBy
+from statelog.spark.aggregate.extremes import Extreme, TopK, ValueBy
 from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.merge import Merge, NamedAggregate
-from statelog.spark.aggregate.ranking import TopK
-from statelog.spark.aggregate.sums import Count, Mean, Sum, Variance
+from statelog.spark.aggregate.processor import Merge, NamedAggregate
+from statelog.spark.aggregate.sums import Count, DistinctCount, Mean, Sum, Variance
 
 Rows = Sequence[Any]
 DECIMAL = pa.decimal128(20, 2)

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
-from statelog.spark.driver.arrow_batches import ArrowBatches
-from statelog.spark.rows.arrow_limits import MAX_BYTES, MAX_RECORDS, NO_LIMIT
+from statelog.spark.jvm.arrow_data import ArrowBatches
+from statelog.spark.rows.types import MAX_BYTES, MAX_RECORDS, NO_LIMIT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

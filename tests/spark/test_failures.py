@@ -16,6 +16,7 @@ from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 from statelog.core.task_count import TaskBounds
 from statelog.errors import CheckpointError, FencedError, ProcessorError, StoreError, UsageError
+from statelog.model import KeyGroupRange
 from statelog.spark import transform_with_state
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
@@ -246,7 +247,9 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
     model = TotalsModel()
     batches = [[(1, 1), (2, 2)], [(1, 10)], [(2, 20)]]
     frames = [
-        keyed_frame(grouping_of(spark.createDataFrame(rows, INPUT).groupBy("key")), 128).frame
+        keyed_frame(
+            grouping_of(spark.createDataFrame(rows, INPUT).groupBy("key")), KeyGroupRange(0, 127)
+        ).frame
         for rows in batches
     ]
     fenced, second = (MicroBatchEngine(query, job.collect) for _ in range(2))

@@ -11,9 +11,8 @@ from tests.spark.streams import workers_get_by_value
 
 from statelog.model import KeyGroupRange
 from statelog.spark import aggregate, count, transform_with_state
-from statelog.spark.driver import one_shuffle as one_shuffle_module
-from statelog.spark.driver.one_shuffle import PreAggregator
-from statelog.spark.query.pre_aggregation import PreAggregation
+from statelog.spark.jvm import one_shuffle as one_shuffle_module
+from statelog.spark.query.pre_aggregation import PreAggregation, PreAggregator
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 from tests.spark.streams import workers_get_by_value
 
-from statelog.spark.driver.arrow_frame import frame_of_few_rows
-from statelog.spark.driver.own_workers import OwnWorkers
-from statelog.spark.driver.python_job import PythonJobs
+from statelog.spark.jvm.arrow_data import frame_of_few_rows
+from statelog.spark.jvm.python_job import OwnWorkers, PythonJobs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

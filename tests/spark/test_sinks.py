@@ -19,7 +19,7 @@ from statelog.checkpoint import CheckpointCoordinator
 from statelog.cli.main import run as command
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.spark import idempotent, transform_with_state
-from statelog.spark.stream.sinks.file_entries import Delivered, FileEntries
+from statelog.spark.stream.sinks.file_sink import Delivered, FileEntries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

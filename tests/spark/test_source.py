@@ -18,7 +18,7 @@ from tests.spark.versions import needs
 
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.spark import transform_with_state
-from statelog.spark.rows.jvm import jvm_of
+from statelog.spark.jvm.gateway import jvm_of
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_store
 

@@ -10,7 +10,7 @@ Source: pyspark.sql.GroupedData.transformWithState, which has the same arguments
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Unpack
 
@@ -20,31 +20,36 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.extras import require
+from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
-from statelog.spark.query.client import Client
+from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import operator_schema
-from statelog.spark.query.event_time import (
+from statelog.spark.query.input_plan import (
+    EachRow,
+    KeyedInput,
+    KeyedInputPlan,
     check_output_column,
-    event_time_column,
+    input_plan,
     with_event_time,
 )
-from statelog.spark.query.initial_state import initial_state
-from statelog.spark.query.input_plan import InputPlan, input_plan
-from statelog.spark.query.keyed_frame import KeyedFrame, grouping_of, keyed_frame
-from statelog.spark.query.missing_yield import warn_of_missing_yield
-from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.keyed_frame import grouping_of, initial_state
 from statelog.spark.query.operator_settings import OperatorSettings, names_settings
-from statelog.spark.query.pre_aggregation import PreAggregation
-from statelog.spark.query.query import time_mode_of
+from statelog.spark.query.processor_checks import warn_of_missing_yield
+from statelog.spark.query.query import (
+    OUTPUT_MODES,
+    TIME_MODES,
+    OperatorDefinition,
+    mode_of,
+    time_mode_of,
+)
 from statelog.spark.query.resolve import (
     chained_arguments,
     refuse_unknown_arguments,
     resolve_settings,
 )
-from statelog.spark.query.session import is_connect, parse_schema, session_of, use_this_python
+from statelog.spark.query.session import Client, parse_schema, session_of, use_this_python
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import (
     ColumnarFormat,
@@ -54,9 +59,8 @@ from statelog.spark.rows.formats import (
 )
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.types import TIME_ZONE, arrow_schema
-from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import RecordedPlan
-from statelog.spark.stream.stateful_stream import StatefulStream
+from statelog.spark.stream.stateful_stream import GroupedStatefulStream, StatefulStream
 from statelog.state.slots import known_zone
 
 DEFAULT_OPERATOR_ID = "transform_with_state"
@@ -67,34 +71,17 @@ FormatOf = Callable[[SparkSession, StructType], RowFormat]
 
 
 @dataclass(frozen=True, slots=True)
-class PreAggregated:
-    """
-    An operator whose micro-batches Spark aggregates before the tasks get them.
-
-    Args:
-        keyed: What flows into the aggregation, by position what flows out of it; its frame has no key
-            group yet.
-        aggregation: What is aggregated.
-        event_time: Position of the key with the event time in the tasks' input, or None.
-    """
-
-    keyed: KeyedFrame
-    aggregation: PreAggregation
-    event_time: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class OperatorArguments:
-    """Spark's own arguments of the operator, and what `aggregate` adds."""
+    """Spark's own arguments of the operator, and how its input gets keys."""
 
     grouped: GroupedData
     processor: AnyProcessor
     output: StructType | str
-    output_mode: str
-    time_mode: str
-    initial: GroupedData | None
-    event_time_output: str
-    pre: PreAggregated | None = None
+    output_mode: str = "Update"
+    time_mode: str = "None"
+    initial: GroupedData | None = None
+    event_time_output: str = ""
+    keys: KeyedInputPlan = field(default_factory=EachRow)
 
 
 @names_settings
@@ -124,7 +111,7 @@ def transform_with_state(
         initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types;
             `handleInitialState` is called with its rows in the first micro-batch of an empty state.
         eventTimeColumnName: Output column that holds the event time; rows older than the
-            watermark are an error.  A stateful operator behind this one uses it.  Empty for none.
+            watermark are an error.  A stateful operator after this one uses it.  Empty for none.
         settings: See `OperatorSettings`.
 
     Returns:
@@ -211,97 +198,93 @@ def _pandas_format(has_initial: bool, session: SparkSession, output: StructType)
 def stateful_frame(
     arguments: OperatorArguments, format_of: FormatOf, settings: OperatorSettings
 ) -> DataFrame:
-    """
-    Return the output of a stateful operator.
-
-    Args:
-        arguments: Those of Spark.
-        format_of: Makes the row format.
-        settings: See `OperatorSettings`.
-
-    Raises:
-        UsageError: As `transform_with_state`.
-        ProcessorError: As `transform_with_state`.
-    """
+    """Return the output of a stateful operator, with the errors of `transform_with_state`."""
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
     session = session_of(arguments.grouped)
     client = client_of(session)
-    before: tuple[OperatorDefinition, ...] = ()
-    upstream, given = None, dict[str, object](settings)
-    if isinstance(arguments.grouped, GroupedStatefulStream):
-        upstream, before = arguments.grouped, arguments.grouped.operators
-        given = chained_arguments(before[-1].arguments, settings)
+    before, given = _chain(arguments.grouped, settings)
     # The frame depends on the number of key groups, so the settings are resolved first.
     resolved = resolve_settings(session.conf.getAll, given)
     client.prepare(session, resolved, settings)
     _check_chain(before, time_mode, resolved)
-    grouped = arguments.grouped if upstream is None else upstream.shape
-    groups, first = resolved.max_parallelism, len(before) * resolved.max_parallelism
-    pre = arguments.pre
-    keyed = keyed_frame(client.grouping(grouped), groups, first) if pre is None else pre.keyed
-    if upstream is None:
-        plan, of_upstream = client.input_plan(keyed.frame), None
-        is_stream = keyed.frame.isStreaming
-    else:
-        steps = upstream.plan.then("select", keyed.columns, {})
-        keyed = replace(keyed, frame=steps.shape)
-        plan = replace(before[0].plan, is_stateless=steps.is_stateless)
-        of_upstream, is_stream = client.apply(steps), True
-    event_time = None if pre is None else pre.event_time
-    if pre is None and time_mode == "eventtime":
-        event_time = _event_time(keyed, grouped, plan, is_stream)
+    groups = resolved.max_parallelism
+    key_groups = KeyGroupRange(len(before) * groups, (len(before) + 1) * groups - 1)
+    source = _input(arguments, client, key_groups)
+    event_time = arguments.keys.event_time(source) if time_mode == "eventtime" else None
     output = parse_schema(session, arguments.output)
+    initial = None if arguments.initial is None else client.grouping(arguments.initial)
     definition = OperatorDefinition(
-        frame=keyed.frame,
+        frame=source.keyed.frame,
         processor=arguments.processor,
         schema=operator_schema(
             arguments.processor,
             resolved.operator_id or _operator_id(before),
-            arrow_schema(keyed.key_schema),
+            arrow_schema(source.keyed.key_schema),
             lambda ddl: parse_schema(session, ddl),
             time_mode=time_mode,
         ),
         time_mode=time_mode,
         max_parallelism=groups,
-        layout=InputLayout(keyed.key_positions, keyed.first_input),
-        plan=plan,
+        layout=InputLayout(source.keyed.key_positions, source.keyed.first_input),
+        plan=source.facts,
         row_format=format_of(session, output),
         output=output,
         arrow_output=arrow_schema(output),
-        initial=initial_state(
-            None if arguments.initial is None else client.grouping(arguments.initial),
-            keyed,
-            groups,
-            first,
-        ),
+        initial=initial_state(initial, source.keyed, key_groups),
         event_time=event_time,
         event_time_output=arguments.event_time_output or None,
         zone=known_zone(session.conf.get(TIME_ZONE) or "UTC"),
         arguments=given,
-        of_upstream=of_upstream,
-        pre_aggregation=None if pre is None else pre.aggregation,
+        of_upstream=source.of_upstream,
+        pre_aggregation=arguments.keys.aggregation,
     )
-    has_initial = arguments.initial is not None
+    has_initial = initial is not None
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
-    if definition.event_time_output is not None:
-        check_output_column(definition.event_time_output, output, has_watermark=plan.has_watermark)
-        output = with_event_time(output, definition.event_time_output, grouped._df.schema)
-    if not is_stream:
+    output = _with_event_time(output, definition.event_time_output, source)
+    if not source.is_stream:
         return batch_frame(definition, resolved)
     return client.stream((*before, definition), output)
+
+
+def _with_event_time(output: StructType, name: str | None, source: KeyedInput) -> StructType:
+    """Return the output with its column of event time marked, if it has one."""
+    if name is None:
+        return output
+    check_output_column(name, output, has_watermark=source.facts.has_watermark)
+    return with_event_time(output, name, source.frame.schema)
+
+
+def _chain(
+    grouped: GroupedData, settings: OperatorSettings
+) -> tuple[tuple[OperatorDefinition, ...], dict[str, object]]:
+    """Return the operators before this one in its query, and the settings of the query."""
+    if not isinstance(grouped, GroupedStatefulStream):
+        return (), dict[str, object](settings)
+    before = grouped.operators
+    return before, chained_arguments(before[-1].arguments, settings)
+
+
+def _input(arguments: OperatorArguments, client: Client, key_groups: KeyGroupRange) -> KeyedInput:
+    """Return the input of an operator with its keys: of the query, or of the operator before it."""
+    grouped = arguments.grouped
+    upstream = grouped if isinstance(grouped, GroupedStatefulStream) else None
+    shape = grouped if upstream is None else upstream.shape
+    keyed = arguments.keys.keyed(lambda: client.grouping(shape), key_groups)
+    if upstream is None:
+        facts, is_stream = client.input_plan(keyed.frame), keyed.frame.isStreaming
+        return KeyedInput(keyed, shape._df, facts, is_stream)
+    steps = upstream.plan.then("select", keyed.columns, {})
+    facts = replace(upstream.operators[0].plan, is_stateless=steps.is_stateless)
+    keyed = replace(keyed, frame=steps.shape)
+    return KeyedInput(keyed, shape._df, facts, True, client.apply(steps))
 
 
 def _check_chain(
     before: Sequence[OperatorDefinition], time_mode: str, settings: QuerySettings
 ) -> None:
-    """
-    Check that an operator can follow those of *before* in one query.
-
-    Raises:
-        UsageError: Their timers have another time mode, or their key groups are too many.
-    """
+    """Check that an operator can follow *before* in one query."""
     others = time_mode_of(before)
     if "none" not in (time_mode, others) and time_mode != others:
         raise UsageError(
@@ -323,7 +306,7 @@ def _check_chain(
 
 
 def _operator_id(before: Sequence[OperatorDefinition]) -> str:
-    """Return the default name of an operator behind those of *before*."""
+    """Return the default name of an operator after *before*."""
     return f"{DEFAULT_OPERATOR_ID}_{len(before) + 1}" if before else DEFAULT_OPERATOR_ID
 
 
@@ -349,21 +332,3 @@ _CLASSIC = Client(
     apply=lambda steps: steps.apply,
     stream=_classic_stream,
 )
-
-
-def _event_time(
-    keyed: KeyedFrame, grouped: GroupedData, plan: InputPlan, is_stream: bool
-) -> int | None:
-    """Return the position of the event time in *keyed*, or None."""
-    if not is_stream:
-        raise UsageError(
-            "the time mode EventTime needs a stream: a batch frame has no watermark; use None or "
-            "ProcessingTime"
-        )
-    if not plan.has_watermark:
-        raise UsageError(
-            "the time mode EventTime needs a watermark; call withWatermark on the input before "
-            "groupBy"
-        )
-    name = event_time_column(grouped._df.schema)
-    return None if name is None else keyed.first_input + grouped._df.columns.index(name)

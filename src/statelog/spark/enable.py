@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from statelog.errors import UsageError
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
+from statelog.spark.jvm.gateway import is_connect, session_id
 from statelog.spark.query.resolve import resolve_settings
-from statelog.spark.query.session import is_connect
 
 _log = logging.getLogger("statelog.spark")
 
@@ -43,7 +43,7 @@ def enable(spark: SparkSession) -> None:
     base folder, under the queryName.  The other settings of `OperatorSettings`, and the options of
     docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call has no effect.
 
-    Spark 4.0 has no `transformWithState` of Rows of its own.  It is added for as long as a session is
+    Spark 4.0 does not have a `transformWithState` of Rows.  It is added for as long as a session is
     enabled.
 
     Args:
@@ -97,8 +97,7 @@ def _grouped_data(session: SparkSession) -> type:
 def _id_of(session: SparkSession) -> str:
     if is_connect(session):
         return str(session.session_id)  # type: ignore[attr-defined]
-    # Several Python objects may represent one session.
-    return str(session._jsparkSession.sessionUUID())
+    return session_id(session)
 
 
 def _missing(name: str) -> Callable[..., DataFrame]:
@@ -124,16 +123,16 @@ def _switch(
     @functools.wraps(original)
     def method(self: GroupedData, *args: object, **kwargs: object) -> DataFrame:
         session = self._df.sparkSession
-        session_id = _id_of(session)
-        if session_id not in chosen:
-            chosen.add(session_id)
+        uuid = _id_of(session)
+        if uuid not in chosen:
+            chosen.add(uuid)
             _log.warning(
                 "this session is not enabled, so %s runs on Spark's own state, while another session of "
                 "this process is enabled. A session of newSession() needs enable(session) of its own; "
                 "disable(session) says that Spark's state is meant",
                 original.__name__,
             )
-        return (operator if session_id in sessions else original)(self, *args, **kwargs)
+        return (operator if uuid in sessions else original)(self, *args, **kwargs)
 
     setattr(method, _SESSIONS, sessions)
     setattr(method, _CHOSEN, chosen)

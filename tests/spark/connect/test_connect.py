@@ -20,9 +20,9 @@ from statelog.demo.connect_server import ConnectServer
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.spark import disable, enable, replay, transform_with_state
+from statelog.spark.connect.client import ConnectStream
 from statelog.spark.connect.query_files import SparkFiles
-from statelog.spark.connect.stream import ConnectStream
-from statelog.spark.driver.checkpoint_files import LocalFiles
+from statelog.spark.jvm.files import LocalFiles
 
 workers_get_by_value(__name__)
 workers_get_by_value("tests.spark.processors")

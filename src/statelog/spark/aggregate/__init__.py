@@ -2,9 +2,9 @@
 Running aggregates by key and window: `aggregate(df.groupBy(...), n=count(), ...)`.
 
 Driver: `api` checks the call, `planning` makes of it what flows, what Spark computes of each
-micro-batch, the state and the output.  Each micro-batch: `driver/one_shuffle` aggregates it in the JVM and
-sends the partial results to the tasks.  Task: `processor` combines them with the state by `merge`, which
-asks the `kind` of each aggregate: `sums`, `extremes`, `ranking`, `distinct`.
+micro-batch, the state and the output.  Each micro-batch: `jvm/one_shuffle` aggregates it in the JVM and
+sends the partial results to the tasks.  Task: `processor` combines them with the state, by the
+`kind` of each aggregate: `sums`, `extremes`.
 """
 
 from statelog.spark.aggregate.api import aggregate

@@ -18,16 +18,18 @@ from statelog.errors import UsageError
 from statelog.spark.aggregate.functions import Aggregate
 from statelog.spark.aggregate.planning import AggregationPlan, plan_aggregates
 from statelog.spark.aggregate.processor import AggregateProcessor
-from statelog.spark.api import OperatorArguments, PreAggregated, client_of, stateful_frame
-from statelog.spark.query.modes import OUTPUT_MODES, mode_of
+from statelog.spark.api import OperatorArguments, client_of, stateful_frame
+from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.query.input_plan import PreAggregated
 from statelog.spark.query.operator_settings import names_settings
-from statelog.spark.query.session import is_connect, session_of
+from statelog.spark.query.query import OUTPUT_MODES, mode_of
+from statelog.spark.query.session import session_of
 from statelog.spark.query.settings import SETTINGS
 from statelog.spark.rows.formats import ColumnarFormat
-from statelog.spark.stream.grouped_stream import GroupedStatefulStream
+from statelog.spark.stream.stateful_stream import GroupedStatefulStream
 
 _SETTING_NAMES: Final = frozenset(
-    name for one in SETTINGS.values() for name in (one.name, one.former) if name
+    name for setting in SETTINGS.values() for name in (setting.name, setting.former) if name
 )
 
 
@@ -43,7 +45,7 @@ def aggregate(
     """
     Keep running aggregates by key, and by window of event time.
 
-    The types of the results are those of Spark's own functions.  Output columns are the keys, then the
+    The results have the types that Spark's own functions give them.  Output columns are the keys, then the
     aggregates.
 
     Args:
@@ -68,13 +70,13 @@ def aggregate(
             "outputMode Complete would send the results of all keys in each micro-batch: use Update, "
             "and read all results with statelog.open(...) or spark.read.format('statelog')"
         )
-    settings = {name: one for name, one in named.items() if name in _SETTING_NAMES}
+    settings = {name: value for name, value in named.items() if name in _SETTING_NAMES}
     functions = {**(aggregates or {})}
-    for name, one in named.items():
+    for name, value in named.items():
         if name not in settings:
             if name in functions:
                 raise UsageError(f"aggregate: {name} is given in the mapping and by name")
-            functions[name] = one
+            functions[name] = value
     _check(functions)
     session = session_of(grouped)
     client = client_of(session)
@@ -92,9 +94,7 @@ def aggregate(
             plan.output,
             outputMode,
             "None" if plan.event_time is None else "EventTime",
-            None,
-            "",
-            _pre_aggregated(plan),
+            keys=_pre_aggregated(plan),
         ),
         lambda session, output: ColumnarFormat(is_distinct=True),
         settings,  # type: ignore[arg-type]
@@ -132,18 +132,18 @@ _SPARKS: Final = {
 def _check(functions: Mapping[str, object]) -> None:
     if not functions:
         raise UsageError("aggregate needs at least one aggregate, such as n=count()")
-    for name, one in functions.items():
-        if isinstance(one, Aggregate):
+    for name, value in functions.items():
+        if isinstance(value, Aggregate):
             continue
-        if isinstance(one, Column) or is_connect(one):
+        if isinstance(value, Column) or is_connect(value):
             raise UsageError(
-                f"aggregate: {name}={one!r:.80} is an expression of Spark, whose result for a key "
-                f"cannot be combined over micro-batches. {_instead_of(str(one))}"
+                f"aggregate: {name}={value!r:.80} is an expression of Spark, whose result for a key "
+                f"cannot be combined over micro-batches. {_instead_of(str(value))}"
             )
         similar = difflib.get_close_matches(str(name), _SETTING_NAMES, n=1, cutoff=0.8)
         hint = f"; did you mean the setting {similar[0]}?" if similar else ""
         raise UsageError(
-            f"aggregate: {name}={one!r:.80} is no aggregate of statelog.spark, such as count() or "
+            f"aggregate: {name}={value!r:.80} is no aggregate of statelog.spark, such as count() or "
             f"sum_('amount'), and no setting{hint}"
         )
 

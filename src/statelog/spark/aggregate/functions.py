@@ -13,12 +13,10 @@ from typing import Any
 from pyspark.sql import Column
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate.distinct import DistinctCount, log_of_buckets
-from statelog.spark.aggregate.extremes import Extreme, ValueBy
+from statelog.spark.aggregate.extremes import Extreme, TopK, ValueBy
 from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.ranking import TopK
-from statelog.spark.aggregate.sums import Count, Mean, Sum, Variance
-from statelog.spark.query.session import is_connect
+from statelog.spark.aggregate.sums import Count, DistinctCount, Mean, Sum, Variance, log_of_buckets
+from statelog.spark.jvm.gateway import is_connect
 
 ColumnOrName = Column | str
 
@@ -28,11 +26,8 @@ class Aggregate:
     """
     An aggregate function and the columns it takes; made by the functions of this module.
 
-    Args:
-        kind: Its rules.
-        arguments: Its columns.
-        of_row: Makes the rules from the names of all columns of the frame, which then follow the
-            arguments; None where they do not.
+    *of_row* makes its rules from the names of all columns of the frame, which then follow the
+    arguments.
     """
 
     kind: AggregateKind
@@ -40,10 +35,10 @@ class Aggregate:
     of_row: Callable[[Sequence[str]], AggregateKind] | None = None
 
     def __post_init__(self) -> None:
-        for one in self.arguments:
-            if not (isinstance(one, Column | str) or is_connect(one)):
+        for argument in self.arguments:
+            if not (isinstance(argument, Column | str) or is_connect(argument)):
                 raise UsageError(
-                    f"{self.kind.title} takes names of columns and expressions, not {one!r}"
+                    f"{self.kind.title} takes names of columns and expressions, not {argument!r}"
                 )
 
 
@@ -143,7 +138,7 @@ def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
         by: The column that orders the rows, as for `last`.
         columns: The columns of the row that are kept; none for all.
     """
-    if not all(isinstance(one, str) for one in columns):
+    if not all(isinstance(column, str) for column in columns):
         raise UsageError("latest_row takes the names of the columns to keep, such as 'price'")
     kind = ValueBy("latest_row", is_least=False, names=columns)
     return Aggregate(kind, (by, *columns), None if columns else kind.of_row)

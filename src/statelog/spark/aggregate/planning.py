@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -19,8 +19,8 @@ from statelog.errors import UsageError
 from statelog.spark.aggregate.extremes import quoted
 from statelog.spark.aggregate.functions import Aggregate
 from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.merge import Merge, NamedAggregate
-from statelog.spark.query.event_time import event_time_column
+from statelog.spark.aggregate.processor import Merge, NamedAggregate
+from statelog.spark.query.input_plan import event_time_column
 from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, refuse_map_keys
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.rows.types import arrow_schema
@@ -64,7 +64,9 @@ class AggregationPlan:
         ]
         rows = self.keyed.frame.groupBy(*self.pre.keys).agg(*columns)
         inner = (*self.pre.keys, *self._results)
-        return rows.select(*(col(one).alias(name) for one, name in zip(inner, names, strict=True)))
+        return rows.select(
+            *(col(column).alias(name) for column, name in zip(inner, names, strict=True))
+        )
 
     @property
     def _results(self) -> Sequence[str]:
@@ -72,19 +74,10 @@ class AggregationPlan:
 
 
 def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> AggregationPlan:
-    """
-    Plan the aggregates of a grouped frame.
-
-    Args:
-        grouping: The frame and its keys.
-        aggregates: The aggregates by the name of their output column.
-
-    Raises:
-        UsageError: A column is unknown, a function does not take it, or a name is used twice.
-    """
+    """Plan the aggregates of a grouped frame, by the names of their output columns."""
     frame = grouping.frame
     key_schema = _key_schema(grouping)
-    columns = [one.alias(f"{_KEY}{at}") for at, one in enumerate(grouping.columns)]
+    columns = [column.alias(f"{_KEY}{at}") for at, column in enumerate(grouping.columns)]
     keys = tuple(f"{_KEY}{at}" for at in range(len(columns)))
     positions: dict[str, list[str]] = {}
     for name, aggregate in aggregates.items():
@@ -98,11 +91,21 @@ def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> 
     is_ansi = (frame.sparkSession.conf.get(_ANSI, "true") or "true").lower() == "true"
     kinds = {
         name: _bound(aggregate, frame).bind(
-            [types[one] for one in positions[name]], is_ansi=is_ansi
+            [types[column] for column in positions[name]], is_ansi=is_ansi
         )
         for name, aggregate in aggregates.items()
     }
     return _Types(source, keys, key_schema, kinds, positions).plan(tuple(columns))
+
+
+class _Part(NamedTuple):
+    """A part of an aggregate's state: its SQL, and its columns among partial results and in the state."""
+
+    aggregate: str
+    name: str
+    sql: str
+    partial: str
+    column: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +120,8 @@ class _Types:
 
     def plan(self, columns: tuple[Column | str, ...]) -> AggregationPlan:
         wholes = tuple(kind.whole(self.arguments[name]) for name, kind in self.kinds.items())
-        parts = [
-            (name, part, sql)
-            for name, kind in self.kinds.items()
-            for part, sql in kind.partials(self.arguments[name]).items()
-        ]
-        partials = [(sql, f"__part_{at}") for at, (_, _, sql) in enumerate(parts)]
+        parts = self._parts()
+        partials = tuple((part.sql, part.partial) for part in parts)
         results = [(sql, f"{_WHOLE}{at}") for at, sql in enumerate(wholes)]
         shape = self.source.groupBy(*self.keys).agg(
             *(expr(sql).alias(alias) for sql, alias in (*results, *partials))
@@ -132,45 +131,43 @@ class _Types:
             StructField(name, field.dataType, field.nullable)
             for name, field in zip(self.kinds, fields[: len(wholes)], strict=True)
         ]
-        named = [name if not part else f"{name}__{part}" for name, part, _ in parts]
         state = [
-            StructField(name, field.dataType)
-            for name, field in zip(named, fields[len(wholes) :], strict=True)
+            StructField(part.column, field.dataType)
+            for part, field in zip(parts, fields[len(wholes) :], strict=True)
         ]
-        schema = StructType([*(_without_metadata(one) for one in self.key_schema), *output])
+        keys = [_without_metadata(key) for key in self.key_schema]
+        schema = StructType([*keys, *output])
         _check_names(schema.names, "output")
-        _check_names(named, "state")
-        merged = tuple(
-            NamedAggregate(
-                name,
-                kind,
-                tuple(
-                    (part, inner, column)
-                    for (owner, part, _), (_, inner), column in zip(
-                        parts, partials, named, strict=True
-                    )
-                    if owner == name
-                ),
-            )
-            for name, kind in self.kinds.items()
-        )
-        count = len(self.keys)
-        keyed = KeyedFrame(
-            self.source,
-            columns,
-            tuple(range(1, 1 + count)),
-            1 + count,
-            StructType([_without_metadata(one) for one in self.key_schema]),
-        )
+        _check_names([part.column for part in parts], "state")
+        count = len(keys)
+        positions = tuple(range(1, 1 + count))
         return AggregationPlan(
-            keyed,
+            KeyedFrame(self.source, columns, positions, 1 + count, StructType(keys)),
             wholes,
-            PreAggregation(self.keys, tuple(partials)),
-            Merge(merged, arrow_schema(schema)),
+            PreAggregation(self.keys, partials),
+            Merge(self._named(parts), arrow_schema(schema)),
             StructType(state),
             schema,
             _event_time(self.key_schema),
         )
+
+    def _parts(self) -> list[_Part]:
+        parts: list[_Part] = []
+        for aggregate, kind in self.kinds.items():
+            for name, sql in kind.partials(self.arguments[aggregate]).items():
+                column = f"{aggregate}__{name}" if name else aggregate
+                parts.append(_Part(aggregate, name, sql, f"__part_{len(parts)}", column))
+        return parts
+
+    def _named(self, parts: Sequence[_Part]) -> tuple[NamedAggregate, ...]:
+        def of(aggregate: str) -> tuple[tuple[str, str, str], ...]:
+            return tuple(
+                (part.name, part.partial, part.column)
+                for part in parts
+                if part.aggregate == aggregate
+            )
+
+        return tuple(NamedAggregate(name, kind, of(name)) for name, kind in self.kinds.items())
 
 
 def _key_schema(grouping: Grouping) -> StructType:
@@ -204,7 +201,7 @@ def _event_time(keys: StructType) -> int | None:
 
 
 def _arguments(aggregate: Aggregate, frame: DataFrame) -> list[Any]:
-    named = [col(one) if isinstance(one, str) else one for one in aggregate.arguments]
+    named = [col(column) if isinstance(column, str) else column for column in aggregate.arguments]
     rows = [col(quoted(name)) for name in frame.columns] if aggregate.of_row is not None else []
     return [*named, *rows]
 
@@ -221,7 +218,9 @@ def _selected(
         selected = frame.select(*columns)
         _ = selected.schema  # on Spark Connect, the analysis
     except AnalysisException as error:
-        functions = ", ".join(f"{name}={one.kind.title}(...)" for name, one in aggregates.items())
+        functions = ", ".join(
+            f"{name}={aggregate.kind.title}(...)" for name, aggregate in aggregates.items()
+        )
         raise UsageError(
             f"aggregate: Spark rejects a column of {functions}: {error!s:.400}"
         ) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,13 +14,66 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvariantError
-from statelog.spark.aggregate.arrays import one_array
-from statelog.spark.aggregate.merge import Merge
+from statelog.spark.aggregate.kind import AggregateKind, Parts, one_array
 from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor, Tables
+from statelog.state.encoding.values import stored_field
 from statelog.state.slots import Keys
 
 STATE: Final = "aggregates"
 """Name of the state variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAggregate:
+    """
+    One aggregate of a call.
+
+    *parts* has the name of each part, and of its column among partial results and in the state.
+    """
+
+    name: str
+    kind: AggregateKind
+    parts: tuple[tuple[str, str, str], ...]
+
+    def partial(self, rows: pa.Table) -> Parts:
+        """Return the parts in a table of partial results."""
+        return {part: one_array(rows.column(column)) for part, column, _ in self.parts}
+
+    def state(self, table: pa.Table) -> Parts:
+        """Return the parts in a table of state."""
+        return {part: one_array(table.column(column)) for part, _, column in self.parts}
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The aggregates of one call, and the output columns: the keys, then the aggregates."""
+
+    aggregates: tuple[NamedAggregate, ...]
+    output: pa.Schema
+
+    def combined(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """Return the state after a micro-batch's partial results, in the same order of keys."""
+        columns: dict[str, pa.Array] = {}
+        for aggregate in self.aggregates:
+            before, more = aggregate.state(old), aggregate.partial(new)
+            # Texts of a micro-batch may be large ones, by a setting of Spark.
+            more = {part: _typed(column, before[part].type) for part, column in more.items()}
+            combined = aggregate.kind.combine(before, more)
+            columns |= {column: combined[part] for part, _, column in aggregate.parts}
+        return pa.table(columns)
+
+    def results(self, keys: pa.Table, state: pa.Table) -> pa.Table:
+        """Return the output rows of some keys with their state."""
+        fields = list(self.output)[keys.num_columns :]
+        columns: Sequence[pa.Array] = [
+            aggregate.kind.result(aggregate.state(state), stored_field(field).type)
+            for aggregate, field in zip(self.aggregates, fields, strict=True)
+        ]
+        return pa.table([*keys.columns, *columns], names=self.output.names)
+
+
+def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
 
 
 class AggregateProcessor(ColumnarProcessor):
@@ -26,12 +81,10 @@ class AggregateProcessor(ColumnarProcessor):
     Keeps the aggregates of each key.
 
     Args:
-        merge: The aggregates.
-        state: Schema of the state.
+        merge, state: The aggregates, and the schema of their state.
         event_time: Position of the key that is an event time or a window of it; the state of a key is
-            dropped when the watermark has reached it.  None: it is kept for ever.
-        is_append: Whether a key's only output is made then; else in each micro-batch that has rows
-            of it.
+            dropped when the watermark has reached it.  None: it is always kept.
+        is_append: Whether a key's only output is made then; else in each micro-batch with rows of it.
     """
 
     def __init__(
@@ -67,12 +120,7 @@ class AggregateProcessor(ColumnarProcessor):
 
 
 def ends_ms(column: pa.Array) -> npt.NDArray[np.int64]:
-    """
-    Return the first watermark, in milliseconds, by which each key is over.
-
-    Args:
-        column: Event times, or windows, whose end counts.
-    """
+    """Return the first watermarks that end keys, given their event times or windows."""
     at = one_array(column)
     if pa.types.is_struct(at.type):
         at = pc.struct_field(at, "end")

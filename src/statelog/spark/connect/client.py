@@ -1,24 +1,263 @@
-"""What `transform_with_state` asks of a session of Spark Connect."""
+"""
+The client's half of a query on Spark Connect: the session's functions, the stream, and its writer.
+
+The output is set as with `StatefulStreamWriter`.  `start` sends the engine to the
+server as the function for `foreachBatch` of Spark's own writer.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, cast
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.column import Column
+from pyspark.sql.connect.dataframe import DataFrameNaFunctions
 from pyspark.sql.connect.expressions import ColumnReference
 from pyspark.sql.connect.group import GroupedData
+from pyspark.sql.connect.streaming.query import StreamingQuery as SparkQuery
+from pyspark.sql.functions import lit, spark_partition_id
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from statelog.checkpoint.offset_log import newest_offsets
+from statelog.checkpoint.repartition import refuse_unfinished_repartition
+from statelog.checkpoint.source_logs import QueryFiles
+from statelog.errors import UnavailableError, UsageError
 from statelog.spark.connect.explained_plan import input_plan
+from statelog.spark.connect.query import ConnectQuery
+from statelog.spark.connect.query_files import SparkFiles
 from statelog.spark.connect.recorded_steps import ConnectPlan
-from statelog.spark.connect.refused import refuse_callbacks, refuse_direct
-from statelog.spark.connect.stream import ConnectStream
-from statelog.spark.query.client import Client
+from statelog.spark.connect.sinks import Foreach, sink_of
+from statelog.spark.connect.worker import ConnectEngine, QueryStart
+from statelog.spark.driver.failures import reported_in
+from statelog.spark.driver.no_data_batches import has_no_data_source
+from statelog.spark.query.delivery import Delivery, FileOutput, Sink
 from statelog.spark.query.keyed_frame import Grouping, not_plain
-from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.query import OperatorDefinition
+from statelog.spark.query.session import Client
+from statelog.spark.query.settings import BESIDE_CHECKPOINT, QuerySettings
+from statelog.spark.stream.sinks import RowFunction
+from statelog.spark.stream.stateful_stream import StatefulStream
+from statelog.spark.stream.writer import StatefulStreamWriter
+
+_log = logging.getLogger("statelog.spark")
+
+_ATTEMPTS: Final = 3
+_NO_ANSWER: Final = "Python worker failed to connect back"
+_NO_MODULE: Final = "No module named 'statelog"
+_OF_CLASSIC: Final = '"noDataBatches"'
+_NO_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
+_IN_PARTS: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+
+
+class ConnectStreamWriter(StatefulStreamWriter):
+    """Spark's `DataStreamWriter` for a stateful stream of a Connect session."""
+
+    _plan: ConnectPlan
+
+    def __init__(self, operators: Sequence[OperatorDefinition], plan: ConnectPlan) -> None:
+        # Not the classic writer's: it asks the JVM.
+        self._spark = operators[0].frame.sparkSession
+        self._begin(operators, plan)
+
+    def trigger(self, **trigger: Any) -> ConnectStreamWriter:
+        """Set the trigger, with the arguments of Spark's `trigger`; micro-batches only."""
+        self._check_trigger(trigger)
+        self._operators[0].frame.writeStream.trigger(**trigger)  # Spark's own checks
+        self._trigger = trigger
+        return self
+
+    def queryName(self, queryName: str) -> ConnectStreamWriter:
+        """Name the query."""
+        self._operators[0].frame.writeStream.queryName(queryName)
+        self._query_name = queryName
+        return self
+
+    def foreach(self, f: RowFunction) -> ConnectStreamWriter:
+        """Call a function, or an object with `process`, with each row."""
+        self._sink = Foreach(f)
+        return self
+
+    def _start(self, function: Sink | None, *, one_time: bool) -> StreamingQuery:
+        # The server's temporary folder is not known here, so each query needs a location.
+        checkpoint = self._checkpoint_location(one_time=False) or ""
+        query = self._query(checkpoint, is_temporary=False)
+        settings, source = query.settings, query.source
+        refuse_direct(settings)
+        refuse_relative(checkpoint, settings)
+        files = SparkFiles(self._spark, checkpoint)
+        refuse_unfinished_repartition(files)
+        has_source = has_no_data_source(self._asked(settings, files), query.operators, files)
+        if has_source:
+            _check_source(files)
+            self._warn_of_one_batch()
+        engine = ConnectEngine.of(
+            QueryStart(
+                query=query,
+                checkpoint=checkpoint,
+                has_no_data_source=has_source,
+                steps=self._plan.for_worker(),
+                sink=function or self._connect_sink(settings.file_output),
+            )
+        )
+        frame = _with_ticks(source.frame) if has_source else source.frame
+        writer = frame.writeStream
+        if self._query_name is not None:
+            writer = writer.queryName(self._query_name)
+        if self._trigger:
+            writer = writer.trigger(**self._trigger)
+        writer = writer.foreachBatch(engine).option("checkpointLocation", checkpoint)
+        # PySpark's two classes of a query do not share a base.
+        return cast("StreamingQuery", ConnectQuery(_started(writer), query.operators))
+
+    def _asked(self, settings: QuerySettings, files: QueryFiles) -> bool | None:
+        """Return the setting `noDataBatches`; for a new query Spark's own setting counts too."""
+        setting = settings.no_data_batches
+        is_off = (self._spark.conf.get(_NO_DATA, "true") or "").strip().lower() == "false"
+        if setting is None and is_off and newest_offsets(files) is None:
+            return False
+        return setting
+
+    def _warn_of_one_batch(self) -> None:
+        """Say what Spark does with `Trigger.AvailableNow` where a source cannot be read in parts."""
+        if self._trigger.get("availableNow") and self._spark.conf.get(_IN_PARTS, "false") != "true":
+            _log.warning(
+                "trigger(availableNow=True) of a query with timers takes all new rows in one "
+                "micro-batch, and after a stop in mid-batch only those of this micro-batch. If all "
+                "sources of the query are Spark's own, set %s to true for the usual behaviour; or "
+                "noDataBatches=False, if the timers may wait for the next rows",
+                _IN_PARTS,
+            )
+
+    def _connect_sink(self, file_output: FileOutput) -> Sink:
+        return sink_of(
+            self._spark, self._target, self._plan.shape.schema, self._query_name, file_output
+        )
+
+    def _cores(self) -> int:
+        """Return the number of cores that Spark has, by the partitions of a small frame."""
+        parts = self._spark.range(1000).select(spark_partition_id().alias("part")).distinct()
+        return parts.count()
+
+
+class ConnectStream(StatefulStream):
+    """The output of a stateful operator over a stream of a Connect session."""
+
+    _plan: ConnectPlan
+
+    @property
+    def na(self) -> Any:
+        """Functions for missing values."""
+        return DataFrameNaFunctions(self)
+
+    @property
+    def writeStream(self) -> ConnectStreamWriter:
+        """A writer with the methods of Spark's."""
+        return ConnectStreamWriter(self._operators, self._plan)
+
+
+def _with_ticks(frame: DataFrame) -> DataFrame:
+    """
+    Return *frame* with one more source, without rows, whose offset changes each second.
+
+    So Spark runs a micro-batch each second at least, and the engine skips it while no timer is due.
+    """
+    session = frame.sparkSession
+    nulls = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    ticks = session.readStream.format("rate").option("rowsPerSecond", 1).load()
+    return frame.unionAll(ticks.where(lit(False)).select(*nulls))
+
+
+def _check_source(files: QueryFiles) -> None:
+    """Reject a query with no-data batches of a classic session, whose source has other offsets."""
+    newest = newest_offsets(files)
+    offsets = None if newest is None else newest.offsets
+    if offsets and _OF_CLASSIC in (offsets[-1] or ""):
+        raise UsageError(
+            f"the query in {files.url} began in a classic session, with no-data batches that Spark "
+            "Connect cannot continue. Continue it in a classic session, or here with a new "
+            "checkpointLocation, the same stateLocation and adopt=True"
+        )
+
+
+def _started(writer: Any) -> SparkQuery:
+    """
+    Start the query, again where the server's Python process was too slow to answer.
+
+    Spark waits ten seconds for it, and does not have a setting for that.
+    """
+    attempt = 1
+    while True:
+        try:
+            query: SparkQuery = writer.start()
+            return query
+        except PySparkException as error:
+            text = str(error)
+            cause = reported_in(text)
+            if cause is not None:
+                raise cause from None
+            if _NO_MODULE in text:
+                raise UsageError(
+                    "the Python of Spark's server has no statelog: install statelog[spark,connect] "
+                    "there, in the interpreter that PYSPARK_PYTHON of the server's environment "
+                    "names, and in that of the executors"
+                ) from error
+            if _NO_ANSWER not in text:
+                raise
+            if attempt == _ATTEMPTS:
+                raise UnavailableError(
+                    f"the server's Python process for foreachBatch did not answer within ten "
+                    f"seconds, {attempt} times. Either the server is overloaded: start the query "
+                    "again; or its interpreter does not work: PYSPARK_PYTHON of the server's "
+                    "environment names it, and needs pyspark[connect] and statelog"
+                ) from error
+            _log.warning("the server's Python process did not answer in time; trying again")
+            attempt += 1
+
+
+# Settings that cannot work on Spark Connect, with what to do instead.
+
+
+def refuse_callbacks(arguments: Mapping[str, object]) -> None:
+    """Reject functions and objects that the server would have to call in the client."""
+    for name in ("onProgress", "metrics"):
+        if arguments.get(name) is not None:
+            raise UsageError(
+                f"{name} does not work on Spark Connect: micro-batches run in the server, which "
+                "cannot call an object of this process. Leave it out, and read the same figures "
+                "from the query that start() returns (query.lastBatch, query.recentBatches), or "
+                "add a StreamingQueryListener to spark.streams for Spark's own"
+            )
+
+
+def refuse_direct(settings: QuerySettings) -> None:
+    """Reject direct delivery."""
+    if settings.delivery is Delivery.DIRECT:
+        raise UsageError(
+            "the delivery direct does not work on Spark Connect: tasks answer by an accumulator, "
+            "which Connect does not have. Use delivery='staged', which is the default and delivers "
+            "exactly once"
+        )
+
+
+def refuse_relative(checkpoint: str, settings: QuerySettings) -> None:
+    """
+    Reject relative paths, which client and server resolve differently.
+
+    The word `checkpoint` as a stateLocation is not a path: the state is in the checkpointLocation.
+    """
+    of_state = (settings.state_location, settings.base_location)
+    paths = [checkpoint, *(location for location in of_state if location != BESIDE_CHECKPOINT)]
+    for path in paths:
+        if path and not path.startswith("/") and ":" not in path:
+            raise UsageError(
+                f"{path!r} is a relative path, which means another folder on the server of Spark "
+                "Connect than here: give an absolute path, or a URL"
+            )
+
 
 _PLAIN: Final = "groupby"
 

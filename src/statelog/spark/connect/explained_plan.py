@@ -1,7 +1,7 @@
 """
 Read facts from the plan of an input, from the text of `explain`.
 
-A Connect client has no plan but this text: a temporary view or a SQL text is one node in what it
+A Connect client only has this text of a plan: a temporary view or a SQL text is one node in what it
 sends.  The server's analyzed plan has every node by its name, with `~` in front of streaming ones.
 Source: Spark's TreeNode.generateTreeString.
 """
@@ -30,44 +30,31 @@ class _Node(NamedTuple):
 
 
 def input_plan(frame: DataFrame) -> InputPlan:
-    """
-    Return the facts from the plan of a frame.
-
-    Blocks: On the server, for two calls.
-    """
+    """Return the facts from the plan of a frame, by two calls of the server."""
     return facts_in(_analyzed(frame)) if frame.isStreaming else InputPlan()
 
 
 def node_names(frame: DataFrame) -> Counter[str]:
-    """
-    Return how often each node is in the plan of a frame.
-
-    Blocks: On the server.
-    """
+    """Return how often each node is in the plan of a frame, by a call of the server."""
     return Counter(node.name for node in _nodes(_analyzed(frame)))
 
 
 def facts_in(text: str) -> InputPlan:
-    """
-    Return the facts from the plan of a stream.
-
-    Args:
-        text: The analyzed plan, one node in a line.
-    """
+    """Return the facts from the analyzed plan of a stream, one node in a line."""
     return facts_of(_streaming(list(_nodes(text))))
 
 
 def _analyzed(frame: Any) -> str:
     """Return the analyzed plan of a Connect frame, without the line with its columns."""
-    found: list[str] = []
+    lines: list[str] = []
     section = ""
     for line in frame._explain_string(extended=True).split("\n"):
         title = _SECTION.match(line)
         if title is not None:
             section = title.group(1)
         elif section == _ANALYZED:
-            found.append(line)
-    return "\n".join(found[1:])
+            lines.append(line)
+    return "\n".join(lines[1:])
 
 
 def _nodes(text: str) -> Iterator[_Node]:

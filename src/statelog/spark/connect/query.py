@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -13,22 +14,16 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from statelog.errors import UnavailableError
 from statelog.spark.connect.worker import ObservedFigures, figures_key, observed_key
 from statelog.spark.driver.failures import reported_in
-from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
-from statelog.spark.stream.query_progress import idle_operator, state_operator, with_figures
+from statelog.spark.query.query import OperatorDefinition
+from statelog.spark.stream.query_progress import with_batch
 from statelog.spark.stream.stateful_query import message_first
 
 _CRASHED: Final = "Python worker exited unexpectedly"
 
 
 class ConnectQuery(StreamingQuery):
-    """
-    Spark's `StreamingQuery` on Connect, with the errors and figures of statelog.
-
-    Args:
-        query: The query.
-        operators: Its operators.
-    """
+    """Spark's `StreamingQuery` on Connect, with the errors and figures of statelog."""
 
     def __init__(self, query: StreamingQuery, operators: Sequence[OperatorDefinition]) -> None:
         super().__init__(query._session, query.id, query.runId, query.name)
@@ -37,7 +32,7 @@ class ConnectQuery(StreamingQuery):
     @property
     def lastBatch(self) -> BatchProgress | None:
         """The figures of the newest micro-batch that was committed; None before the first."""
-        return max(self.recentBatches, key=lambda one: one.batch_id, default=None)
+        return max(self.recentBatches, key=lambda batch: batch.batch_id, default=None)
 
     @property
     def recentBatches(self) -> list[BatchProgress]:
@@ -64,19 +59,8 @@ class ConnectQuery(StreamingQuery):
     ) -> list[StreamingQueryProgress]:
         settings = self._settings()
         batches = {batch.batch_id: batch for batch in self._batches(settings)}
-        added = []
-        for progress in recent:
-            batch_id = progress.batchId
-            before = max((each for each in batches if each < batch_id), default=None)
-            if batch_id in batches:
-                operator = state_operator(self._operators, batches[batch_id])
-                progress = with_figures(progress, operator, self._observed(settings, batch_id))
-            elif before is not None:
-                progress = with_figures(
-                    progress, idle_operator(self._operators, batches[before]), {}
-                )
-            added.append(progress)
-        return added
+        observed = partial(self._observed, settings)
+        return [with_batch(progress, self._operators, batches, observed) for progress in recent]
 
     def _settings(self) -> Mapping[str, str]:
         settings: Mapping[str, str] = self._session.conf.getAll

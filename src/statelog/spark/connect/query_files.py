@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog.checkpoint.source_logs import QueryFiles
-from statelog.spark.driver.checkpoint_files import LOCAL, LocalFiles
+from statelog.spark.jvm.files import LOCAL, LocalFiles
 
 _NOT_FOUND: Final = "PATH_NOT_FOUND"
 _METADATA: Final = "metadata"
@@ -24,13 +24,9 @@ _GLOB: Final = re.compile(r"([*?\[\]{}\\])")
 
 class SparkFiles:
     """
-    A checkpointLocation in any file system of the server.
+    A checkpointLocation in any file system of the server, named as for Spark.
 
     Hidden files, such as those with Hadoop's checksums, are not found.
-
-    Args:
-        session: A session of Spark Connect.
-        location: A path or URL, as given to Spark.
 
     Blocks: Each call, for one Spark query.
     """
@@ -45,11 +41,11 @@ class SparkFiles:
         return self._url
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return a file, or its last *tail* bytes; None if there is no such file."""
-        found = self._column("content", _GLOB.sub(r"\\\1", f"{self._url}/{name}"))
-        if not found:
+        """Return a file, or its last *tail* bytes; None if it does not exist."""
+        contents = self._column("content", _GLOB.sub(r"\\\1", f"{self._url}/{name}"))
+        if not contents:
             return None
-        data: bytes = found[0]
+        data: bytes = contents[0]
         return data if tail is None else data[-tail:]
 
     def names(self, folder: str) -> Sequence[str]:
@@ -60,8 +56,8 @@ class SparkFiles:
 
     def qualified(self) -> str | None:
         """Return the location as Spark resolves it; None before a query ran."""
-        found = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{_METADATA}"))
-        return str(found[0]).rpartition("/")[0] if found else None
+        paths = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{_METADATA}"))
+        return str(paths[0]).rpartition("/")[0] if paths else None
 
     def _column(self, column: str, path: str) -> list[Any]:
         try:
@@ -75,15 +71,7 @@ class SparkFiles:
 
 
 def files_in_worker(session: SparkSession, location: str) -> QueryFiles:
-    """
-    Return the checkpointLocation of a running query, in the process of its micro-batches.
-
-    Args:
-        session: The session of the micro-batch.
-        location: A path or URL, as given to Spark.
-
-    Blocks: For one Spark query.
-    """
+    """Return the files of a running query, in the process of its micro-batches."""
     files = SparkFiles(session, location)
     url = files.qualified()
     if url is not None and url.startswith(LOCAL):

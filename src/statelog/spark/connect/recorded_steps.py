@@ -13,7 +13,7 @@ Source: PySpark's connect/plan.py; Spark's ColumnResolutionHelper (plan ids).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
@@ -21,14 +21,12 @@ from pyspark.sql.connect.plan import LogicalPlan
 from pyspark.sql.types import StructType
 
 from statelog.spark.connect.explained_plan import node_names
-from statelog.spark.stream.observations import Observing, observed
+from statelog.spark.stream.query_progress import Observing, observed
 from statelog.spark.stream.recorded_plan import (
     OBSERVE,
     STATEFUL,
     RecordedPlan,
-    Step,
     needs_state,
-    refuse_streams,
 )
 
 _OF_EXPRESSIONS: Final = frozenset(
@@ -44,28 +42,17 @@ class ConnectPlan(RecordedPlan):
     """The steps applied to the output of a stateful operator on Spark Connect."""
 
     @classmethod
-    def of(cls, session: SparkSession, schema: StructType) -> ConnectPlan:
+    def of(cls, session: SparkSession, schema: StructType) -> Self:
         """Return the plan without steps for an output of *schema*."""
         return cls(session.createDataFrame([], schema))
 
-    def then(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> ConnectPlan:
-        """
-        Return the plan with a call of *method* as its last step.
-
-        Raises:
-            UsageError: The step would need state, or another stream.
-            AnalysisException: Spark rejects the step, for example for a missing column.
-
-        Blocks: On the server.
-        """
-        refuse_streams(method, (*args, *kwargs.values()))
-        shape = getattr(self.shape, method)(*args, **kwargs)
+    def _check(self, method: str, shape: DataFrame) -> None:
+        """Let the server resolve a step, and reject one that needs state."""
         _ = shape.schema  # the server resolves a step only when it is asked
         if method in _OF_EXPRESSIONS:
             for name in node_names(shape) - node_names(self.shape):
                 if name in _NEEDS_ROWS:
                     raise needs_state(method, _NEEDS_ROWS[name])
-        return ConnectPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
 
     def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
         """Apply the steps to *frame*, the output of one micro-batch; see `RecordedPlan.apply`."""
@@ -75,7 +62,9 @@ class ConnectPlan(RecordedPlan):
         """Return the steps as the worker needs them."""
         return RecordedSteps(
             _plan_id(self.start),
-            tuple((one.method, one.args, one.kwargs, _plan_id(one.shape)) for one in self.steps),
+            tuple(
+                (step.method, step.args, step.kwargs, _plan_id(step.shape)) for step in self.steps
+            ),
         )
 
 
@@ -84,9 +73,7 @@ class RecordedSteps:
     """
     Recorded steps, without the client's shapes.
 
-    Args:
-        start: Id of the shape's plan before the steps.
-        steps: Method, arguments, keyword arguments, and the id of the shape's plan after it.
+    Each has method, arguments, keyword arguments, and the id of the shape's plan after it.
     """
 
     start: int
@@ -99,8 +86,8 @@ class RecordedSteps:
         session = frame.sparkSession
         frame = _with_id(frame.select("*"), self.start)
         for method, args, kwargs, plan_id in self.steps:
-            here = [of_session(each, session) for each in args]
-            named = {name: of_session(each, session) for name, each in kwargs.items()}
+            here = [of_session(value, session) for value in args]
+            named = {name: of_session(value, session) for name, value in kwargs.items()}
             if method == OBSERVE:
                 after = observed(frame, here, observations)
             else:

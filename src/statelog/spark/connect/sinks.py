@@ -12,13 +12,17 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from statelog.errors import UsageError
+from statelog.errors import InvariantError, UsageError
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.stream.sinks import OptionValue, RowFunction, Target
-from statelog.spark.stream.sinks.batch_writer import batch_writer
-from statelog.spark.stream.sinks.choose import READ_ONLY
-from statelog.spark.stream.sinks.simple import Console, Memory
-from statelog.spark.stream.sinks.target import columns_of
+from statelog.spark.stream.sinks.simple import (
+    Memory,
+    batch_writer,
+    columns_of,
+    looking_sink,
+    no_path,
+    refuse_read_only,
+)
 
 _FILE_FORMATS: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 _READ_BY_LOG: Final = "MetadataLogFileIndex"
@@ -32,33 +36,14 @@ def sink_of(
     query_name: str | None,
     file_output: FileOutput,
 ) -> Sink:
-    """
-    Return the sink for a format or table, which can be pickled.
-
-    Args:
-        session: The user's session.
-        target: Where to write.
-        schema: Columns of the output.
-        query_name: Name of the query, and of the table in memory.
-        file_output: How files are written.
-
-    Raises:
-        UsageError: The format is one of files, which Connect can only append; or `memory` has no
-            query name, files have no path, a column of *target* is missing.
-
-    Blocks: On the server.
-    """
+    """Return the sink for a format or table, which can be pickled; reject what Connect cannot write."""
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
-    if target.table is None and source == "console":
-        truncate = str(target.option("truncate", "true")).lower() == "true"
-        return Console(int(str(target.option("numRows", 20))), truncate)
-    if target.table is None and source == "memory":
-        if not query_name:
-            raise UsageError("the memory sink needs a queryName, which is the name of its table")
-        Memory(session, query_name, schema)  # an empty view, until there are rows
-        return MemoryInWorker(query_name, schema)
-    if source in READ_ONLY:
-        raise UsageError(f"the format {source} can be read only; use another one")
+    sink = looking_sink(
+        target, source, query_name, lambda name: _memory_in_worker(session, name, schema)
+    )
+    if sink is not None:
+        return sink
+    refuse_read_only(source)
     columns_of(schema.names, (*target.partition_by, *target.cluster_by))
     if target.table is not None:
         source = _provider(session, target.table) or source
@@ -70,9 +55,14 @@ def sink_of(
     return batch_writer(target, source)
 
 
+def _memory_in_worker(session: SparkSession, name: str, schema: StructType) -> MemoryInWorker:
+    Memory(session, name, schema)  # an empty view, until there are rows
+    return MemoryInWorker(name, schema)
+
+
 def _check_folder(session: SparkSession, source: str, path: OptionValue) -> None:
     if path is None:
-        raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+        raise no_path(source)
     if _has_log(session, str(path)):
         raise UsageError(
             f"{path} has a log of streaming output, which would hide appended files from Spark's "
@@ -103,22 +93,16 @@ def _no_file_sink(source: str) -> UsageError:
 
 
 def _provider(session: SparkSession, table: str) -> str | None:
-    """Return the format of a table, in lower case; None if there is no such table."""
+    """Return the format of a table, in lower case; None if it does not exist."""
     if not session.catalog.tableExists(table):
         return None
     rows = session.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
-    found = [row[1] for row in rows if row[0] == "Provider"]
-    return str(found[-1]).lower() if found else None
+    providers = [row[1] for row in rows if row[0] == "Provider"]
+    return str(providers[-1]).lower() if providers else None
 
 
 class MemoryInWorker:
-    """
-    Collects all rows as a temporary view of the user's session.
-
-    Args:
-        name: The view.
-        schema: Columns of the output.
-    """
+    """Collects all rows as a temporary view of the user's session."""
 
     def __init__(self, name: str, schema: StructType) -> None:
         self._name = name
@@ -130,21 +114,13 @@ class MemoryInWorker:
         self._memory = Memory(session, self._name, self._schema)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        assert self._memory is not None
+        if self._memory is None:
+            raise InvariantError("the memory sink was not given the session of the worker")
         self._memory(frame, batch_id)
 
 
 class Foreach:
-    """
-    Calls a function with each row, in the tasks.
-
-    Args:
-        f: A function of a row, or an object with `process(row)` and, optionally,
-            `open(partition_id, epoch_id)` and `close(error)`.
-
-    Raises:
-        PySparkAttributeError: *f* is neither.
-    """
+    """Calls a function, as Spark's `foreach` takes it, with each row, in the tasks."""
 
     def __init__(self, f: RowFunction) -> None:
         DataStreamWriter._construct_foreach_function(f)  # checks it

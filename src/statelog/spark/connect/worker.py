@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
 from statelog import __version__
-from statelog.errors import StatelogError, UsageError
+from statelog.errors import InvariantError, StatelogError, UsageError
 from statelog.metrics import Metrics
 from statelog.spark.connect.query_files import files_in_worker
 from statelog.spark.connect.recorded_steps import (
@@ -30,12 +30,10 @@ from statelog.spark.connect.recorded_steps import (
 from statelog.spark.connect.sinks import MemoryInWorker
 from statelog.spark.driver.batch_times import QueryTimes
 from statelog.spark.driver.engine import MicroBatchEngine
-from statelog.spark.query.delivery import Sink
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.delivery import Sink, set_query
 from statelog.spark.query.progress import BatchProgress
-from statelog.spark.query.query import Query
-from statelog.spark.query.writer_name import set_query
-from statelog.spark.stream.observations import Observations, observed_operators
+from statelog.spark.query.query import OperatorDefinition, Query
+from statelog.spark.stream.query_progress import Observations, observed_operators
 from statelog.spark.worker.failures import END_OF_REPORT, with_message
 
 _log = logging.getLogger("statelog.spark")
@@ -45,13 +43,7 @@ KEPT_BATCHES: Final = 32
 
 
 def figures_key(query_id: str, batch_id: int | None = None) -> str:
-    """
-    Return the key in the session's configuration with the figures of a micro-batch.
-
-    Args:
-        query_id: Spark's id of the query.
-        batch_id: The micro-batch; None for the prefix of all.
-    """
+    """Return the key in the session with the figures of a micro-batch; without one, its prefix."""
     prefix = f"statelog.batches.{query_id}."
     return prefix if batch_id is None else f"{prefix}{batch_id % KEPT_BATCHES}"
 
@@ -62,13 +54,7 @@ def observed_key(query_id: str, batch_id: int) -> str:
 
 
 class ObservedFigures(msgspec.Struct, frozen=True):
-    """
-    The observed metrics of a micro-batch, as the session has them.
-
-    Args:
-        batch_id: The micro-batch.
-        values: Values by name and column.
-    """
+    """The observed metrics of a micro-batch by name and column, as the session has them."""
 
     batch_id: int
     values: dict[str, dict[str, Any]]
@@ -76,16 +62,7 @@ class ObservedFigures(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryStart:
-    """
-    What the worker needs to run a query.
-
-    Args:
-        query: The query.
-        checkpoint: Its checkpointLocation, as given to Spark.
-        has_no_data_source: Whether its last source is that for no-data batches.
-        steps: The steps behind the operator.
-        sink: Takes the output frame and the batch id.
-    """
+    """What the worker needs to run a query, at a checkpointLocation as given to Spark."""
 
     query: Query
     checkpoint: str
@@ -95,12 +72,7 @@ class QueryStart:
 
 
 class ConnectEngine:
-    """
-    The function for `foreachBatch`, in the client and, unpickled, in the worker.
-
-    Args:
-        payload: A pickled `QueryStart`.
-    """
+    """The function for `foreachBatch`, in the client and, unpickled, in the worker."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -110,12 +82,7 @@ class ConnectEngine:
 
     @classmethod
     def of(cls, start: QueryStart) -> ConnectEngine:
-        """
-        Return the function for a query.
-
-        Raises:
-            UsageError: The sink or a step cannot be pickled.
-        """
+        """Return the function for a query, if sink and steps can be pickled."""
         sent = _to_send(start)
         try:
             return cls(cloudpickle.dumps(sent))
@@ -129,34 +96,27 @@ class ConnectEngine:
         return _restored, (__version__, next_plan_id(), self._payload)
 
     def begin(self) -> None:
-        """
-        Unpickle the query.
-
-        Thread: that of the worker, while the user's session is its active one.
-        """
+        """Unpickle the query, while the user's session is the active one of the worker's thread."""
         self._root = SparkSession.getActiveSession()
         self._start = start = cloudpickle.loads(self._payload)
         if isinstance(start.sink, MemoryInWorker):
             start.sink.begin(self._root)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """
-        Process one micro-batch.
-
-        Raise statelog's errors so that the client finds them in Spark's text.
-        """
+        """Process one micro-batch; raise errors so that the client finds them in Spark's text."""
         try:
             if self._engine is None:
                 self._engine = self._opened(frame)
             self._engine(frame, batch_id)
         except StatelogError as error:
             _log.debug("batch %d failed", batch_id, exc_info=error)
-            # A copy that was never raised has no frames of its own before its message.
+            # A copy that was never raised does not have frames before its message.
             raise with_message(error, f"{error.message}\n{END_OF_REPORT}") from None
 
     def _opened(self, frame: DataFrame) -> MicroBatchEngine:
         start = self._start
-        assert start is not None
+        if start is None:
+            raise InvariantError("the query was not unpickled in the worker")
         files = files_in_worker(frame.sparkSession, start.checkpoint)
         times = QueryTimes(files, has_no_data_source=start.has_no_data_source)
         query_id = times.query_id()
@@ -193,18 +153,14 @@ class ConnectEngine:
 
 
 def _to_send(start: QueryStart) -> QueryStart:
-    """
-    Return *start* without what the worker does not need.
-
-    That is the input, whose plan may be large, and the metrics, which have locks.
-    """
+    """Return *start* without its input, whose plan may be large, and metrics, which have locks."""
     query = start.query
     empty = query.source.frame.sparkSession.range(0)
     return replace(
         start,
         query=replace(
             query,
-            operators=tuple(replace(one, frame=empty) for one in query.operators),
+            operators=tuple(replace(operator, frame=empty) for operator in query.operators),
             settings=replace(query.settings, metrics=cast("Metrics", None)),
         ),
     )
@@ -214,7 +170,7 @@ def _with_frames(query: Query, session: Any, note: Any) -> Query:
     """Return *query* with its frames in the session of the micro-batches."""
     return replace(
         query,
-        operators=tuple(_with_frame(one, session) for one in query.operators),
+        operators=tuple(_with_frame(operator, session) for operator in query.operators),
         settings=replace(query.settings, on_progress=note, metrics=Metrics()),
     )
 
@@ -228,12 +184,7 @@ def _with_frame(operator: OperatorDefinition, session: Any) -> OperatorDefinitio
 
 
 def _restored(version: str, plan_ids: int, payload: bytes) -> ConnectEngine:
-    """
-    Return the function in the worker.
-
-    Raises:
-        UsageError: The server has another version of statelog.
-    """
+    """Return the function in the worker, if the server has the client's version of statelog."""
     if version != __version__:
         raise UsageError(
             f"the client has statelog {version}, and the server {__version__}: install the same "

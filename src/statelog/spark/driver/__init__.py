@@ -1,22 +1,16 @@
 """
 The driver's side: each micro-batch makes one checkpoint.
 
-    checkpoint_files, running_query    the query's checkpointLocation; what only the JVM knows of it
     batch_times, no_data_batches   the times of a micro-batch; when one runs without data
     state_location, restart        claim and restore the state; check that the sources fit it
     engine                         trigger, run the operators, commit, deliver
     operator_run, staged_rows      the tasks of one operator; its rows as the input of the next
-    one_shuffle, plans             for `aggregate`: Spark aggregates the rows first; Spark's plans
-    python_job, arrow_frame        the frames of its jobs and rows, with few calls to the JVM
-    own_workers                    a task finds the worker again that has its state
-    arrow_batches                  the Arrow batches in which tasks get their rows
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     recordings                     what tasks recorded, committed with the micro-batch
-    batch_cost, snapshot_planner   how many tasks run next; which key groups get a snapshot
+    snapshot_planner               which key groups get a snapshot
     batch_reports                  log, callback, metrics and the warning of skew
     unnamed_output                 the warning of output columns that no row names
 
 `batch_frame` runs the operator over a batch frame.  Other packages use `engine`, `batch_frame`,
-`batch_times`, `checkpoint_files`, `running_query`, `no_data_batches`, `no_data_source`, `arrow_frame`
-and `failures`.
+`batch_times`, `no_data_batches` and `failures`.
 """

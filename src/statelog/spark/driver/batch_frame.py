@@ -15,9 +15,8 @@ from pyspark.sql import DataFrame
 
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.state_location import now_ms
-from statelog.spark.query.initial_state import with_initial_rows
-from statelog.spark.query.keyed_frame import by_task
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.keyed_frame import by_task, with_initial_rows
+from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.batch_task import batch_task
 from statelog.spark.worker.connection import without_delay

@@ -31,10 +31,9 @@ from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.staged_rows import row_files
 from statelog.spark.driver.state_location import StateLocation, now_ms
 from statelog.spark.driver.task_runner import TaskRunner
-from statelog.spark.query.delivery import Delivery, Sink
+from statelog.spark.query.delivery import Delivery, Sink, set_rewound
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
-from statelog.spark.query.writer_name import set_rewound
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.stopwatch import Stopwatch
 

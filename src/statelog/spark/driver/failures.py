@@ -16,10 +16,9 @@ from pyspark.sql import DataFrame
 
 from statelog import errors
 from statelog.errors import ProcessorError, StatelogError, UnavailableError
+from statelog.spark.jvm.gateway import is_connect, query_of
+from statelog.spark.jvm.queries import is_running
 from statelog.spark.query.columnar_processor import AnyProcessor
-from statelog.spark.query.session import is_connect
-from statelog.spark.query.writer_name import query_of
-from statelog.spark.rows.jvm import jvm_of
 from statelog.spark.worker.failures import END_OF_REPORT
 
 _log = logging.getLogger("statelog.spark")
@@ -86,10 +85,7 @@ def is_active(frame: DataFrame) -> bool:
     if not query_id:
         return False
     try:
-        jvm = jvm_of(session)
-        running = session._jsparkSession.sharedState().activeStreamingQueries()
-        query = running.get(jvm.java.util.UUID.fromString(query_id))
-        return query is not None and bool(query.isActive())
+        return is_running(session, query_id)
     except Exception as error:  # the connection ends with the query
         _log.debug("cannot find out whether query %s is active: %s", query_id, error)
         return False

@@ -1,9 +1,9 @@
 """
-Decide which queries have no-data batches, and which batches to skip.
+Decide which queries have no-data batches, when one is due, and which batches to skip.
 
 Under `foreachBatch` Spark runs no micro-batch without new input, so that timers would wait for the
 next row.  Therefore a query that can have timers gets one more source beside the user's, see
-`NoDataStream`.  It has no watermark, so it does not change the query's watermark.
+`jvm/no_data_source`.  It has no watermark, so it does not change the query's watermark.
 
 The number of sources of a query never changes, and its offset log records it.  Queries of older
 versions have the source `rate-micro-batch` in the same position.
@@ -11,7 +11,10 @@ versions have the source `rate-micro-batch` in the same position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pyspark.sql import SparkSession
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.offset_log import newest_offsets
@@ -19,14 +22,18 @@ from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.query.query import time_mode_of
+from statelog.spark.driver.progress import source_metrics
+from statelog.spark.driver.state_location import now_ms
+from statelog.spark.jvm.queries import RunningQuery
+from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.query import OperatorDefinition, time_mode_of
 
+_ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 def has_no_data_source(
-    asked: bool | None, operators: Sequence[OperatorDefinition], files: QueryFiles
+    setting: bool | None, operators: Sequence[OperatorDefinition], files: QueryFiles
 ) -> bool:
     """
     Return whether the query has a source for no-data batches.
@@ -34,7 +41,7 @@ def has_no_data_source(
     A query that ran before stays as it is; a new one has the source where it may have timers.
 
     Args:
-        asked: The setting `noDataBatches`; None if it is not set.
+        setting: The setting `noDataBatches`; None if it is not set.
         operators: The operators of the query; the input of the first is without this source.
         files: The query's checkpointLocation.
 
@@ -45,16 +52,16 @@ def has_no_data_source(
     Blocks: On the files.
     """
     frame, sources = operators[0].frame, operators[0].plan.sources
-    if asked is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
+    if setting is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
         return False  # Spark rejects a source without a name, which this one is
     newest = newest_offsets(files)
     recorded = None if newest is None else newest.sources
     if recorded not in (sources, sources + 1):  # a new query, or one that Spark will reject
-        return time_mode_of(operators) != "none" if asked is None else asked
+        return time_mode_of(operators) != "none" if setting is None else setting
     has_source = recorded == sources + 1
-    if asked is not None and asked != has_source:
+    if setting is not None and setting != has_source:
         raise UsageError(
-            f"noDataBatches={asked}, but the query in {files.url} began "
+            f"noDataBatches={setting}, but the query in {files.url} began "
             f"{'with' if has_source else 'without'} them, and Spark cannot change the sources of a "
             "query. Remove noDataBatches, or continue with a new checkpointLocation, the same "
             "stateLocation and adopt=True"
@@ -73,7 +80,7 @@ def can_skip_batch(
         record: The record of the base checkpoint; None for the empty state.
         times: The times of the micro-batch.
     """
-    if not times.is_idle or not all(one.plan.is_stateless for one in operators):
+    if not times.is_idle or not all(operator.plan.is_stateless for operator in operators):
         return False
     if record is None:
         return times.position == NOTHING_READ
@@ -96,3 +103,119 @@ def has_due_timer(operator: OperatorDefinition, next_due_ms: int | None, times: 
         return False
     until = times.watermark_ms if operator.time_mode == "eventtime" else times.now_ms
     return next_due_ms is None or next_due_ms <= until
+
+
+class NoDataDecision:
+    """
+    Decides at each trigger whether a no-data batch is due.
+
+    Args:
+        time_mode: "none", "processingtime" or "eventtime".
+        watermark_ms: Watermark of the query's last micro-batch; 0 for a new query.
+        run_ends: Whether the run ends when its data does (Trigger.AvailableNow).
+    """
+
+    def __init__(self, time_mode: str, watermark_ms: int, *, run_ends: bool = False) -> None:
+        self._time_mode = time_mode
+        self._watermark_ms = watermark_ms
+        self._run_ends = run_ends
+
+    def handle(
+        self,
+        *,
+        now_ms: int,
+        watermark_ms: int,
+        next_due_ms: int | None,
+        is_first: bool = True,
+    ) -> bool:
+        """
+        Return whether the micro-batch of this trigger is due without data too.
+
+        In event time it is due as on Spark, once for each advance of the watermark: this batch's
+        watermark decides which rows of the next one are late, whether or not a timer fires.
+        In processing time a run with Trigger.AvailableNow has one at its beginning only: a timer
+        that registers itself repeatedly would keep the run from ending, as on Spark.
+
+        Args:
+            now_ms: Processing time.
+            watermark_ms: Watermark of the micro-batch that this trigger would run.
+            next_due_ms: When the next timer is due after the last commit; None if unknown.
+            is_first: Whether the run has had no micro-batch yet.
+        """
+        if self._time_mode == "eventtime":
+            has_advanced = watermark_ms > self._watermark_ms
+            self._watermark_ms = max(self._watermark_ms, watermark_ms)
+            return has_advanced
+        if self._time_mode == "processingtime":
+            if self._run_ends and not is_first:
+                return False
+            return next_due_ms is None or next_due_ms <= now_ms
+        return False
+
+
+class QueryTimers(Protocol):
+    """The timers and figures of a query, as its engine knows them."""
+
+    def next_due_ms(self) -> int | None:
+        """
+        Return when the next timer is due, as of the last commit.
+
+        None if unknown.
+        """
+
+    def has_run(self) -> bool:
+        """Return whether this run has had a micro-batch."""
+
+    def progress(self) -> BatchProgress | None:
+        """
+        Return the figures of the newest micro-batch.
+
+        None while it runs, or if it had no effect.
+        """
+
+
+class QueryTriggers:
+    """
+    Decides at each trigger of a query whether a no-data batch is due.
+
+    Args:
+        session: The session on which the query is started.
+        time_mode: "none", "processingtime" or "eventtime".
+        timers: The timers of the query.
+        query: The watermarks of the query.
+
+    Thread: Spark's thread of the query.
+    """
+
+    def __init__(
+        self, session: SparkSession, time_mode: str, timers: QueryTimers, query: RunningQuery
+    ) -> None:
+        self._time_mode = time_mode
+        self._timers = timers
+        self._query = query
+        self._is_enabled = (session.conf.get(_ENABLED, "true") or "").strip().lower() == "true"
+        self._decision: NoDataDecision | None = None
+
+    def is_due(self, *, run_ends: bool) -> bool:
+        """See `NoDataTriggers`; the first call fixes *run_ends*."""
+        if not self._is_enabled:
+            return False
+        has_event_time = self._time_mode == "eventtime"
+        if self._decision is None:
+            last_ms = self._query.last_watermark_ms() if has_event_time else -1
+            self._decision = NoDataDecision(self._time_mode, last_ms, run_ends=run_ends)
+        return self._decision.handle(
+            now_ms=now_ms(),
+            watermark_ms=self._query.watermark_ms() if has_event_time else -1,
+            next_due_ms=self._timers.next_due_ms(),
+            is_first=not self._timers.has_run(),
+        )
+
+    def figures(self) -> Mapping[str, str]:
+        """See `NoDataTriggers`."""
+        progress = self._timers.progress()
+        return {} if progress is None else source_metrics(progress)
+
+    def stopped(self) -> None:
+        """Drop the reference to the query."""
+        self._query.forget()

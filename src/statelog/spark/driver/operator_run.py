@@ -17,18 +17,18 @@ from pyspark.sql import DataFrame
 from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.batch_cost import batch_cost, input_bytes
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.no_data_batches import has_due_timer
-from statelog.spark.driver.one_shuffle import PreAggregator
+from statelog.spark.driver.progress import batch_cost
 from statelog.spark.driver.recordings import record_spec
 from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.driver.unnamed_output import UnnamedOutput
-from statelog.spark.query.initial_state import InitialState, with_initial_rows
-from statelog.spark.query.keyed_frame import by_task
+from statelog.spark.jvm.frames import input_bytes
+from statelog.spark.query.keyed_frame import InitialState, by_task, with_initial_rows
+from statelog.spark.query.pre_aggregation import PreAggregator
 from statelog.spark.query.query import Query
-from statelog.spark.rows.late_rows import LateRows
+from statelog.spark.rows.layout import LateRows
 from statelog.spark.worker.protocol import (
     NEVER_MS,
     BatchContext,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from statelog.core.task_count import BatchCost
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.worker.protocol import TaskAck
 from statelog.store.requests import REPEATED_REQUESTS
@@ -114,3 +115,21 @@ def source_metrics(progress: BatchProgress) -> dict[str, str]:
         name = first + "".join(other.capitalize() for other in others)
         figures[f"{name}Ms"] = round(milliseconds)
     return {name: str(figure) for name, figure in figures.items()}
+
+
+_WORK = ("input", "process", "output", "append", "stage")
+
+
+def batch_cost(acks: Sequence[TaskAck], size: int | None) -> BatchCost:
+    """Return the cost of a micro-batch, from the answers of its tasks."""
+    return BatchCost(
+        tasks=len(acks),
+        rows=sum(ack.rows for ack in acks),
+        input_bytes=size,
+        work_ms=sum(
+            sum(ack.milliseconds.get(phase, 0.0) for phase in _WORK)
+            - ack.milliseconds.get("wait", 0.0)
+            for ack in acks
+        ),
+        input_ms=max((ack.milliseconds.get("wait", 0.0) for ack in acks), default=0.0),
+    )

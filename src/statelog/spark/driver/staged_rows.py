@@ -17,11 +17,10 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.state_stream import read_stream
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
-from statelog.spark.driver.arrow_frame import frame_of_arrow, frame_of_few_rows
-from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.query.query import Query
-from statelog.spark.query.session import is_connect, with_setting
-from statelog.spark.rows.ipc import from_ipc
+from statelog.spark.jvm.arrow_data import frame_of_arrow, frame_of_few_rows
+from statelog.spark.jvm.gateway import is_connect, with_setting
+from statelog.spark.query.query import OperatorDefinition, Query
+from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import TaskAck
 from statelog.store import open_location

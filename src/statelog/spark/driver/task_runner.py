@@ -8,9 +8,9 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from statelog.spark.driver.arrow_batches import ArrowBatches
-from statelog.spark.driver.python_job import PythonJobs
-from statelog.spark.query.session import is_connect
+from statelog.spark.jvm.arrow_data import ArrowBatches
+from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.jvm.python_job import PythonJobs
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
 from statelog.spark.worker.task_entry import staged_task
 from statelog.spark.worker.task_input import changed_partitions

@@ -27,7 +27,7 @@ from statelog.checkpoint.source_logs import QueryFiles, files_upto
 from statelog.core.source_position import OffsetEntry, log_entry, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.format.bounds import decode_json
-from statelog.spark.driver.checkpoint_files import checkpoint_files, write_file
+from statelog.spark.jvm.files import checkpoint_files, write_file
 from statelog.spark.query.session import refuse_connect
 from statelog.store import LocationPaths, open_existing_store
 

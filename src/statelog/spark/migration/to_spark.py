@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.spark.driver.checkpoint_files import checkpoint_files
+from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.migration.key_rows import KeyRows
 from statelog.spark.query.session import refuse_connect, use_this_python
 from statelog.spark.rows.spark_versions import known_arguments

@@ -21,11 +21,12 @@ from statelog.operations.edit_keys import EditTarget
 from statelog.operations.key_edits import EditCounts
 from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
 from statelog.runtime.clock import wall_clock_seconds
+from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.operations.edit_task import EditAnswer, EditTask, edit_answers
 from statelog.spark.operations.frames import check_frames, deleted_rows, state_id_of, state_rows
 from statelog.spark.operations.snapshot_task import cores_of
 from statelog.spark.operations.state_rows import DELETE_ALL, deleted_variable
-from statelog.spark.query.session import is_connect, use_this_python
+from statelog.spark.query.session import use_this_python
 from statelog.store import open_existing_store
 from statelog.store.encryption import with_source
 

@@ -18,9 +18,9 @@ from statelog.errors import InvariantError, UsageError
 from statelog.model import JsonObject, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import Options, task_changelog_options
+from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.operations.state_rows import ORDER_COLUMN, STATE_COLUMN, StateRows
 from statelog.spark.query.keyed_frame import by_task
-from statelog.spark.query.session import is_connect
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import NEVER_MS

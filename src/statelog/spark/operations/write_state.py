@@ -25,6 +25,7 @@ from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.api import DEFAULT_OPERATOR_ID
+from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.operations.frames import (
     check_frames,
     key_schema_of,
@@ -38,10 +39,10 @@ from statelog.spark.operations.snapshot_task import (
     snapshots_of,
 )
 from statelog.spark.query.declared_state import operator_schema
-from statelog.spark.query.modes import TIME_MODES, mode_of
 from statelog.spark.query.operator_settings import OperatorSettings
+from statelog.spark.query.query import TIME_MODES, mode_of
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
-from statelog.spark.query.session import is_connect, parse_schema, use_this_python
+from statelog.spark.query.session import parse_schema, use_this_python
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.worker.protocol import NEVER_MS

@@ -10,8 +10,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
-from statelog.spark.query.pickled_processor import copy_of
-from statelog.spark.query.processor_failures import described
+from statelog.spark.query.processor_checks import copy_of, described
 from statelog.spark.query.refused_state import StateWithoutKey
 from statelog.spark.query.state_variables import SchemaLike, StateVariables, WantedVariable
 from statelog.spark.rows.types import arrow_schema
@@ -22,13 +21,7 @@ from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, 
 
 
 class DriverHandle(StateVariables):
-    """
-    The handle that `init` gets once on the driver, to learn the state variables.
-
-    Args:
-        parse: Turns a DDL string into a schema (needs the driver's session).
-        has_ttl: Whether the time mode allows a time to live.
-    """
+    """The handle that `init` gets once on the driver, to learn the state variables."""
 
     def __init__(self, parse: Callable[[str], StructType], has_ttl: bool) -> None:
         self._parse = parse
@@ -39,9 +32,9 @@ class DriverHandle(StateVariables):
     def _arrow(self, schema: SchemaLike) -> pa.Schema:
         return arrow_schema(self._parse(schema) if isinstance(schema, str) else schema)
 
-    def _variable(self, wanted: WantedVariable) -> Any:
-        """Note a state variable; what is returned cannot be used, because there is no key."""
-        name, ttl_ms = wanted.name, wanted.ttl_ms
+    def _variable(self, variable: WantedVariable) -> Any:
+        """Note a state variable; what is returned cannot be used, because a key does not exist."""
+        name, ttl_ms = variable.name, variable.ttl_ms
         reserved = not name or name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN
         if reserved or any(state.name == name for state in self.states):
             raise UsageError(f"state name {name!r} is empty, reserved, or used twice")
@@ -55,11 +48,13 @@ class DriverHandle(StateVariables):
         self.states.append(
             StateDescriptor(
                 name=name,
-                kind=wanted.kind,
-                value_schema=self._arrow(wanted.value),
-                user_key_schema=None if wanted.user_key is None else self._arrow(wanted.user_key),
+                kind=variable.kind,
+                value_schema=self._arrow(variable.value),
+                user_key_schema=None
+                if variable.user_key is None
+                else self._arrow(variable.user_key),
                 ttl_ms=ttl_ms,
-                aggregation=wanted.aggregation,
+                aggregation=variable.aggregation,
             )
         )
         return StateWithoutKey(name)
@@ -72,13 +67,13 @@ class DriverHandle(StateVariables):
         self.states = [state for state in self.states if state.name != stateName]
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Refuse: there is no key yet."""
+        """Refuse: a key does not exist yet."""
         raise UsageError("timers belong to a key; register them while rows are handled")
 
     deleteTimer = registerTimer
 
     def listTimers(self) -> Iterator[int]:
-        """Refuse: there is no key yet."""
+        """Refuse: a key does not exist yet."""
         raise UsageError("timers belong to a key; list them while rows are handled")
 
 
@@ -88,14 +83,14 @@ class ColumnarDriverHandle(DriverHandle):
     def getColumnState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> Any:
-        """Note a variable; what is returned cannot be used, because there are no keys."""
+        """Note a variable; what is returned cannot be used, because keys do not exist."""
         return self._variable(
             WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
         )
 
     @property
     def timers(self) -> _NoTimers:
-        """Timers that cannot be used, because there are no keys."""
+        """Timers that cannot be used, because keys do not exist."""
         return _NoTimers()
 
     def _no_such_state(self, *_arguments: object, **_settings: object) -> NoReturn:
@@ -134,13 +129,7 @@ def operator_schema(
     *,
     time_mode: str,
 ) -> OperatorStateSchema:
-    """
-    Return what *processor* keeps, by running `init` and `close` of a copy of it.
-
-    Raises:
-        ProcessorError: `init` or `close` failed.
-        UsageError: A state variable has a type that cannot be kept.
-    """
+    """Return what *processor* keeps, by running `init` and `close` of a copy of it."""
     trial: Any = copy_of(processor)
     kind = ColumnarDriverHandle if isinstance(trial, ColumnarProcessor) else DriverHandle
     handle = kind(parse, has_ttl=time_mode == "processingtime")

@@ -1,17 +1,26 @@
 """
-The two ways to deliver output rows to the user's sink.
+How output rows are delivered to the user's sink, and the name under which sinks record micro-batches.
 
 *staged*: the driver commits the rows with the state and calls the sink after the commit; a replay
 delivers the same rows.  *direct*: the sink evaluates the tasks in one Spark job, and the driver
 commits the state after it.
+
+The name is Spark's id of the query, which is the same over restarts.  After `statelog rewind` the
+numbers of micro-batches are used again for other rows, so the name has the rewind in it too.  On a
+classic session it is in the local properties of Spark's context, of which each query has its own.
+Spark Connect does not have local properties; there each query has a separate process, so the name is
+stored in this module.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import Final
 
 from pyspark.sql import DataFrame
+
+from statelog.spark.jvm.gateway import is_connect, query_of
 
 Sink = Callable[[DataFrame, int], object]
 """Called with the output of a micro-batch and its batch id; the result is ignored."""
@@ -29,3 +38,52 @@ class FileOutput(enum.Enum):
 
     EXACTLY_ONCE = "exactly-once"
     APPEND = "append"
+
+
+_QUERY_ID: Final = "query"
+_REWOUND: Final = "statelog.rewound"
+_SEPARATOR: Final = "-rewound-"
+
+_of_process: dict[str, str] = {}
+"""On Spark Connect: the properties of the one query of this process."""
+
+
+def set_query(query_id: str) -> None:
+    """Store Spark's id of the query whose micro-batches this process runs."""
+    _of_process[_QUERY_ID] = query_id
+
+
+def set_rewound(frame: DataFrame, rewound: int) -> None:
+    """Store that the query of a micro-batch was rewound, see `BatchRecord.rewound`."""
+    if is_connect(frame):
+        _of_process[_REWOUND] = str(rewound)
+    else:
+        frame.sparkSession.sparkContext.setLocalProperty(_REWOUND, str(rewound))
+
+
+def writer_id(frame: DataFrame) -> str:
+    """
+    Return the name under which a sink records the micro-batches of a query.
+
+    It is Spark's id of the query.  `statelog rewind`, after which the numbers of micro-batches are
+    used again, changes it.
+
+    Args:
+        frame: The frame that `foreachBatch` was called with.
+
+    Thread: that of the call, which has the local properties of the query.
+    """
+    query_id, rewound = _query_and_rewound(frame)
+    return f"{query_id}{_SEPARATOR}{rewound}" if rewound else query_id
+
+
+def query_of_writer(writer: str) -> str:
+    """Return Spark's id of the query with this name."""
+    return writer.partition(_SEPARATOR)[0]
+
+
+def _query_and_rewound(frame: DataFrame) -> tuple[str, str]:
+    if is_connect(frame):
+        return _of_process.get(_QUERY_ID, ""), _of_process.get(_REWOUND, "")
+    session = frame.sparkSession
+    return query_of(session), session.sparkContext.getLocalProperty(_REWOUND) or ""

@@ -1,16 +1,28 @@
-"""Read facts from the plan of an input."""
+"""
+The input of an operator: facts of its plan, and how its rows get their keys.
+
+The facts are its watermark, event time, sources, and whether it keeps state of Spark's own.  The tasks
+get each row, or what Spark has aggregated of a micro-batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField, StructType, TimestampType
 
-from statelog.spark.rows.jvm import JavaObject
+from statelog.errors import UsageError
+from statelog.model import KeyGroupRange
+from statelog.spark.jvm.frames import streaming_nodes
+from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, keyed_frame
+from statelog.spark.query.pre_aggregation import PreAggregation
 
+_WATERMARK_KEY = "spark.watermarkDelayMs"
 _STATELESS = frozenset(
-    {
+    [
         "DeserializeToObject",
         "EventTimeWatermark",
         "Expand",
@@ -29,7 +41,7 @@ _STATELESS = frozenset(
         "TypedFilter",
         "Union",
         "View",
-    }
+    ]
 )
 """Nodes whose output depends on rows of the same micro-batch only; of joins, those with a batch frame.
 `MapInArrow` and the like are not included, because their functions may yield without input."""
@@ -54,17 +66,11 @@ class InputPlan:
 
 def input_plan(frame: DataFrame) -> InputPlan:
     """Return the facts from the plan of a streaming *frame*."""
-    plan: JavaObject = frame._jdf.queryExecution().analyzed()
-    return facts_of((node.nodeName(), children) for node, children in _streaming_nodes(plan))
+    return facts_of(streaming_nodes(frame))
 
 
 def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
-    """
-    Return the facts from the streaming nodes of a plan.
-
-    Args:
-        nodes: The name of each, and the number of its streaming children.
-    """
+    """Return the facts from the names of a plan's streaming nodes and their streaming children."""
     has_watermark, is_stateless, sources = False, True, 0
     for name, children in nodes:
         has_watermark |= name == "EventTimeWatermark"
@@ -73,11 +79,128 @@ def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
     return InputPlan(has_watermark, is_stateless, sources)
 
 
-def _streaming_nodes(plan: JavaObject) -> Iterator[tuple[JavaObject, int]]:
-    """Yield the streaming nodes, each with the number of its streaming children."""
-    children = plan.children()
-    nodes = [children.apply(at) for at in range(children.size())]
-    streaming = [node for node in nodes if node.isStreaming()]
-    yield plan, len(streaming)
-    for node in streaming:
-        yield from _streaming_nodes(node)
+def event_time_column(schema: StructType) -> str | None:
+    """Return the column of an input with the watermark, if it has exactly one, or None."""
+    names = [field.name for field in schema.fields if _WATERMARK_KEY in field.metadata]
+    if not names:
+        return None
+    if len(names) > 1 or schema.names.count(names[0]) > 1:
+        raise UsageError(
+            f"exactly one event time column is needed; these have a watermark: {', '.join(names)}, in "
+            f"({', '.join(schema.names)}). Drop or rename the others before groupBy"
+        )
+    return names[0]
+
+
+def check_output_column(name: str, output: StructType, *, has_watermark: bool) -> None:
+    """Check the argument `eventTimeColumnName` against the output and the watermark."""
+    if not has_watermark:
+        raise UsageError(
+            f"eventTimeColumnName={name!r}: a watermark needs to be defined first; call "
+            "withWatermark on the input"
+        )
+    if name not in output.names or not isinstance(output[name].dataType, TimestampType):
+        raise UsageError(
+            f"eventTimeColumnName={name!r} is no timestamp column of the output "
+            f"({output.simpleString()})"
+        )
+
+
+def with_event_time(output: StructType, name: str, source: StructType) -> StructType:
+    """Return *output* with a column marked as event time, with the watermark's delay of *source*."""
+    delays = [column.metadata.get(_WATERMARK_KEY, 0) for column in source]
+    mark = {_WATERMARK_KEY: max(delays, default=0)}
+    return StructType(
+        [
+            StructField(name, column.dataType, column.nullable, {**column.metadata, **mark})
+            if column.name == name
+            else column
+            for column in output
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedInput:
+    """
+    The input of an operator.
+
+    Args:
+        keyed: Its rows with their keys.
+        frame: What the user has grouped.
+        facts: Facts from its plan.
+        is_stream: Whether it is the input of a streaming query.
+        of_upstream: Makes it from the rows of the operator before it; None for the query's own input.
+    """
+
+    keyed: KeyedFrame
+    frame: DataFrame
+    facts: InputPlan
+    is_stream: bool
+    of_upstream: Callable[..., DataFrame] | None = None
+
+
+class KeyedInputPlan(Protocol):
+    """Makes the keyed input of an operator."""
+
+    @property
+    def aggregation(self) -> PreAggregation | None:
+        """What Spark computes of the rows of a micro-batch first; None to send the rows."""
+
+    def keyed(self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange) -> KeyedFrame:
+        """Return the input with its keys, made of what *grouping* returns."""
+
+    def event_time(self, source: KeyedInput) -> int | None:
+        """Return the position of the event time in the tasks' input, or None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EachRow:
+    """The tasks get each row."""
+
+    aggregation: PreAggregation | None = None
+
+    def keyed(self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange) -> KeyedFrame:
+        """See `KeyedInputPlan`."""
+        return keyed_frame(grouping(), key_groups)
+
+    def event_time(self, source: KeyedInput) -> int | None:
+        """See `KeyedInputPlan`; an input without a watermark is rejected."""
+        if not source.is_stream:
+            raise UsageError(
+                "the time mode EventTime needs a stream: a batch frame has no watermark; use None or "
+                "ProcessingTime"
+            )
+        if not source.facts.has_watermark:
+            raise UsageError(
+                "the time mode EventTime needs a watermark; call withWatermark on the input before "
+                "groupBy"
+            )
+        schema = source.frame.schema
+        name = event_time_column(schema)
+        return None if name is None else source.keyed.first_input + schema.names.index(name)
+
+
+@dataclass(frozen=True, slots=True)
+class PreAggregated:
+    """
+    Spark aggregates the micro-batches before the tasks get them.
+
+    Args:
+        frame: What flows into the aggregation, by position what flows out of it; its frame does not
+            have key groups yet.
+        aggregation: What is aggregated.
+        time_column: Position of the key with the event time in the tasks' input, or None.
+    """
+
+    frame: KeyedFrame
+    aggregation: PreAggregation
+    time_column: int | None
+
+    def keyed(self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange) -> KeyedFrame:
+        """See `KeyedInputPlan`."""
+        return self.frame
+
+    def event_time(self, source: KeyedInput) -> int | None:
+        """See `KeyedInputPlan`."""
+        return self.time_column

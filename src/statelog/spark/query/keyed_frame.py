@@ -4,6 +4,10 @@ Add the key group to each row of a grouped frame.
 The key group of a row is `pmod(xxhash64(key columns), groups)`, with Spark's own 64-bit hash and its
 seed of 42, so the JVM computes it in generated code before the shuffle.  The hash never changes; its
 test vectors are in docs/reference/formats/key-groups.md.
+
+Initial state is sent to the tasks with the first micro-batch of an empty state: by the same key groups,
+in one frame with the columns of both and a flag for initial rows, as for PySpark's
+transformWithState(initialState=...).
 """
 
 from __future__ import annotations
@@ -12,17 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, GroupedData
-from pyspark.sql.classic.column import Column as ClassicColumn
-from pyspark.sql.functions import lit, pmod, xxhash64
+from pyspark.sql.functions import col, lit, pmod, xxhash64
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.spark.rows.jvm import JavaObject, jvm_of
-from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
+from statelog.spark.jvm.frames import grouping_columns, grouping_text
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InitialLayout, InputLayout
 from statelog.spark.rows.spark_versions import repartition_by_id
 
 _KEY_PREFIX = "__key_"
+_IS_INITIAL = "__initial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,9 @@ class KeyedFrame:
     A frame whose rows have their key group and key.
 
     Args:
-        frame: Columns: the key group, then the key columns that are computed, then the input's
-            columns.
+        frame: Columns: the key group, then key columns that are computed, then the input's columns.
         columns: The columns of *frame* as expressions over the input, for `select`.
-        key_positions: Positions of the key columns.
-        first_input: Position of the first column of the input.
+        key_positions, first_input: Positions of the key columns, and of the input's first column.
         key_schema: Names and types of the key columns.
     """
 
@@ -48,36 +50,22 @@ class KeyedFrame:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """
-    A frame and what it is grouped by.
-
-    Args:
-        frame: The frame.
-        columns: The key columns.
-        inputs: For each the name of the input column that it is; None for an expression.
-    """
+    """A frame and its key columns, each with the input column that it is, or None."""
 
     frame: DataFrame
     columns: Sequence[Column]
     inputs: Sequence[str | None]
 
 
-def keyed_frame(grouping: Grouping, max_parallelism: int, first_key_group: int = 0) -> KeyedFrame:
-    """
-    Return the rows of a grouped frame with their key group.
-
-    Args:
-        grouping: The frame and its keys.
-        max_parallelism: Number of key groups of the operator.
-        first_key_group: The first of them, above 0 for an operator behind others.
-    """
+def keyed_frame(grouping: Grouping, key_groups: KeyGroupRange) -> KeyedFrame:
+    """Return the rows of a grouped frame with their key group, one of *key_groups*."""
     df, key_columns = grouping.frame, grouping.columns
     refuse_equal_names(df)
     keys = df.select(*key_columns)
     refuse_map_keys(keys.schema)
-    key_group = pmod(xxhash64(*key_columns), lit(max_parallelism)).cast("int")
-    if first_key_group:
-        key_group = key_group + lit(first_key_group)
+    key_group = pmod(xxhash64(*key_columns), lit(len(key_groups))).cast("int")
+    if key_groups.start:
+        key_group = key_group + lit(key_groups.start)
     computed: list[Column] = []
     positions: list[int] = []
     plain: dict[int, int] = {}
@@ -103,12 +91,7 @@ def keyed_frame(grouping: Grouping, max_parallelism: int, first_key_group: int =
 
 
 def refuse_map_keys(keys: StructType) -> None:
-    """
-    Reject keys that are or contain maps.
-
-    Raises:
-        UsageError: There is one: Spark does not hash maps, and equal ones may differ in their order.
-    """
+    """Reject maps in keys: Spark does not hash maps, and equal maps may differ in their order."""
     for field in keys:
         if _has_map(field.dataType):
             raise UsageError(
@@ -119,12 +102,7 @@ def refuse_map_keys(keys: StructType) -> None:
 
 
 def refuse_equal_names(frame: DataFrame) -> None:
-    """
-    Reject an input in which two columns have one name.
-
-    Raises:
-        UsageError: Two have, as Spark compares names (`spark.sql.caseSensitive`).
-    """
+    """Reject two columns of one name, as Spark compares names (`spark.sql.caseSensitive`)."""
     names = frame.columns
     if frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
         names = [name.lower() for name in names]
@@ -147,65 +125,91 @@ def _has_map(kind: DataType) -> bool:
 
 
 def by_task(frame: DataFrame, tasks: int, key_groups: KeyGroupRange) -> DataFrame:
-    """
-    Return a keyed frame with one partition for each task, in which are the rows it owns.
-
-    Args:
-        frame: See `KeyedFrame`.
-        tasks: Number of tasks.
-        key_groups: The key groups of the operator.
-    """
+    """Return a keyed frame with one partition for each task: the rows of its key groups."""
     # As text, in one call to the JVM; built from columns it would take fifty.
     return repartition_by_id(frame, tasks, task_of(INPUT_KEY_GROUP_COLUMN, key_groups, tasks))
 
 
 def task_of(key_group: str, key_groups: KeyGroupRange, tasks: int) -> str:
-    """
-    Return the number of the task that owns a key group, as SQL.
-
-    Args:
-        key_group: SQL of the key group.
-        key_groups: The key groups of the operator.
-        tasks: Number of tasks.
-    """
+    """Return SQL of the task that owns a key group of an operator, given as SQL."""
     index = f"({key_group} - {key_groups.start})" if key_groups.start else key_group
     return f"cast({index} * {tasks} div {len(key_groups)} as int)"
 
 
 def grouping_of(grouped: GroupedData) -> Grouping:
-    """
-    Return the keys of what `df.groupBy(...)` of a classic session returned.
-
-    Raises:
-        UsageError: The grouping is no plain one (rollup, cube, pivot).
-    """
-    df: DataFrame = grouped._df
-    expressions = grouped._jgd.groupingExprs()
-    text = grouped._jgd.toString()
-    if "type: GroupBy" not in text or expressions.size() == 0:
+    """Return the keys of `df.groupBy(...)` of a classic session; reject rollup, cube and pivot."""
+    text, keys = grouping_text(grouped), grouping_columns(grouped)
+    if "type: GroupBy" not in text or not keys:
         raise not_plain(text)
-    to_column = jvm_of(df.sparkSession).org.apache.spark.sql.classic.ExpressionUtils.column
-    parts = [expressions.apply(i) for i in range(expressions.size())]
-    return Grouping(
-        df,
-        [ClassicColumn(to_column(each)) for each in parts],
-        [_input_name(each) for each in parts],
-    )
+    columns, inputs = zip(*keys, strict=True)
+    return Grouping(grouped._df, columns, inputs)
 
 
 def not_plain(text: str) -> UsageError:
-    """Return the error for a grouping that is no plain one."""
+    """Return the error for a rollup, cube or pivot."""
     return UsageError(f"state needs plain grouping keys, not {text:.200}")
 
 
-def _input_name(expression: JavaObject) -> str | None:
-    """Return the name of the bare input column that a grouping expression is; else None."""
-    kind = expression.getClass().getSimpleName()
-    if kind == "AttributeReference":
-        name: str = expression.name()
-        return name
-    if kind != "UnresolvedAttribute":
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """Initial rows with their key group, and their layout in the input of a task."""
+
+    keyed: KeyedFrame
+    task_layout: InitialLayout
+
+
+def initial_state(
+    grouping: Grouping | None, stream: KeyedFrame, key_groups: KeyGroupRange
+) -> InitialState | None:
+    """Return the initial state for the tasks of a stream, if there is any and its keys fit."""
+    if grouping is None:
         return None
-    # Of several parts, the last is a column of an alias, or a field of a struct.
-    parts = expression.nameParts()
-    return str(parts.apply(0)) if parts.size() == 1 else None
+    keyed = keyed_frame(grouping, key_groups)
+    if keyed.frame.isStreaming:
+        raise UsageError("initialState takes df.groupBy(...) of a batch frame; this is a stream")
+    types = [field.dataType for field in keyed.key_schema]
+    of_stream = [field.dataType for field in stream.key_schema]
+    if types != of_stream:
+        raise UsageError(
+            f"initialState is grouped by ({_text(types)}), the stream by ({_text(of_stream)}); group "
+            "both by keys of the same types"
+        )
+    return InitialState(
+        keyed,
+        InitialLayout(
+            InputLayout(keyed.key_positions, keyed.first_input),
+            tuple(stream.frame.columns[1:]),
+            tuple(keyed.frame.columns[1:]),
+        ),
+    )
+
+
+def _text(types: list[DataType]) -> str:
+    return ", ".join(kind.simpleString() for kind in types)
+
+
+def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
+    """Return the keyed rows of a micro-batch together with the initial rows."""
+    rows = initial.keyed.frame
+    inputs, initials = frame.schema.fields[1:], rows.schema.fields[1:]
+    columns = [f"c{index}" for index in range(len(inputs) + len(initials))]
+    of_input, others = columns[: len(inputs)], columns[len(inputs) :]
+    left = frame.toDF(INPUT_KEY_GROUP_COLUMN, *of_input).select(
+        col(INPUT_KEY_GROUP_COLUMN),
+        lit(False).alias(_IS_INITIAL),
+        *of_input,
+        *(
+            lit(None).cast(field.dataType).alias(name)
+            for name, field in zip(others, initials, strict=True)
+        ),
+    )
+    right = rows.toDF(INPUT_KEY_GROUP_COLUMN, *others).select(
+        col(INPUT_KEY_GROUP_COLUMN),
+        lit(True).alias(_IS_INITIAL),
+        *(
+            lit(None).cast(field.dataType).alias(name)
+            for name, field in zip(of_input, inputs, strict=True)
+        ),
+        *others,
+    )
+    return left.unionAll(right)

@@ -2,32 +2,94 @@
 One stateful query: everything that does not change while it runs.
 
 A query has one operator, or several that follow each other.  Each operator has *max_parallelism* key
-groups of its own: operator i of the query has the key groups i x max_parallelism and up.  So one
+groups: operator i of the query has the key groups i x max_parallelism and up.  So one
 checkpoint holds the state of all of them, by key group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from statelog.core.task_count import TaskBounds
+from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.columnar_processor import AnyProcessor
+from statelog.spark.query.input_plan import InputPlan
+from statelog.spark.query.keyed_frame import InitialState
+from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.query.settings import QuerySettings
+from statelog.spark.rows.formats import RowFormat
+from statelog.spark.rows.layout import InputLayout
+from statelog.state.schema.descriptors import OperatorStateSchema
+
+TIME_MODES: Final = ("none", "processingtime", "eventtime")
+OUTPUT_MODES: Final = ("append", "update", "complete")
+
+
+def mode_of(
+    name: str, value: object, allowed: tuple[str, ...], error: type[UsageError] = UsageError
+) -> str:
+    """Return a mode in lower case, if it is one of *allowed*; else raise *error*."""
+    if not isinstance(value, str) or value.lower() not in allowed:
+        raise error(f"{name} is one of {', '.join(allowed)}; got {value!r}")
+    return value.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorDefinition:
+    """
+    A stateful operator over a frame.
+
+    Args:
+        frame: The input with its key groups, see `KeyedFrame`.
+        processor: The user's processor.
+        schema: Key and state variables that the processor declares.
+        time_mode: "none", "processingtime" or "eventtime".
+        max_parallelism: Number of key groups; the frame is made with it.
+        layout: Positions of the key columns and the input's columns in *frame*.
+        plan: Facts from the input's plan.
+        row_format: The form in which the processor gets rows.
+        output: Schema of the output rows.
+        arrow_output: The same in Arrow's types.
+        initial: Rows that the first micro-batch of an empty state begins with.
+        event_time: Position of the column with the event time of rows, or None.
+        event_time_output: The output column that may not be older than the watermark, or None.
+        zone: The session's time zone.
+        arguments: The settings given in the code, also at the operators before it.
+        of_upstream: Makes the input with its key groups from the rows of the operator before it;
+            None for the first operator, which reads the input of the query.
+        pre_aggregation: Makes partial results of the rows of a micro-batch, in Spark; then *frame* does
+            not have key groups, and *layout* describes the results.  None: the tasks get the rows.
+    """
+
+    frame: DataFrame
+    processor: AnyProcessor
+    schema: OperatorStateSchema
+    time_mode: str
+    max_parallelism: int
+    layout: InputLayout
+    plan: InputPlan
+    row_format: RowFormat
+    output: StructType
+    arrow_output: pa.Schema
+    initial: InitialState | None
+    event_time: int | None
+    event_time_output: str | None
+    zone: str
+    arguments: Mapping[str, object]
+    of_upstream: Callable[..., DataFrame] | None = None
+    pre_aggregation: PreAggregation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """
-    A query that is about to start, as the driver needs it.
-
-    Args:
-        operators: The operators, in the order of the data; at least one.
-        settings: Its settings, from session, code and writer.
-        location: Root of the state location, as a URL.
-        task_bounds: Fewest and most tasks of a micro-batch.
-    """
+    """A query that is about to start, as the driver needs it."""
 
     operators: tuple[OperatorDefinition, ...]
     settings: QuerySettings
@@ -36,7 +98,7 @@ class Query:
 
     @property
     def source(self) -> OperatorDefinition:
-        """The first operator, whose input is that of the query."""
+        """The first operator, which reads the input of the query."""
         return self.operators[0]
 
     @property
@@ -47,19 +109,20 @@ class Query:
     @property
     def key_groups(self) -> int:
         """Number of key groups of all operators."""
-        return sum(one.max_parallelism for one in self.operators)
+        return sum(operator.max_parallelism for operator in self.operators)
 
     @property
     def time_mode(self) -> str:
-        """The time mode of all operators with timers; "none" without one."""
+        """See `time_mode_of`."""
         return time_mode_of(self.operators)
 
     def key_groups_of(self, operator: int) -> KeyGroupRange:
         """Return the key groups of the operator with this index."""
-        first = sum(one.max_parallelism for one in self.operators[:operator])
+        first = sum(before.max_parallelism for before in self.operators[:operator])
         return KeyGroupRange(first, first + self.operators[operator].max_parallelism - 1)
 
 
 def time_mode_of(operators: Sequence[OperatorDefinition]) -> str:
-    """Return the time mode of those of *operators* that have timers; "none" without one."""
-    return next((one.time_mode for one in operators if one.time_mode != "none"), "none")
+    """Return the time mode of the operators with timers; "none" without such an operator."""
+    modes = (operator.time_mode for operator in operators)
+    return next((mode for mode in modes if mode != "none"), "none")

@@ -28,13 +28,7 @@ _KEY_SHARE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class RecordRule:
-    """
-    The keys to record.
-
-    Args:
-        rate: The share of all keys, 0 to 1; chosen by their hash.
-        keys: Single keys, each as a tuple of values.
-    """
+    """The keys to record: a share of all by their hash, 0 to 1, or single keys as tuples."""
 
     rate: float = 0.0
     keys: tuple[tuple[Any, ...], ...] = ()
@@ -64,10 +58,7 @@ def parse_record(value: object, *, key: str) -> RecordRule | None:
     """
     Return the rule that a setting means; None records nothing.
 
-    Text is "failed", a number, or keys as a JSON list.
-
-    Raises:
-        InvalidOptionsError: It is none of these.
+    Text is "failed", a number, or keys as a JSON list.  Anything else raises `InvalidOptionsError`.
     """
     if isinstance(value, RecordRule):
         return value
@@ -84,7 +75,7 @@ def parse_record(value: object, *, key: str) -> RecordRule | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return RecordRule(rate=float(value)) if value else None
     if isinstance(value, list | tuple | set | frozenset) and value:
-        return RecordRule(keys=tuple(_key(one) for one in value))
+        return RecordRule(keys=tuple(_key(entry) for entry in value))
     raise InvalidOptionsError(
         f"option {key!r} must be a list of keys, the share of keys to record (0 to 1), or "
         f'{FAILED!r}; as text the list is JSON, such as ["c1", "c2"]'
@@ -98,21 +89,12 @@ def _key(value: object) -> tuple[Any, ...]:
 def keys_of_operators(
     rule: RecordRule, schemas: Sequence[pa.Schema]
 ) -> list[tuple[tuple[Any, ...], ...]]:
-    """
-    Return the keys of the rule for each operator, in the types of its key columns.
-
-    Args:
-        rule: The keys to record.
-        schemas: The key columns of each operator.
-
-    Raises:
-        UsageError: A key is a key of no operator.
-    """
-    found: list[list[tuple[Any, ...]]] = [[] for _ in schemas]
+    """Return the keys of the rule for each operator, in the types of its key columns."""
+    by_operator: list[list[tuple[Any, ...]]] = [[] for _ in schemas]
     for key in rule.keys:
         refused: UsageError | None = None
         fits = False
-        for keys, schema in zip(found, schemas, strict=True):
+        for keys, schema in zip(by_operator, schemas, strict=True):
             try:
                 keys.append(StateKey(key, schema).values)
                 fits = True
@@ -120,9 +102,9 @@ def keys_of_operators(
                 refused = error
         if refused is not None and not fits:
             raise UsageError(f"record: {refused}")
-    return [tuple(keys) for keys in found]
+    return [tuple(keys) for keys in by_operator]
 
 
 def key_bytes_of(batch_bytes: int) -> int:
-    """Return the most bytes of one key, given those of a micro-batch."""
+    """Return the most bytes of one key, given the most of a micro-batch."""
     return max(batch_bytes // _KEY_SHARE, 1)

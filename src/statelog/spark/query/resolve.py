@@ -19,6 +19,7 @@ from typing import Any, Final
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.options import OPTIONS, load_options, task_defaults
 from statelog.options.table import ForeignKey, find_option
+from statelog.spark.jvm.tricks import is_switch
 from statelog.spark.query.setting import Place, Setting
 from statelog.spark.query.settings import (
     CONF_PREFIX,
@@ -131,7 +132,7 @@ def resolve_settings(
         (
             (key.removeprefix(CONF_PREFIX), value, f"Spark's configuration {key!r}")
             for key, value in conf.items()
-            if key.startswith(CONF_PREFIX)
+            if key.startswith(CONF_PREFIX) and not is_switch(key, value)
         ),
     )
     code = _read(

@@ -1,32 +1,26 @@
-"""Check and prepare a session for the entry points."""
+"""What an entry point asks of a session, classic or of Spark Connect."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-
-_CONNECT = "pyspark.sql.connect"
-
-
-def is_connect(each: object) -> bool:
-    """Return whether an object of PySpark belongs to a session of Spark Connect."""
-    return any(cls.__module__.startswith(_CONNECT) for cls in type(each).__mro__)
+from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.query.input_plan import InputPlan
+from statelog.spark.query.keyed_frame import Grouping
+from statelog.spark.query.query import OperatorDefinition
+from statelog.spark.query.settings import QuerySettings
 
 
 def refuse_connect(entry: str, session: object) -> None:
-    """
-    Reject a session of Spark Connect, for a function that needs the driver's JVM.
-
-    Raises:
-        UsageError: It is one.
-    """
+    """Reject a session of Spark Connect, for a function that needs the driver's JVM."""
     if is_connect(session):
         raise UsageError(
             f"{entry} does not work on Spark Connect: it needs the JVM of the driver. Call it in a "
@@ -36,12 +30,7 @@ def refuse_connect(entry: str, session: object) -> None:
 
 
 def session_of(grouped: object) -> SparkSession:
-    """
-    Return the session of a grouped frame, classic or of Spark Connect.
-
-    Raises:
-        UsageError: *grouped* is no GroupedData.
-    """
+    """Return the session of a grouped frame, classic or of Spark Connect."""
     kind = type(grouped)
     is_grouped = isinstance(grouped, GroupedData) or (
         is_connect(grouped) and kind.__name__ == GroupedData.__name__
@@ -55,34 +44,6 @@ def session_of(grouped: object) -> SparkSession:
     return frame.sparkSession
 
 
-@contextmanager
-def with_setting(
-    session: SparkSession, key: str, value: str, *, unless_set: bool = False
-) -> Iterator[None]:
-    """
-    Give a setting of a classic session another value for a while; what is set meanwhile stays.
-
-    Args:
-        session: The session.
-        key: The setting.
-        value: The value.
-        unless_set: Whether a value that the session has stays, too.
-    """
-    before = session.conf.get(key, None)
-    if before == value or (unless_set and before is not None):
-        yield
-        return
-    session.conf.set(key, value)
-    try:
-        yield
-    finally:
-        if session.conf.get(key, None) == value:
-            if before is None:
-                session.conf.unset(key)
-            else:
-                session.conf.set(key, before)
-
-
 def use_this_python(session: SparkSession) -> None:
     """Run local workers on the driver's interpreter unless PYSPARK_PYTHON names another."""
     context = session.sparkContext
@@ -92,15 +53,32 @@ def use_this_python(session: SparkSession) -> None:
 
 
 def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
-    """
-    Return a schema that may be given as DDL text.
-
-    Raises:
-        UsageError: The text is no schema of named columns.
-    """
+    """Return a schema of named columns, which may be given as DDL text."""
     if isinstance(schema, StructType):
         return schema
     parsed = session._parse_ddl(schema) if isinstance(schema, str) else None
     if not isinstance(parsed, StructType):
         raise UsageError(f"a schema of named columns is needed, not {schema!r}")
     return parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """
+    The functions that differ between the two kinds of sessions.
+
+    Args:
+        prepare: Prepares the session, and rejects settings that cannot work on it; called with the
+            session, the settings and the arguments in the code.
+        grouping: Returns the keys of what `df.groupBy(...)` returned.
+        input_plan: Returns the facts from the plan of a frame.
+        apply: Returns the function that applies recorded steps to the rows of a micro-batch, where the
+            engine runs.
+        stream: Returns the output of a stream's last operator.
+    """
+
+    prepare: Callable[[SparkSession, QuerySettings, Mapping[str, object]], None]
+    grouping: Callable[[Any], Grouping]
+    input_plan: Callable[[DataFrame], InputPlan]
+    apply: Callable[[Any], Callable[[DataFrame], DataFrame]]
+    stream: Callable[[Sequence[OperatorDefinition], StructType], DataFrame]

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statelog.spark.rows.columnar_input import ColumnarInput
-from statelog.spark.rows.columnar_output import ColumnarOutput
+from statelog.spark.rows.columnar import ColumnarInput, ColumnarOutput
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
-from statelog.spark.rows.row_input import RowInput
-from statelog.spark.rows.row_output import RowOutput
+from statelog.spark.rows.spark_row import RowInput, RowOutput
 from statelog.state.encoding.values import KeyCodec
 
 if TYPE_CHECKING:
@@ -41,19 +39,11 @@ def python_bytes(batch: pa.RecordBatch) -> int:
 
 
 class RowFormat(Protocol):
-    """
-    Makes the input and the output of one task.
-
-    Sent to the task pickled.
-    """
+    """Makes the input and the output of one task; is sent to the task pickled."""
 
     @property
     def rows_at_once(self) -> int:
-        """
-        Most rows of one key in one frame.
-
-        0 where the processor gets single rows.
-        """
+        """Most rows of one key in one frame; 0 where the processor does not get frames."""
 
     @property
     def splits_keys(self) -> bool:
@@ -65,14 +55,7 @@ class RowFormat(Protocol):
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
-        """
-        Return an empty input.
-
-        Args:
-            layout: The layout of the input.
-            key_codec: The operator's key.
-            nulls: Columns that have a null in other rows of the task.
-        """
+        """Return an empty input; *nulls* are columns that have a null in other rows of the task."""
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """Return an empty output."""
@@ -82,69 +65,52 @@ class RowFormat(Protocol):
 class SparkRowFormat:
     """Rows as `pyspark.sql.Row`."""
 
-    @property
-    def rows_at_once(self) -> int:
-        """Return 0: a processor gets single rows."""
-        return 0
-
-    @property
-    def splits_keys(self) -> bool:
-        """Return True: a processor gets an iterator."""
-        return True
+    rows_at_once: int = 0
+    splits_keys: bool = True
 
     def cost(self, batch: pa.RecordBatch) -> int:
-        """Return the bytes of the rows as Python objects."""
+        """See `RowFormat`."""
         return python_bytes(batch)
 
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
-        """Return an empty input."""
+        """See `RowFormat`."""
         return RowInput(layout, key_codec)
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """Return an empty output."""
+        """See `RowFormat`."""
         return RowOutput(schema, batch_id)
 
 
 @dataclass(frozen=True, slots=True)
 class PandasRowFormat:
-    """
-    Rows as pandas DataFrames.
-
-    Args:
-        settings: The session's settings for frames.
-        columns: Names and types of the output.
-    """
+    """Rows as pandas DataFrames, by a session's settings, and the columns of the output."""
 
     settings: PandasSettings
     columns: StructType
+    splits_keys: bool = True
 
     @property
     def rows_at_once(self) -> int:
-        """Return the most rows of a frame."""
+        """See `RowFormat`."""
         return self.settings.max_records
 
-    @property
-    def splits_keys(self) -> bool:
-        """Return True: a processor gets an iterator."""
-        return True
-
     def cost(self, batch: pa.RecordBatch) -> int:
-        """Return the bytes of the rows as Python objects."""
+        """See `RowFormat`."""
         return python_bytes(batch)
 
     # The import of pandas takes longer than a task, so tasks without it do not import it.
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
-        """Return an empty input."""
+        """See `RowFormat`."""
         from statelog.spark.rows.pandas_input import FrameInput
 
         return FrameInput(layout, key_codec, self.settings, nulls)
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """Return an empty output."""
+        """See `RowFormat`."""
         from statelog.spark.rows.pandas_output import FrameOutput
 
         return FrameOutput(schema, self.columns, batch_id, self.settings)
@@ -152,24 +118,11 @@ class PandasRowFormat:
 
 @dataclass(frozen=True, slots=True)
 class ColumnarFormat:
-    """
-    All rows of a task as one Arrow table.
-
-    Args:
-        is_distinct: Whether each key has one row.
-    """
+    """All rows of a task as one Arrow table; with *is_distinct* each key has one row."""
 
     is_distinct: bool = False
-
-    @property
-    def rows_at_once(self) -> int:
-        """Return 0: there are no frames of single keys."""
-        return 0
-
-    @property
-    def splits_keys(self) -> bool:
-        """Return False: the rows of a key are in one table."""
-        return False
+    rows_at_once: int = 0
+    splits_keys: bool = False
 
     def cost(self, batch: pa.RecordBatch) -> int:
         """Return the bytes of the rows, sorted rows and what a processor makes of them."""
@@ -178,48 +131,27 @@ class ColumnarFormat:
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
-        """Return an empty input."""
+        """See `RowFormat`."""
         return ColumnarInput(layout, key_codec, is_distinct=self.is_distinct)
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """Return an empty output."""
+        """See `RowFormat`."""
         return ColumnarOutput(schema, batch_id)
 
 
-@dataclass(frozen=True, slots=True)
 class KeepingFormat:
-    """
-    A row format whose inputs keep their rows in columns too.
+    """A row format whose inputs keep their rows in columns too."""
 
-    Args:
-        plain: The row format.
-    """
-
-    plain: RowFormat
-
-    @property
-    def rows_at_once(self) -> int:
-        """Return what the plain format returns."""
-        return self.plain.rows_at_once
-
-    @property
-    def splits_keys(self) -> bool:
-        """Return what the plain format returns."""
-        return self.plain.splits_keys
-
-    def cost(self, batch: pa.RecordBatch) -> int:
-        """Return what the plain format returns."""
-        return self.plain.cost(batch)
+    def __init__(self, plain: RowFormat) -> None:
+        self.plain = plain
+        self.rows_at_once, self.splits_keys = plain.rows_at_once, plain.splits_keys
+        self.cost, self.output = plain.cost, plain.output
 
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
         """Return an empty input that keeps its rows."""
-        made = self.plain.input(layout, key_codec, nulls)
-        if isinstance(made, KeyedRows):
-            made.keep_rows()
-        return made
-
-    def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """Return an empty output."""
-        return self.plain.output(schema, batch_id)
+        keyed = self.plain.input(layout, key_codec, nulls)
+        if isinstance(keyed, KeyedRows):
+            keyed.keep_rows()
+        return keyed

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Row
 
-from statelog.spark.rows.output_calls import OutputCalls
-from statelog.spark.rows.unnamed_columns import UnnamedColumns
+from statelog.spark.rows.unfit_output import OutputCalls
 from statelog.state.heap.tables import Key
 
 if TYPE_CHECKING:
@@ -17,6 +16,21 @@ if TYPE_CHECKING:
 
 RowLike: TypeAlias = "Row | pd.DataFrame"
 """What a processor gets and yields: one row, or a frame of rows."""
+
+
+MOST_NAMES: Final = 100
+"""Most other names that are noted; a Row may get its names from data."""
+
+
+class UnnamedColumns(NamedTuple):
+    """
+    The output columns that no Row of a task names, which are null.
+
+    *other_names* are fields of the Rows that are not output columns, at most `MOST_NAMES`.
+    """
+
+    columns: tuple[str, ...]
+    other_names: tuple[str, ...]
 
 
 class KeyedInput(Protocol):
@@ -34,11 +48,7 @@ class KeyedInput(Protocol):
         """Return the keys as tables hold them."""
 
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Iterator[RowLike]]]:
-        """
-        Yield each key, in both its forms, and its rows.
-
-        The first form is the one in tables, the second the one that the processor gets.
-        """
+        """Yield each key as tables hold it and as the processor gets it, and its rows."""
 
 
 class Output(Protocol):
@@ -60,11 +70,7 @@ class Output(Protocol):
         """Run one call's generator, and take what it yields."""
 
     def batch(self) -> pa.RecordBatch:
-        """
-        Return all rows as one batch.
-
-        Raises `UnfitOutputError` if a value does not fit.
-        """
+        """Return all rows as one batch; raises `UnfitOutputError` if a value does not fit."""
 
     def clear(self) -> None:
         """Drop all rows."""
@@ -89,11 +95,7 @@ class OutputCollector(Protocol):
         """Bound the memory that the rows of one call use."""
 
     def convert_if_many(self) -> None:
-        """
-        Convert the rows to Arrow once they are many; raises as `flush`.
-
-        Called between key groups.
-        """
+        """Convert the rows between key groups once they are many; raises as `flush`."""
 
     def flush(self) -> None:
         """Convert all rows; raises `UnfitOutputError` if one does not fit."""

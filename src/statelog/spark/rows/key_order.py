@@ -32,7 +32,7 @@ class KeyOrder:
     The order of a task's rows.
 
     Args:
-        rows: Row numbers by key group and key, those of one key in the order of arrival.
+        rows: Row numbers by key group and key; rows of one key in the order of arrival.
         firsts: Number of the first row of each key, in the order of keys.
         bounds: The position in *rows* where each key begins, then the length of *rows*.
         ranges: Key group -> index of its first key, and of the key after its last; in the order of
@@ -50,14 +50,7 @@ NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 @dataclass(slots=True)
 class KeptRows:
-    """
-    The rows of a task's input in columns.
-
-    Args:
-        batches: The rows as they were read.
-        order: Their order.
-        key_columns: The key columns, one row for each key in the order of keys.
-    """
+    """The rows of a task's input in columns, their order, and one row of key columns for each key."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     order: KeyOrder = NO_ROWS
@@ -73,12 +66,7 @@ class KeptRows:
 
 
 class KeyedRows:
-    """
-    The sorted keys of a task's rows, for both row formats.
-
-    Args:
-        key_codec: The operator's key.
-    """
+    """The sorted keys of a task's rows, for Rows and frames."""
 
     def __init__(self, key_codec: KeyCodec) -> None:
         self._codec = key_codec
@@ -93,24 +81,23 @@ class KeyedRows:
         self.kept = KeptRows()
 
     def _sort(self, key_groups: KeyGroups, key_columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """
-        Sort the rows and keep the keys.
-
-        Return the key columns as the processor gets them, with one row for each key.
-        """
+        """Sort the rows, keep the keys, and return their columns as the processor gets them."""
         self.row_count = len(key_groups)
         self._order = key_order(key_groups, key_columns, self._codec)
         firsts = pa.array(self._order.firsts)
-        given = [with_equal_floats(column.take(firsts)) for column in key_columns]
-        columns = self._codec.uniform(given)
+        given_columns = [with_equal_floats(column.take(firsts)) for column in key_columns]
+        columns = self._codec.uniform(given_columns)
         if self.kept is not None:
             self.kept.order, self.kept.key_columns = self._order, columns
         self._keys = self._codec.decode(columns)
         is_given = self._codec.is_plain and all(
-            one.type == field.type for one, field in zip(given, self._codec.schema, strict=True)
+            column.type == field.type
+            for column, field in zip(given_columns, self._codec.schema, strict=True)
         )
-        self._shown = self._keys if is_given else list(zip(*map(to_python, given), strict=True))
-        return given
+        self._shown = (
+            self._keys if is_given else list(zip(*map(to_python, given_columns), strict=True))
+        )
+        return given_columns
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows, in the order of their first rows."""
@@ -123,15 +110,10 @@ class KeyedRows:
 
 def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: KeyCodec) -> KeyOrder:
     """
-    Return the order of a task's rows.
+    Return the order of a task's rows, of which there is at least one.
 
     Keys of one key group are ordered by first appearance, and so are key groups: the rows of a small
     micro-batch are delivered nearly in the order of arrival.
-
-    Args:
-        key_groups: The key group of each row; at least one.
-        key_columns: The columns of the key.
-        codec: The operator's key.
     """
     by_key = rows_by_key(key_columns, codec)
     starts = by_key.starts
@@ -156,7 +138,7 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
 
 
 class RowsByKey(NamedTuple):
-    """Row numbers, those of a key together in the order of arrival, and where each key begins and ends."""
+    """Row numbers by key, in the order of arrival, and where each key begins and ends."""
 
     rows: RowNumbers
     starts: RowNumbers
@@ -188,9 +170,7 @@ def stable_order(numbers: RowNumbers | KeyGroups, end: int) -> RowNumbers:
 
 def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
     """
-    Return the number of each row's key.
-
-    Keys are numbered by first appearance.
+    Return the number of each row's key, by first appearance.
 
     A null is a key, all NaNs are one key, and 0.0 and -0.0 are one key.
     """
@@ -203,15 +183,15 @@ def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
 
 
 def _column_codes(column: pa.Array, codec: KeyCodec, position: int) -> tuple[RowNumbers, int]:
-    one = KeyCodec(pa.schema([codec.schema.field(position)]))
+    part = KeyCodec(pa.schema([codec.schema.field(position)]))
     if not pa.types.is_nested(column.type):
-        (column,) = one.uniform([column])  # Arrow compares floats by their bits
+        (column,) = part.uniform([column])  # Arrow compares floats by their bits
         try:
             return _numbered(column)
         except pa.ArrowNotImplementedError:
             pass
     numbers: dict[Key, int] = {}
-    codes = [numbers.setdefault(key, len(numbers)) for key in one.decode([column])]
+    codes = [numbers.setdefault(key, len(numbers)) for key in part.decode([column])]
     return np.asarray(codes, np.int64), max(len(numbers), 1)
 
 

@@ -1,23 +1,99 @@
-"""The positions of the columns in a task's input."""
+"""
+The columns of a task's input, and which of its rows are initial state or late.
+
+A first micro-batch brings initial rows with its input, see `query/keyed_frame`.  Tasks drop rows that
+are later than the watermark, and count them.  A filter of Spark's before the shuffle would have the
+watermark in its plan, which Spark would analyse and compile again for each micro-batch, and a count
+would need one more operator.
+Source: Spark's WatermarkSupport; the count is its `numRowsDroppedByWatermark`, Flink's
+`numLateRecordsDropped`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+INPUT_KEY_GROUP_COLUMN = "__key_group"
+"""Name of the first column of a task's input."""
+
+_FIRST_COLUMN = 2  # after the key group and the flag for initial rows
 
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """
-    The layout of a task's batches: key group, keys, input columns.
-
-    Args:
-        key_positions: Positions of the key columns.
-        first_input: Position of the first column that the processor gets.
-    """
+    """The layout of a task's batches: key group, keys, input columns from *first_input* on."""
 
     key_positions: tuple[int, ...]
     first_input: int
 
 
-INPUT_KEY_GROUP_COLUMN = "__key_group"
-"""Name of the first column of a task's input."""
+@dataclass(frozen=True, slots=True)
+class InitialLayout:
+    """The layout of initial rows after the split, and the names of both parts' columns."""
+
+    layout: InputLayout
+    input_names: tuple[str, ...]
+    initial_names: tuple[str, ...]
+
+
+def split_batches(
+    batches: Iterable[pa.RecordBatch], layout: InitialLayout
+) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """Undo `with_initial_rows`: return the input rows and the initial rows."""
+    parts = [(input_part(batch, layout), initial_part(batch, layout)) for batch in batches]
+    return [rows for rows, _ in parts], [initial for _, initial in parts]
+
+
+def input_part(batch: pa.RecordBatch, layout: InitialLayout) -> pa.RecordBatch:
+    """Return the input rows of one batch of `with_initial_rows`."""
+    columns = slice(_FIRST_COLUMN, _FIRST_COLUMN + len(layout.input_names))
+    return _part(batch.filter(pc.invert(batch.column(1))), columns, layout.input_names)
+
+
+def initial_part(batch: pa.RecordBatch, layout: InitialLayout) -> pa.RecordBatch:
+    """Return the initial rows of one batch of `with_initial_rows`."""
+    columns = slice(_FIRST_COLUMN + len(layout.input_names), None)
+    return _part(batch.filter(batch.column(1)), columns, layout.initial_names)
+
+
+def _part(batch: pa.RecordBatch, columns: slice, names: tuple[str, ...]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [batch.column(0), *batch.columns[columns]], names=[INPUT_KEY_GROUP_COLUMN, *names]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows:
+    """
+    Rows with an event time up to *late_ms* are late; rows without one are not.
+
+    The event time is at a position of the task's input; of a window the end counts.
+    """
+
+    position: int
+    late_ms: int
+
+    def without_late(
+        self, batches: Iterable[pa.RecordBatch], seen: LateCount
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield *batches* without the late rows, and count these in *seen*."""
+        for batch in batches:
+            at = batch.column(self.position)
+            if pa.types.is_struct(at.type):
+                at = pc.struct_field(at, "end")
+            moments = at.cast(pa.timestamp("us", tz=at.type.tz)).cast(pa.int64())
+            in_time = pc.fill_null(pc.greater(moments, self.late_ms * 1000), True)
+            late = batch.num_rows - in_time.true_count
+            seen.rows += late
+            yield batch.filter(in_time) if late else batch
+
+
+@dataclass(slots=True)
+class LateCount:
+    """The number of late rows of one task so far."""
+
+    rows: int = 0

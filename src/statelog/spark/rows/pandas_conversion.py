@@ -42,7 +42,7 @@ _PLAIN: Final = (
     pa.types.is_date,
     pa.types.is_timestamp,
 )
-"""Types whose values need no conversion of their own."""
+"""Types whose values are not converted one by one."""
 
 
 def series_of(table: pa.Table, *, timezone: str, int_extension: bool) -> list[pd.Series]:
@@ -50,12 +50,9 @@ def series_of(table: pa.Table, *, timezone: str, int_extension: bool) -> list[pd
     Return the columns of *table* as a pandas processor sees them.
 
     Args:
-        table: Any table.
+        table: Its timestamps are in the range of nanoseconds; else `ArrowInvalid` is raised.
         timezone: The session's time zone, for timestamps inside of other values.
         int_extension: Whether integers become pandas' extension types.
-
-    Raises:
-        ArrowInvalid: A timestamp is out of the range of nanoseconds.
     """
     return [_series(column, timezone, int_extension) for column in table.columns]
 
@@ -85,9 +82,7 @@ class ColumnConverter:
     Converts one column of the output to Arrow.
 
     Args:
-        name: Its name.
-        kind: Its type in Spark.
-        arrow_type: Its type in Arrow.
+        name, kind, arrow_type: Its name and its type, in Spark and in Arrow.
         timezone: The session's time zone, in which timestamps without a zone are.
         safecheck: Whether an overflow or a loss of digits is an error.
         int_to_decimal: Whether integers may be given for decimals; not before 4.1.
@@ -123,13 +118,11 @@ class ColumnConverter:
         """
         Return *series* as an array.
 
-        Raises:
-            ValueError, TypeError: A value does not fit the type; the message has Spark's words, for
-                programs that search for them.
+        A `ValueError` or `TypeError` has Spark's words, for programs that search for them.
         """
-        given = series.dtype
-        if isinstance(given, pd.CategoricalDtype):
-            series = series.astype(given.categories.dtype)
+        dtype = series.dtype
+        if isinstance(dtype, pd.CategoricalDtype):
+            series = series.astype(dtype.categories.dtype)
         series = self._prepared(series)
         if self._to_decimal:
             series = series.map(_decimal_of).astype(object)
@@ -142,7 +135,7 @@ class ColumnConverter:
                 return pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safe)
         except TypeError as error:
             raise TypeError(
-                f"Cannot convert the output value of the column {self._name!r} with type {str(given)!r} "
+                f"Cannot convert the output value of the column {self._name!r} with type {str(dtype)!r} "
                 f"to the specified return type of the column: '{kind}'"
             ) from error
         except ValueError as error:
@@ -151,7 +144,7 @@ class ColumnConverter:
                 "spark.sql.execution.pandas.convertToArrowArraySafely=false allows"
             )
             raise type(error)(
-                f"Failed to convert the value of the column {self._name!r} with type {str(given)!r} to "
+                f"Failed to convert the value of the column {self._name!r} with type {str(dtype)!r} to "
                 f"Arrow type '{kind}'{advice if safe else ''}"
             ) from error
 

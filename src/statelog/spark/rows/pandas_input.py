@@ -9,7 +9,7 @@ other frame.
 Frames have the types that PySpark's transformWithStateInPandas gives them.  From 4.2 it makes them out
 of rows of Python objects: all integers are int64, all floats float64, a bool column without a null in
 the frame is bool, timestamps are datetime64[ns] in the session's time zone, the index begins at 0,
-and a column whose name is no Python identifier is named by its position (`_2`).  4.0, and 4.1 with
+and a column whose name is not a Python identifier is named by its position (`_2`).  4.0, and 4.1 with
 initial state, keep the names and types of Arrow.
 Deviations: an integer column is float64 where the task's input (in PySpark: the Arrow batch) has a
 null in it; an all-null duration column stays timedelta64; integer keys stay integers, and a null is
@@ -30,13 +30,12 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from statelog.spark.rows.arrow_limits import NO_LIMIT, ArrowLimits
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_conversion import series_of
 from statelog.spark.rows.pandas_internals import frame_access
 from statelog.spark.rows.spark_versions import frames_are_inferred
-from statelog.spark.rows.types import TIME_ZONE
+from statelog.spark.rows.types import NO_LIMIT, TIME_ZONE, ArrowLimits
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 
@@ -91,13 +90,7 @@ class PandasSettings:
 
     @classmethod
     def of(cls, session: SparkSession, *, has_initial: bool = False) -> PandasSettings:
-        """
-        Return the settings of *session* as they are now.
-
-        Args:
-            session: The session.
-            has_initial: Whether the operator has initial state.
-        """
+        """Return the settings of *session* as they are now."""
 
         def conf(name: str, default: str) -> str:
             return session.conf.get(name, default) or default
@@ -125,8 +118,7 @@ class FrameInput(KeyedRows):
     The input rows of one task as frames, by key.
 
     Args:
-        layout: The layout of the input.
-        key_codec: The operator's key.
+        layout, key_codec: The layout of the input, and the operator's key.
         settings: The session's settings for frames.
         nulls: Columns that have a null in rows of the task that this input does not read.
     """
@@ -161,13 +153,13 @@ class FrameInput(KeyedRows):
         """Give the processor the timestamps in keys as frames hold them."""
         if any(pa.types.is_timestamp(column.type) for column in columns):
             timezone = self._settings.timezone
-            shown = [
+            values = [
                 _as_cells(column, timezone)
                 if pa.types.is_timestamp(column.type)
                 else column.to_pylist()
                 for column in columns
             ]
-            self._shown = list(zip(*shown, strict=True))
+            self._shown = list(zip(*values, strict=True))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[pd.DataFrame]]]:
         """Yield each key, in both its forms, and its frames."""
@@ -189,15 +181,7 @@ def _as_cells(column: pa.Array, timezone: str) -> list[pd.Timestamp | None]:
 
 
 class _SortedFrame:
-    """
-    All rows of a task in one frame, cut into slices.
-
-    Args:
-        table: The input columns.
-        order: The order of rows in the frame.
-        settings: The session's settings for frames.
-        nulls: Columns that have a null in other rows of the task.
-    """
+    """All rows of a task in one frame, in an order, cut into slices."""
 
     def __init__(
         self, table: pa.Table, order: _RowNumbers, settings: PandasSettings, nulls: frozenset[int]
@@ -210,8 +194,8 @@ class _SortedFrame:
         self._inferred: list[tuple[int, _RowNumbers, np.dtype]] = []
         columns = {}
         series = series_of(table, timezone=settings.timezone, int_extension=settings.int_extension)
-        for position, (field, one) in enumerate(zip(table.schema, series, strict=True)):
-            cells = self._column(position, field.type, one, order)
+        for position, (field, cells_in) in enumerate(zip(table.schema, series, strict=True)):
+            cells = self._column(position, field.type, cells_in, order)
             if position in nulls and cells.dtype.kind == "i" and not settings.int_extension:
                 cells = cells.astype("float64")  # as where the null is in these rows
             columns[position] = cells

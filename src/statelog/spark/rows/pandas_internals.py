@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,56 +20,65 @@ import pandas as pd
 _log = logging.getLogger("statelog.spark")
 
 
-class FrameCutter(Protocol):
-    """Cuts one frame into slices of its rows."""
+class FrameCutter:
+    """Cuts one frame into slices of its rows, by pandas' public API."""
+
+    def __init__(self, whole: pd.DataFrame, columns: pd.Index) -> None:
+        self._whole = whole
+        self._columns = columns
 
     def slice_rows(self, start: int, stop: int) -> pd.DataFrame:
         """Return the rows from *start* to before *stop*, indexed from 0."""
+        frame = self._whole.iloc[start:stop].reset_index(drop=True)
+        frame.columns = self._columns.view()
+        return frame
 
 
-class FrameJoiner(Protocol):
-    """Keeps copies of frames of one form, and joins them."""
+class FrameJoiner:
+    """Keeps copies of frames of one form, and joins them, by pandas' public API."""
+
+    def __init__(self) -> None:
+        self._frames: list[pd.DataFrame] = []
 
     def add(self, frame: pd.DataFrame) -> None:
         """Keep a copy of *frame*."""
+        self._frames.append(frame.copy())
 
     def joined(self) -> pd.DataFrame:
         """Return the rows of all frames as one, indexed from 0."""
+        return pd.concat(self._frames, ignore_index=True)
 
 
 class Form(NamedTuple):
-    """
-    The form of a frame, and its number of rows.
-
-    Args:
-        key: Equal for frames that one `FrameJoiner` may join.
-        rows: Number of rows.
-    """
+    """The form of a frame, equal for frames that one joiner may join, and its number of rows."""
 
     key: Hashable
     rows: int
 
 
-class FrameAccess(Protocol):
-    """One way to cut and to join frames."""
+class PublicAccess:
+    """Cuts and joins frames by pandas' public API."""
 
     def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
         """Return what cuts *whole*, whose slices get *columns* as names."""
+        return FrameCutter(whole, columns)
 
     def form_of(self, frame: pd.DataFrame) -> Form:
         """Return the form of *frame*."""
+        return Form((*frame.columns.tolist(), *frame.dtypes.tolist()), len(frame))
 
     def joiner(self, like: pd.DataFrame) -> FrameJoiner:
         """Return what joins frames of the form of *like*."""
+        return FrameJoiner()
 
 
-class _BlockCutter:
+class _BlockCutter(FrameCutter):
     """Cuts the blocks of a frame, without the overhead of `iloc`."""
 
     def __init__(self, whole: pd.DataFrame, columns: pd.Index) -> None:
-        self._columns = columns
+        super().__init__(whole, columns)
         self._blocks = whole._mgr
-        _ = self._blocks.blknos  # the block of each column: found once here, taken over by slices
+        _ = self._blocks.blknos  # the block of each column: computed once, and taken by slices
 
     def slice_rows(self, start: int, stop: int) -> pd.DataFrame:
         blocks = self._blocks.get_slice(slice(start, stop), axis=1)
@@ -79,7 +88,7 @@ class _BlockCutter:
         return pd.DataFrame._from_mgr(blocks, blocks.axes)
 
 
-class _BlockJoiner:
+class _BlockJoiner(FrameJoiner):
     """Joins frames block by block, so that one conversion serves them all."""
 
     def __init__(self, like: pd.DataFrame) -> None:
@@ -93,8 +102,8 @@ class _BlockJoiner:
     def joined(self) -> pd.DataFrame:
         # Arrays of datetimes and durations are numpy's inside.
         blocks = [
-            np.concatenate([getattr(values, "_ndarray", values) for values in one], axis=1)
-            for one in zip(*self._parts, strict=True)
+            np.concatenate([getattr(values, "_ndarray", values) for values in block], axis=1)
+            for block in zip(*self._parts, strict=True)
         ]
         columns = {
             position: blocks[block][row] for position, (block, row) in enumerate(self._places)
@@ -104,76 +113,33 @@ class _BlockJoiner:
         return frame
 
 
-class BlockAccess:
+class BlockAccess(PublicAccess):
     """Cuts and joins frames by pandas' blocks."""
 
     def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
-        """See `FrameAccess`."""
         return _BlockCutter(whole, columns)
 
     def form_of(self, frame: pd.DataFrame) -> Form:
-        """
-        See `FrameAccess`.
-
-        The blocks name their columns, so no column is looked up.
-        """
+        """Return the form; the blocks name their columns, so no column is looked up."""
         manager = frame._mgr
         names, rows = manager.axes
-        blocks = [each for b in manager.blocks for each in (b.dtype, b.mgr_locs.as_array.tobytes())]
+        blocks = [
+            part
+            for block in manager.blocks
+            for part in (block.dtype, block.mgr_locs.as_array.tobytes())
+        ]
         return Form((*names.tolist(), *blocks), len(rows))
 
     def joiner(self, like: pd.DataFrame) -> FrameJoiner:
-        """See `FrameAccess`; frames with blocks of other classes are left to pandas.concat."""
+        """Return what joins frames; blocks of other classes are left to pandas.concat."""
         blocks = like._mgr.blocks
         if blocks and all(isinstance(block.dtype, np.dtype) for block in blocks):
             return _BlockJoiner(like)
-        return _PublicJoiner()
-
-
-class _PublicCutter:
-    """Cuts a frame by pandas' public API."""
-
-    def __init__(self, whole: pd.DataFrame, columns: pd.Index) -> None:
-        self._whole = whole
-        self._columns = columns
-
-    def slice_rows(self, start: int, stop: int) -> pd.DataFrame:
-        frame = self._whole.iloc[start:stop].reset_index(drop=True)
-        frame.columns = self._columns.view()
-        return frame
-
-
-class _PublicJoiner:
-    """Joins frames by `pandas.concat`."""
-
-    def __init__(self) -> None:
-        self._parts: list[pd.DataFrame] = []
-
-    def add(self, frame: pd.DataFrame) -> None:
-        self._parts.append(frame.copy())
-
-    def joined(self) -> pd.DataFrame:
-        return pd.concat(self._parts, ignore_index=True)
-
-
-class PublicAccess:
-    """Cuts and joins frames by pandas' public API."""
-
-    def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
-        """See `FrameAccess`."""
-        return _PublicCutter(whole, columns)
-
-    def form_of(self, frame: pd.DataFrame) -> Form:
-        """See `FrameAccess`."""
-        return Form((*frame.columns.tolist(), *frame.dtypes.tolist()), len(frame))
-
-    def joiner(self, like: pd.DataFrame) -> FrameJoiner:
-        """See `FrameAccess`."""
-        return _PublicJoiner()
+        return FrameJoiner()
 
 
 @functools.cache
-def frame_access() -> FrameAccess:
+def frame_access() -> PublicAccess:
     """Return the fastest access that works with the installed pandas."""
     blocks = BlockAccess()
     if agrees_with_public(blocks):
@@ -186,7 +152,7 @@ def frame_access() -> FrameAccess:
     return PublicAccess()
 
 
-def agrees_with_public(access: FrameAccess) -> bool:
+def agrees_with_public(access: PublicAccess) -> bool:
     """Return whether *access* gives the results of the public API."""
     times = np.array([1, 2, 3], "M8[ns]")
     columns = {0: [1, 2, 3], 1: [0.5, 1.5, 2.5], 2: ["a", None, "c"], 3: times, 4: [4, 5, 6]}
@@ -211,9 +177,9 @@ def agrees_with_public(access: FrameAccess) -> bool:
     )
 
 
-def _same(found: pd.DataFrame, expected: pd.DataFrame) -> bool:
+def _same(frame: pd.DataFrame, expected: pd.DataFrame) -> bool:
     return (
-        bool(found.equals(expected))
-        and found.columns.tolist() == expected.columns.tolist()
-        and isinstance(found.index, pd.RangeIndex)
+        bool(frame.equals(expected))
+        and frame.columns.tolist() == expected.columns.tolist()
+        and isinstance(frame.index, pd.RangeIndex)
     )

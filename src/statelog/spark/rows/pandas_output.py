@@ -36,14 +36,7 @@ _UNFIT = (
 
 @dataclass(slots=True)
 class _Frames:
-    """
-    Frames of one form.
-
-    Args:
-        joiner: Keeps their rows.
-        ordinals: The number of each frame in the order in which the processor yielded it.
-        lengths: The number of rows of each frame.
-    """
+    """Frames of one form: their rows, the number of each in the order of yields, and its rows."""
 
     joiner: FrameJoiner
     ordinals: list[int] = field(default_factory=list)
@@ -51,15 +44,7 @@ class _Frames:
 
 
 class FrameOutput:
-    """
-    Converts the frames of one task to a record batch.
-
-    Args:
-        schema: Names and types of the output, in Arrow's types.
-        output: The same in Spark's.
-        batch_id: The micro-batch, for messages.
-        settings: The session's settings for frames.
-    """
+    """Converts the frames of one task to a record batch."""
 
     def __init__(
         self, schema: pa.Schema, output: StructType, batch_id: int, settings: PandasSettings
@@ -88,12 +73,9 @@ class FrameOutput:
 
     def extend(self, produced: Iterable[object]) -> None:
         """
-        Take the frames that one call of the processor yields.
+        Take the frames that one call of the processor yields; anything else raises `UnfitOutputError`.
 
         They are copied: a processor may yield one frame several times, with changes in between.
-
-        Raises:
-            UnfitOutputError: The processor yields something else than a DataFrame.
         """
         forms, access = self._forms, self._access
         for frame in produced:
@@ -122,10 +104,7 @@ class FrameOutput:
         Return all rows as one batch, in the order of yields.
 
         Columns are found by name, or by position where no name is a string; columns that the output
-        does not have are left out.
-
-        Raises:
-            UnfitOutputError: A column is missing, or a value does not fit its column.
+        does not have are left out.  A value that does not fit raises `UnfitOutputError`.
         """
         forms = self._forms
         tables = [table for frames in forms.values() for table in self._tables(frames)]

@@ -26,16 +26,14 @@ class _SparkUsageError(UsageError):
     """
     A wrong use, with the methods of `PySparkException`.
 
-    Args:
-        message: What is wrong and what to do.
-        facts: See `StatelogError`; `condition` is Spark's error class, shown before the message.
+    The fact `condition` is Spark's error class, shown before the message.
     """
 
     def __init__(self, message: str = "", **facts: Any) -> None:
         UsageError.__init__(self, message, **facts)
         if isinstance(self, PySparkException):
             PySparkException.__init__(self, message, facts.get("condition"))
-            # Shared by all errors: it is no fact of this one, and a copy has to be equal.
+            # Shared by all errors, so that a copy is equal.
             vars(self)["_error_reader"] = _ERROR_READER
 
     def __str__(self) -> str:
@@ -52,7 +50,7 @@ class UnsupportedOperationError(_SparkUsageError, PySparkValueError):
 
 
 class MissingStateError(_SparkUsageError, PySparkAssertionError):
-    """There is no state variable of this name."""
+    """A state variable of this name does not exist."""
 
 
 class WrongTimeError(_SparkUsageError, IllegalArgumentException):

@@ -16,10 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyspark
-from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import DataFrame, types
 from pyspark.sql.functions import expr
-
-from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 SPARK: Final[tuple[int, int]] = (
     int(pyspark.__version__.split(".")[0]),
@@ -27,15 +25,14 @@ SPARK: Final[tuple[int, int]] = (
 )
 """The running version: major and minor."""
 
-_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 _SEED: Final = np.uint32(42)
 
 
 def known_arguments(function: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
-    """Return *function* with those of the named arguments that it takes in this version."""
-    taken = inspect.signature(function).parameters
+    """Return *function* with the named arguments that it takes in this version."""
+    parameters = inspect.signature(function).parameters
     return functools.partial(
-        function, **{name: value for name, value in arguments.items() if name in taken}
+        function, **{name: value for name, value in arguments.items() if name in parameters}
     )
 
 
@@ -45,7 +42,7 @@ def takes(function: Callable[..., Any], argument: str) -> bool:
 
 
 def offered(place: object, names: Iterable[str]) -> list[str]:
-    """Return those of *names* that a class or a module of Spark has in this version."""
+    """Return the *names* that a class or a module of Spark has in this version."""
     return [name for name in names if hasattr(place, name)]
 
 
@@ -60,11 +57,8 @@ def frames_are_inferred(*, has_initial: bool) -> bool:
     """
     Return whether Spark makes the frames of a pandas processor from Python's objects.
 
-    Then pandas infers the types of their columns anew.  Otherwise they are as Arrow made them.  4.0
+    Then pandas infers the types of their columns again.  Otherwise they are as Arrow made them.  4.0
     never infers, 4.1 does without initial state, later versions always do.
-
-    Args:
-        has_initial: Whether the operator has initial state.
     """
     if SPARK == (4, 1):
         return not has_initial
@@ -81,31 +75,11 @@ def lists_are_sent_as_frames() -> bool:
     return SPARK < (4, 1)
 
 
-def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
-    """
-    Return a class of Spark's streaming engine.
-
-    Args:
-        session: Any session.
-        name: The class.
-        part: The package inside the engine's that the class is in from 4.1 on.
-    """
-    package: JavaObject = jvm_of(session)
-    for each in _STREAMING.split("."):
-        package = getattr(package, each)
-    found = getattr(getattr(package, part), name)
-    # py4j takes an unknown name for a package.
-    return getattr(package, name) if type(found).__name__ == "JavaPackage" else found
-
-
 def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> DataFrame:
     """
-    Return *frame* with each row in the partition whose number an expression gives.
+    Return *frame* with each row in the partition whose number SQL gives.
 
-    Args:
-        frame: Any frame; on 4.0 without `repartitionById`, where Spark takes the hash of a column.
-        partitions: Number of partitions.
-        partition: SQL expression, an int from 0 to below *partitions*.
+    On 4.0, which does not have `repartitionById`, Spark takes the hash of a column.
     """
     if hasattr(type(frame), "repartitionById"):
         return frame.repartitionById(partitions, expr(partition))
@@ -113,32 +87,22 @@ def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> Data
 
 
 def hashed_to(partitions: int, partition: str) -> str:
-    """
-    Return SQL of an int whose rows Spark's hash partitioning puts into a chosen partition.
-
-    Args:
-        partitions: Number of partitions.
-        partition: SQL of the number of the partition.
-    """
+    """Return SQL of an int that Spark's hash partitioning puts into a partition, given as SQL."""
     return f"array({', '.join(map(str, values_by_partition(partitions)))})[{partition}]"
 
 
 @functools.lru_cache(maxsize=16)
 def values_by_partition(partitions: int) -> tuple[int, ...]:
-    """
-    Return for each partition an int whose rows Spark's hash partitioning puts there.
-
-    That is `pmod(hash(value), partitions)`, with Murmur3 and the seed 42.
-    """
-    found: dict[int, int] = {}
+    """Return for each partition an int with `pmod(hash(value), partitions)`, Murmur3 with seed 42."""
+    by_partition: dict[int, int] = {}
     start, step = 0, 16 * partitions
-    while len(found) < partitions:
+    while len(by_partition) < partitions:
         values = np.arange(start, start + step, dtype=np.uint32)
         places = _murmur3(values).astype(np.int32).astype(np.int64) % partitions
         for place, first in zip(*np.unique(places, return_index=True), strict=True):
-            found.setdefault(int(place), start + int(first))
+            by_partition.setdefault(int(place), start + int(first))
         start += step
-    return tuple(found[place] for place in range(partitions))
+    return tuple(by_partition[place] for place in range(partitions))
 
 
 def _murmur3(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
@@ -166,7 +130,7 @@ except ImportError:
     _streaming = None  # type: ignore[assignment]
 
 AvailableNow: Final[type] = getattr(_streaming, "SupportsTriggerAvailableNow", object)
-"""What a stream inherits to end at what is there now; `object` where Spark has no such thing."""
+"""What a stream inherits to end at what is there now; `object` where Spark does not have it."""
 
 
 def read_limit(most: int | None) -> Any:

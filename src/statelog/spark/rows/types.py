@@ -1,26 +1,38 @@
-"""Convert Spark's types to Arrow's, and make Rows fast."""
+"""
+Spark's types, Rows and batches, and their form in Arrow.
+
+Spark's Arrow batches end after a number of rows, or of bytes, whichever comes first.
+"""
 
 from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from statelog.errors import CorruptionError
+from statelog.format.arrow_data import read_stream_table
+from statelog.options.units import parse_size
 from statelog.spark.rows.spark_versions import known_arguments
 
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 """Spark's setting of the time zone of a session."""
+MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+NO_LIMIT: Final = 2**31 - 1
+"""The most of either; with it as the number of bytes, Spark does not measure the batches."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return *schema* in Arrow's types; timestamps with a zone are in UTC."""
-    # Before 4.2 there is no such argument, and UTC always.
+    # Before 4.2 the argument does not exist, and the zone is always UTC.
     converted: pa.Schema = known_arguments(to_arrow_schema, timezone="UTC")(schema)
     return converted
 
@@ -54,3 +66,52 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
         if by_position._fields[position] == name and not hasattr(Row, name):
             members[name] = by_position.__dict__[name]
     return type("Row", (Row,), members)
+
+
+def from_ipc(data: bytes | memoryview) -> pa.Table:
+    """Return the rows of a task, an Arrow IPC stream, validated; else raise `CorruptionError`."""
+    try:
+        return read_stream_table(data)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"rows of a task cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowLimits:
+    """The limits of a session, set or Spark's own: most rows and most bytes of a batch, >= 1."""
+
+    records: int
+    size: int
+
+    @classmethod
+    def of(cls, session: SparkSession) -> ArrowLimits:
+        """Return the limits of *session* as they are now."""
+        records = int(session.conf.get(MAX_RECORDS) or 0)
+        text = session.conf.get(MAX_BYTES) or "-1"
+        size = 0 if text.strip().startswith("-") else parse_size(text, key=MAX_BYTES)
+        return cls(records if records > 0 else NO_LIMIT, size if size > 0 else NO_LIMIT)
+
+
+def row_bytes(schema: pa.Schema) -> int | None:
+    """Return the most bytes of a row in the buffers of a batch; None if rows differ in size."""
+    total = 0
+    for column in schema:
+        size = _value_bytes(column.type)
+        if size is None:
+            return None
+        total += size
+    return total
+
+
+def _value_bytes(kind: pa.DataType) -> int | None:
+    """Return the most bytes of a value, one of them to say whether it is null."""
+    if pa.types.is_null(kind):
+        return 1
+    if pa.types.is_struct(kind):
+        inside = row_bytes(pa.schema(list(kind)))
+        return None if inside is None else inside + 1
+    try:
+        bits: int = kind.bit_width
+    except ValueError:  # a type without a fixed width
+        return None
+    return (bits + 7) // 8 + 1

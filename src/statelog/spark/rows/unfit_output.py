@@ -1,22 +1,36 @@
-"""An output that cannot be converted, and the words for it."""
+"""
+An output that does not fit, the words for it, and the call of the processor that yielded it.
+
+Items are converted many calls later, so an item that does not fit is found when the calls are over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import bisect
+import itertools
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from types import GeneratorType
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Row
 
 from statelog.errors import ProcessorError
+from statelog.state.heap.tables import Key
 
 NOTHING_COMMITTED: Final = "Nothing of this batch was committed; the last checkpoint is valid"
 _MOST_NAMES: Final = 6
+_ITERATORS: Final = frozenset(
+    (GeneratorType, list, tuple, map, filter, itertools.chain, type(iter([])), type(iter(())))
+)
 
 
 class UnfitOutputError(ProcessorError):
     """
-    An item that a processor yields or returns does not fit the output; see `unfit_output`.
+    An item that a processor yields or returns does not fit the output.
 
     The run of the processor, which knows the call, reports it with method and key.
     """
@@ -53,3 +67,119 @@ def row_call(names: Sequence[str]) -> str:
     some = [f"{name}=..." for name in names[:_MOST_NAMES]]
     more = ", ..." if len(names) > _MOST_NAMES else ""
     return f"`yield Row({', '.join(some)}{more})`"
+
+
+def check_event_times(batch: pa.RecordBatch, column: str, watermark_ms: int, batch_id: int) -> None:
+    """Raise `ProcessorError` if an output row is older than the watermark."""
+    times = batch.column(column).cast(pa.timestamp("us", tz="UTC"))
+    oldest = pc.min(times.cast(pa.int64())).as_py()
+    if oldest is not None and oldest < watermark_ms * 1000:
+        raise ProcessorError(
+            f"the output of batch {batch_id}: {column} = {pc.min(times).as_py()} is older than the "
+            f"watermark, {watermark_ms} ms since 1970. With eventTimeColumnName a processor must not "
+            f"yield such rows. {NOTHING_COMMITTED}",
+            batch_id=batch_id,
+        )
+
+
+class OutputCall(NamedTuple):
+    """
+    The call of a processor that yielded an item.
+
+    Args:
+        key: The key as tables hold it.
+        key_group: Its key group.
+        method: The method.
+        timer_ms: The timer that fired, or -1.
+        is_over: Whether the call has returned.
+    """
+
+    key: Key
+    key_group: int
+    method: str
+    timer_ms: int
+    is_over: bool
+
+
+class _Span(NamedTuple):
+    """Calls of one method in one key group: the position of the first, and the key of each."""
+
+    first: int
+    keys: Sequence[Key]
+    key_group: int
+    method: str
+    timer_ms: int
+
+
+class OutputCalls:
+    """
+    The calls since the last conversion.
+
+    Attributes: `ends`: for each call the number of items after it.  The run appends to it, because
+    one more method for each key takes too long.
+    """
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+        self._spans: list[_Span] = []
+
+    def begin(
+        self, keys: Sequence[Key], key_group: int, method: str, timer_ms: int = -1
+    ) -> list[int]:
+        """Begin calls of one method in one key group, one for each key; return `ends`."""
+        self._spans.append(_Span(len(self.ends), keys, key_group, method, timer_ms))
+        return self.ends
+
+    def call_of(self, at: int) -> OutputCall:
+        """Return the call that yielded the item at a position."""
+        call = bisect.bisect_right(self.ends, at)
+        span = self._spans[bisect.bisect_right(self._spans, call, key=itemgetter(0)) - 1]
+        key = span.keys[call - span.first]
+        return OutputCall(
+            key, span.key_group, span.method, span.timer_ms, is_over=call < len(self.ends)
+        )
+
+    def finish(self) -> None:
+        """Finish the calls that began last; drop those without items, if they are most of them."""
+        span, ends = self._spans[-1], self.ends
+        before = ends[span.first - 1] if span.first else 0
+        count = len(ends) - span.first
+        grown = ends[-1] - before if count else 0
+        if not grown:
+            del ends[span.first :]
+            self._spans.pop()
+        elif grown <= count // 2:
+            steps = enumerate(pairwise([before, *ends[span.first :]]))
+            kept = [call for call, (start, end) in steps if end > start]
+            self._spans[-1] = span._replace(keys=[span.keys[call] for call in kept])
+            ends[span.first :] = [ends[span.first + call] for call in kept]
+
+    def clear(self) -> None:
+        """Forget the calls that are over, whose items were converted."""
+        if self._spans:
+            span = self._spans[-1]
+            left = span.keys[len(self.ends) - span.first :]
+            self._spans = [span._replace(first=0, keys=left)] if left else []
+        self.ends.clear()
+
+
+def returned(produced: Any, batch_id: int, noun: str) -> Iterable[Any]:
+    """
+    Return what a method of a processor returned, if its items can be output.
+
+    One item, as by `return` in the place of `yield`, raises `UnfitOutputError`; *noun* says what
+    items are.
+    """
+    if produced.__class__ in _ITERATORS:
+        items: Iterable[Any] = produced
+        return items
+    is_item = isinstance(produced, Row | dict | str | bytes) or any(
+        hasattr(produced, name) for name in ("iloc", "to_batches", "__arrow_c_stream__")
+    )
+    if is_item or not isinstance(produced, Iterable):
+        raise unfit_output(
+            f"it returned {described_item(produced)}, not an iterator of {noun}: write `yield` "
+            "instead of `return`",
+            batch_id,
+        )
+    return produced

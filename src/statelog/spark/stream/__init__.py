@@ -2,13 +2,11 @@
 The result of `transform_with_state`: a stream that records its steps.
 
     stateful_stream   the DataFrame methods: recorded, answered, or rejected with the reason
-    grouped_stream    such a stream, grouped for the next operator
     recorded_plan     the recorded steps, applied to each micro-batch
-    observations      the metrics of `observe` among the steps, for each micro-batch
     writer            Spark's DataStreamWriter; `start` resolves the settings and starts the query
     sinks             write the rows of one micro-batch to a format, a table or a function
-    stateful_query    the StreamingQuery that `start` returns; temporary_checkpoint: its folder
-    query_progress    what `lastProgress` of that query has beside Spark's own figures
+    stateful_query    the StreamingQuery that `start` returns, and a temporary folder for it
+    query_progress    what statelog adds to `lastProgress` of that query: figures, and metrics of `observe`
 
-`api` uses `grouped_stream`, `recorded_plan` and `stateful_stream`.
+`api` uses `recorded_plan` and `stateful_stream`.
 """

@@ -1,36 +1,162 @@
 """
-Add the figures of statelog to the progress that a query object returns.
+What statelog adds to the progress of a query: its figures, and the metrics of `observe`.
 
 Spark fills `stateOperators` from its own physical plan, and `observedMetrics` from the plan of the
 stream.  The engine runs outside of both, so the query object adds them: for each micro-batch one
 entry of `stateOperators`, with the figures of all operators of the query, and the metrics of `observe`.
+
+Each micro-batch is observed by a separate `Observation`, as a batch frame is.  Spark keeps the values
+of the first action on a frame.  Rows between two operators are read by the engine's own jobs, which
+Spark reports to no observation, so their metrics are computed by a job of their own.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Protocol
 
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.observation import Observation
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from statelog.spark.driver.progress import source_metrics
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.jvm.queries import is_observed
 from statelog.spark.query.progress import BatchProgress
-from statelog.spark.stream.observations import Observations, ObservedBatch
+from statelog.spark.query.query import OperatorDefinition
 from statelog.state.kinds import StateKind
+
+_WAIT_SECONDS: Final = 2.0
+"""Spark reports values some milliseconds after the action, on another thread."""
+_POLL_SECONDS: Final = 0.01
+
+
+class Observing(Protocol):
+    """Observes the rows of a micro-batch."""
+
+    def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
+        """Return the rows, observed under *name*."""
+
+
+class Observations:
+    """
+    The metrics of one query, in the micro-batch that runs.
+
+    Thread: that of the query.
+    """
+
+    def __init__(self) -> None:
+        self._current: dict[str, Any] = {}
+
+    def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
+        """Return the rows of a micro-batch, observed under *name* by the first action on them."""
+        self._current[name] = observation = _observation(frame, name)
+        return frame.observe(observation, *columns)
+
+    def add(self, name: str, values: Mapping[str, Any]) -> None:
+        """Keep values that are known already."""
+        self._current[name] = _Known(values)
+
+    def take(self) -> ObservedBatch:
+        """Return the metrics of the micro-batch that has ended."""
+        batch, self._current = self._current, {}
+        return ObservedBatch(batch)
+
+
+class _BetweenOperators:
+    """Observes rows that the next operator reads."""
+
+    def __init__(self, observations: Observations) -> None:
+        self._observations = observations
+
+    def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
+        """Compute the metrics by a Spark job, and return the rows."""
+        row = frame.agg(*columns).first()
+        self._observations.add(name, {} if row is None else row.asDict())
+        return frame.select("*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Values in the form of an observation of PySpark."""
+
+    get: Mapping[str, Any]
+
+
+class ObservedBatch:
+    """The metrics of one micro-batch, as PySpark's observations by name."""
+
+    def __init__(self, observations: Mapping[str, Any]) -> None:
+        self._observations = observations
+        self._deadline: float | None = None
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        """
+        Return the values by name and column, without the names whose rows no action read.
+
+        Blocks: Until Spark has reported them; two seconds at most in all calls.
+        """
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _WAIT_SECONDS
+        return {
+            name: json.loads(json.dumps(dict(observation.get), default=str))
+            for name, observation in self._observations.items()
+            if self._is_reported(observation)
+        }
+
+    def _is_reported(self, observation: Any) -> bool:
+        # On Spark Connect the values come with the action.
+        if not isinstance(observation, Observation):
+            return bool(observation.get)
+        while not is_observed(observation):
+            if time.monotonic() >= (self._deadline or 0.0):
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+
+def observed(
+    frame: DataFrame, arguments: Sequence[Any], observations: Observing | None
+) -> DataFrame:
+    """Apply a recorded `observe` to the rows of a micro-batch, unless metrics are left out."""
+    if observations is None:
+        return frame.select("*")  # another frame, as after every step
+    name, *columns = arguments
+    return observations.on(frame, name, columns)
+
+
+def observed_operators(
+    operators: Sequence[OperatorDefinition], observations: Observations
+) -> tuple[OperatorDefinition, ...]:
+    """Return *operators*, with the metrics of steps between them kept in *observations*."""
+    between = _BetweenOperators(observations)
+    return tuple(
+        operator
+        if operator.of_upstream is None
+        else replace(operator, of_upstream=partial(operator.of_upstream, observations=between))
+        for operator in operators
+    )
+
+
+def _observation(frame: DataFrame, name: str) -> Any:
+    if not is_connect(frame):
+        return Observation(name)
+    # Imported here, because it needs the packages of Spark Connect.
+    from pyspark.sql.connect.observation import Observation as ConnectObservation
+
+    return ConnectObservation(name)
+
 
 _KINDS: Final = {StateKind.VALUE: "Value", StateKind.LIST: "List", StateKind.MAP: "Map"}
 
 
 class ProgressFigures:
     """
-    The figures of the newest micro-batches of one run of a query.
-
-    Args:
-        operators: The operators of the query.
-        observations: The metrics of the micro-batch that runs.
-        kept: Number of micro-batches; Spark keeps the progress of as many.
+    The figures of the newest micro-batches of one run of a query, as many as Spark keeps.
 
     Thread: `note` that of the query, `added_to` any.
     """
@@ -58,21 +184,33 @@ class ProgressFigures:
         return note
 
     def added_to(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
-        """
-        Return Spark's progress of a trigger with our figures.
-
-        A trigger without a micro-batch, or whose micro-batch had no effect, has the size of the state.
-        """
-        batch = self._batches.get(progress.batchId)
-        if batch is not None:
-            operator = state_operator(self._operators, batch[0])
-            return with_figures(progress, operator, batch[1].values())
-        earlier = [batch_id for batch_id in list(self._batches) if batch_id < progress.batchId]
-        if not earlier:
-            return progress
-        return with_figures(
-            progress, idle_operator(self._operators, self._batches[max(earlier)][0]), {}
+        """Return Spark's progress of a trigger with our figures."""
+        kept = dict(self._batches)
+        batches = {batch_id: batch for batch_id, (batch, _) in kept.items()}
+        return with_batch(
+            progress, self._operators, batches, lambda batch_id: kept[batch_id][1].values()
         )
+
+
+def with_batch(
+    progress: StreamingQueryProgress,
+    operators: Sequence[OperatorDefinition],
+    batches: Mapping[int, BatchProgress],
+    observed: Callable[[int], Mapping[str, Mapping[str, Any]]],
+) -> StreamingQueryProgress:
+    """
+    Return Spark's progress of a trigger with the figures and observed metrics of its micro-batch.
+
+    A trigger without a micro-batch, or whose micro-batch had no effect, has the size of the state.
+    """
+    batch_id = progress.batchId
+    if batch_id in batches:
+        operator = state_operator(operators, batches[batch_id])
+        return with_figures(progress, operator, observed(batch_id))
+    earlier = [other for other in batches if other < batch_id]
+    if not earlier:
+        return progress
+    return with_figures(progress, idle_operator(operators, batches[max(earlier)]), {})
 
 
 def state_operator(
@@ -87,7 +225,7 @@ def state_operator(
     figures = source_metrics(progress)
     phases = progress.milliseconds
     return {
-        "operatorName": ", ".join(each.schema.operator_id for each in operators),
+        "operatorName": ", ".join(operator.schema.operator_id for operator in operators),
         "numRowsTotal": progress.state_entries,
         "numRowsUpdated": progress.keys,
         "allUpdatesTimeMs": round(phases.get("run", 0)),
@@ -106,13 +244,7 @@ def state_operator(
 
 
 def idle_operator(operators: Sequence[OperatorDefinition], before: BatchProgress) -> dict[str, Any]:
-    """
-    Return an entry of `stateOperators` for a trigger without effect: the state's figures only.
-
-    Args:
-        operators: The operators of the query.
-        before: The figures of the newest micro-batch before it.
-    """
+    """Return an entry of `stateOperators` for a trigger without effect, after the batch *before*."""
     nothing = BatchProgress(
         batch_id=before.batch_id,
         checkpoint_id=before.checkpoint_id,
@@ -126,7 +258,7 @@ def idle_operator(operators: Sequence[OperatorDefinition], before: BatchProgress
 
 def _variables(operators: Sequence[OperatorDefinition]) -> dict[str, int]:
     """Return the numbers of state variables under the names that Spark has for them."""
-    schemas = [each.schema for each in operators]
+    schemas = [operator.schema for operator in operators]
     states = [state for schema in schemas for state in schema.states]
     numbers = {"numDeletedStateVars": sum(len(schema.deleted) for schema in schemas)}
     for kind, title in _KINDS.items():
@@ -142,14 +274,7 @@ def with_figures(
     operator: Mapping[str, Any],
     observed: Mapping[str, Mapping[str, Any]],
 ) -> StreamingQueryProgress:
-    """
-    Return Spark's progress with more in it.
-
-    Args:
-        progress: Made by PySpark from JSON.
-        operator: One more entry of `stateOperators`.
-        observed: More observed metrics, by name and column.
-    """
+    """Return Spark's progress with one more operator and more observed metrics."""
     fields = json.loads(progress.json)
     return StreamingQueryProgress.fromJson(
         {

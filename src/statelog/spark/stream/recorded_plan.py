@@ -6,23 +6,27 @@ before that.  Each is applied at once to a *shape*, an empty stream with the sam
 Spark itself computes the resulting schema and rejects what it does not support.  The call is
 recorded, and repeated on each batch.
 
-The user's columns (`out.total`) are those of the shape.  After each step, the columns of a batch get
+The user's columns (`out.total`) are columns of the shape.  After each step, the columns of a batch get
 the ids of the shape's columns (Catalyst's expression ids), so that the user's columns refer to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.classic.column import Column
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.spark.rows.jvm import JavaObject, jvm_of
-from statelog.spark.stream.observations import Observing, observed
+from statelog.spark.jvm.frames import (
+    check_streaming,
+    empty_stream,
+    streaming_operators,
+    with_columns_of,
+)
+from statelog.spark.stream.query_progress import Observing, observed
 
 STATEFUL = {
     "Aggregate": "an aggregation",
@@ -55,24 +59,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlan:
-    """
-    The steps applied to the output of a stateful operator.
-
-    Args:
-        start: The shape of the output itself.
-        steps: The steps in order.
-    """
+    """The steps applied to the output of a stateful operator, and the shape of that output."""
 
     start: DataFrame
     steps: tuple[Step, ...] = ()
 
     @classmethod
-    def of(cls, session: SparkSession, schema: StructType) -> RecordedPlan:
+    def of(cls, session: SparkSession, schema: StructType) -> Self:
         """Return the plan without steps for an output of *schema*."""
-        no_rows = session.sparkContext._jsc.emptyRDD().rdd()
-        jschema = session._jsparkSession.parseDataType(schema.json())
-        empty = session._jsparkSession.internalCreateDataFrame(no_rows, jschema, True)
-        return cls(DataFrame(empty, session))
+        return cls(empty_stream(session, schema))
 
     @property
     def shape(self) -> DataFrame:
@@ -84,45 +79,38 @@ class RecordedPlan:
         """Whether no rows come out where none go in; a function of the user may make some."""
         return not any(step.method in _MAY_MAKE_ROWS for step in self.steps)
 
-    def then(
-        self, method: str, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> RecordedPlan:
-        """
-        Return the plan with a call of *method* as its last step.
-
-        Raises:
-            UsageError: The step would need state, or another stream.
-            AnalysisException: Spark rejects the step, for example for a missing column.
-        """
-        refuse_streams(method, (*args, *kwargs.values()))
+    def then(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Self:
+        """Return the plan with a call of *method* as its last step, if Spark and we can run it."""
+        _refuse_streams(method, (*args, *kwargs.values()))
         shape = getattr(self.shape, method)(*args, **kwargs)
-        _check_stateless(method, shape)
-        return RecordedPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
+        self._check(method, shape)
+        return replace(self, steps=(*self.steps, Step(method, args, kwargs, shape)))
+
+    def _check(self, method: str, shape: DataFrame) -> None:
+        """Reject a step that needs state, or that Spark does not support on a stream."""
+        for operator in streaming_operators(shape):
+            if operator in STATEFUL:
+                raise needs_state(method, STATEFUL[operator])
+        check_streaming(shape)
 
     def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
-        """
-        Apply the steps to *frame*, the output of one micro-batch.
-
-        Args:
-            frame: The output.
-            observations: Where the metrics of `observe` are kept; None to leave them out.
-        """
+        """Apply the steps to *frame*, the output of one micro-batch, with or without `observe`."""
         if not self.steps:
             return frame
-        frame = _as_columns_of(self.start, frame)
+        frame = with_columns_of(self.start, frame)
         for step in self.steps:
             if step.method == OBSERVE:
                 frame = observed(frame, step.args, observations)
             else:
                 frame = getattr(frame, step.method)(*step.args, **step.kwargs)
-            frame = _as_columns_of(step.shape, frame)
+            frame = with_columns_of(step.shape, frame)
         return frame
 
 
-def refuse_streams(method: str, arguments: Iterable[object]) -> None:
+def _refuse_streams(method: str, arguments: Iterable[object]) -> None:
     """Reject arguments of a step that are streams."""
-    for each in arguments:
-        if isinstance(each, DataFrame) and each.isStreaming:
+    for argument in arguments:
+        if isinstance(argument, DataFrame) and argument.isStreaming:
             raise UsageError(
                 f"{method} with another stream needs state for both streams, which a query with "
                 "a stateful operator cannot keep: combine the streams before the operator, or "
@@ -137,47 +125,3 @@ def needs_state(method: str, what: str) -> UsageError:
         "it in a processor, or before the first stateful operator, or in a second query over the "
         "output of this one; within one micro-batch, in foreachBatch"
     )
-
-
-def _check_stateless(method: str, shape: DataFrame) -> None:
-    jvm = jvm_of(shape.sparkSession)
-    plan = shape._jdf.queryExecution().analyzed()
-    for node in _nodes(plan):
-        what = STATEFUL.get(node.getClass().getSimpleName())
-        if what is not None and node.isStreaming():
-            raise needs_state(method, what)
-    # Spark itself checks what else a stream does not support.
-    mode = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    checker.checkForStreaming(plan, mode)
-
-
-def _nodes(plan: JavaObject) -> Iterator[JavaObject]:
-    yield plan
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _nodes(children.apply(index))
-
-
-def _attributes(frame: DataFrame) -> list[JavaObject]:
-    output = frame._jdf.queryExecution().analyzed().output()
-    return [output.apply(index) for index in range(output.size())]
-
-
-def _as_columns_of(shape: DataFrame, frame: DataFrame) -> DataFrame:
-    """Return *frame* with the column ids of *shape*."""
-    jvm = jvm_of(frame.sparkSession)
-    catalyst = jvm.org.apache.spark.sql.catalyst.expressions
-    to_column = jvm.org.apache.spark.sql.classic.ExpressionUtils.column
-    no_metadata = jvm.scala.Option.empty()
-    nil = getattr(jvm.scala.collection.immutable, "Nil$").__getattr__("MODULE$")
-    columns = []
-    changed = False
-    for has, wanted in zip(_attributes(frame), _attributes(shape), strict=True):
-        if not has.exprId().equals(wanted.exprId()):
-            changed = True
-            has = catalyst.Alias(
-                has, wanted.name(), wanted.exprId(), wanted.qualifier(), no_metadata, nil
-            )
-        columns.append(Column(to_column(has)))
-    return frame.select(*columns) if changed else frame

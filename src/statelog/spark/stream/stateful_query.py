@@ -1,49 +1,53 @@
-"""The `StreamingQuery` of `start`: its errors begin with their cause, its progress has our figures."""
+"""
+The `StreamingQuery` of `start`: its errors begin with their cause, its progress has our figures.
+
+A query without a checkpointLocation gets a temporary one, if its sink is for one-time queries.
+Source: Spark's DataStreamWriter and StreamExecution: the folder `temporary-...`, its deletion at the
+end of a query that did not fail.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import StatelogError
 from statelog.spark.driver.failures import BatchFailed
+from statelog.spark.jvm.files import temporary_folder
+from statelog.spark.jvm.queries import jvm_query, wait_for_end
 from statelog.spark.stream.query_progress import ProgressFigures
 from statelog.spark.worker.failures import with_message
 
 _log = logging.getLogger("statelog.spark")
 
+_FORCE: Final = "spark.sql.streaming.forceDeleteTempCheckpointLocation"
+_FILE: Final = "file://"
+
 
 class Failures:
-    """
-    The failures of one run of a query.
-
-    Args:
-        process: Processes a micro-batch: the function for `foreachBatch`.
-    """
+    """The failures of one run of a query, and its function for `foreachBatch`."""
 
     def __init__(self, process: Callable[[DataFrame, int], None]) -> None:
         self._process = process
         self.last: StatelogError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """
-        Process a micro-batch.
-
-        Raise statelog's error so that Spark's text begins with it.
-        """
+        """Process a micro-batch; raise statelog's error so that Spark's text begins with it."""
         try:
             self._process(frame, batch_id)
         except StatelogError as error:
             _log.debug("batch %d failed", batch_id, exc_info=error)
             # Spark's text is a traceback, which begins with the cause.  A copy that was never
-            # raised has no frames before its message.
+            # raised does not have frames before its message.
             self.last = with_message(error, error.message)
             raise BatchFailed(f"batch {batch_id} failed") from self.last
 
@@ -62,11 +66,7 @@ class StatefulQuery(StreamingQuery):
     """
     Spark's `StreamingQuery`, with the errors and figures of statelog.
 
-    Args:
-        query: The query.
-        failures: The failures of its run.
-        figures: What its progress has beside Spark's own figures.
-        at_end: Called when `stop` or `awaitTermination` sees the end of the query; several times.
+    *at_end* is called when `stop` or `awaitTermination` sees the end of the query; several times.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StatefulQuery(StreamingQuery):
         figures: ProgressFigures,
         at_end: Callable[[], None],
     ) -> None:
-        super().__init__(query._jsq)
+        super().__init__(jvm_query(query))
         self._failures = failures
         self._figures = figures
         self._at_end = at_end
@@ -84,7 +84,7 @@ class StatefulQuery(StreamingQuery):
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:
         """See Spark's `StreamingQuery.recentProgress`; with the figures of statelog."""
-        return [self._figures.added_to(each) for each in super().recentProgress]
+        return [self._figures.added_to(progress) for progress in super().recentProgress]
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:
@@ -125,3 +125,31 @@ class StatefulQuery(StreamingQuery):
         last = self._failures.last
         if last is not None and isinstance(getattr(error, "_desc", None), str):
             error._desc = f"{type(last).__name__}: {last.message}\n\n{error._desc}"
+
+
+def temporary_checkpoint(session: SparkSession) -> str:
+    """Return a new folder on the driver's disk, which the JVM deletes at its exit at the latest."""
+    checkpoint = f"{_FILE}{temporary_folder(session)}"
+    _log.warning(
+        "the query has no checkpointLocation: its offsets and its state are in the temporary folder "
+        "%s, which is deleted when the query ends without an error",
+        checkpoint,
+    )
+    return checkpoint
+
+
+def delete_at_end(query: StreamingQuery, checkpoint: str, session: SparkSession) -> None:
+    """Delete a temporary checkpointLocation when *query* ends, as Spark does."""
+    forced = str(session.conf.get(_FORCE, "false")).lower() == "true"
+    wait_for = wait_for_end(query)
+
+    def wait() -> None:
+        try:
+            wait_for()
+        except Exception as error:
+            if not forced:  # kept, as by Spark, to find out why the query failed
+                _log.debug("the temporary folder %s is kept: %s", checkpoint, error)
+                return
+        shutil.rmtree(checkpoint.removeprefix(_FILE), ignore_errors=True)
+
+    threading.Thread(target=wait, name="statelog-temporary", daemon=True).start()

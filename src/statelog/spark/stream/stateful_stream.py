@@ -1,7 +1,7 @@
 """
 `StatefulStream`: the output of a stateful operator as a DataFrame.
 
-Its methods are those of a `DataFrame`.  Methods that process rows one by one are recorded and applied
+It has the methods of a `DataFrame`.  Methods that process rows one by one are recorded and applied
 to each micro-batch's output before the sink.  Methods that need more than one micro-batch raise an
 error that says what to do instead.  Staged rows are stored in the checkpoint as the processor yielded
 them, so the steps may change at a restart.
@@ -17,9 +17,9 @@ from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
-from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.jvm.gateway import FRAME
+from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.rows.spark_versions import offered
-from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import OBSERVE, RecordedPlan
 from statelog.spark.stream.writer import StatefulStreamWriter
 
@@ -63,7 +63,7 @@ SHOWN: Final = [
     "printSchema",
     "schema",
 ]
-"""Methods and properties that need no rows."""
+"""Methods and properties that do not read rows."""
 
 _STATE: Final = (
     "it needs state of Spark's own, which cannot follow the state of this query: do it in a processor "
@@ -137,14 +137,60 @@ REFUSED: Final[Mapping[str, str]] = {
 """Methods that cannot work, with the reason and what to do."""
 
 
-class StatefulStream(DataFrame):
+class GroupedStatefulStream(GroupedData):
     """
-    The output of a stateful operator over a stream.
+    A `StatefulStream`, grouped for another `transform_with_state` in the same query.
 
     Args:
-        operators: The operator, after the operators before it in the same query.
-        plan: The steps applied to its output.
+        stream, operators, plan: The stream, its operators, and the steps after the last of them.
+        shape: The shape of the steps, grouped: what Spark knows of the columns.
     """
+
+    def __init__(
+        self,
+        stream: DataFrame,
+        operators: Sequence[OperatorDefinition],
+        plan: RecordedPlan,
+        shape: GroupedData,
+    ) -> None:
+        self._df = stream
+        self.session = stream.sparkSession
+        self.operators = tuple(operators)
+        self.plan = plan
+        self.shape = shape
+
+    def transformWithState(self, *args: Any, **kwargs: Any) -> DataFrame:
+        """See Spark's method, which `statelog.spark.enable` replaces; else it is rejected."""
+        return self._of_session("transformWithState")(self, *args, **kwargs)
+
+    def transformWithStateInPandas(self, *args: Any, **kwargs: Any) -> DataFrame:
+        """See `transformWithState`."""
+        return self._of_session("transformWithStateInPandas")(self, *args, **kwargs)
+
+    def _of_session(self, name: str) -> Callable[..., DataFrame]:
+        # Of the session's own kind, classic or Spark Connect.
+        return getattr(type(self.shape), name, None) or _not_grouped
+
+    # What every method of Spark's own uses, in a classic session and on Spark Connect.
+    _jgd = property(lambda self: _not_grouped())
+    _grouping_cols = property(lambda self: _not_grouped())
+
+    def __repr__(self) -> str:
+        return f"GroupedStatefulStream[{', '.join(self.plan.shape.columns)}]"
+
+
+def _not_grouped(*args: object, **kwargs: object) -> NoReturn:
+    raise UsageError(
+        "the rows of a stateful operator of statelog cannot be grouped for an operator of Spark's: "
+        "it would need state of its own behind the state of this query. Call "
+        "statelog.spark.transform_with_state with the grouped stream (or transformWithState, in "
+        "a session with statelog.spark.enable), or aggregate before the first operator, or in a "
+        "second query over the output of this one"
+    )
+
+
+class StatefulStream(DataFrame):
+    """The output of the last of a query's operators over a stream, and the steps applied to it."""
 
     _operators: tuple[OperatorDefinition, ...]
     _plan: RecordedPlan
@@ -179,12 +225,7 @@ class StatefulStream(DataFrame):
         return StatefulStreamWriter(self._operators, self._plan)
 
     def groupBy(self, *cols: Any) -> GroupedData:
-        """
-        Group the rows for another stateful operator in the same query.
-
-        Args:
-            cols: Columns, as for Spark's `groupBy`.
-        """
+        """Group the rows, as Spark's `groupBy`, for another stateful operator in the same query."""
         shape = self._plan.shape.groupBy(*cols)
         return GroupedStatefulStream(self, self._operators, self._plan, shape)
 
@@ -192,14 +233,11 @@ class StatefulStream(DataFrame):
 
     def observe(self, observation: str, *exprs: Column) -> StatefulStream:  # type: ignore[override]
         """
-        Compute metrics of the rows of each micro-batch, for `observedMetrics` of the query's progress.
+        Compute metrics of each micro-batch, for `observedMetrics` of the query's progress.
 
         Args:
-            observation: The name of the metrics.
+            observation: The name of the metrics; not an `Observation`, which has one action's values.
             exprs: Aggregations with an alias, as for Spark's `observe`.
-
-        Raises:
-            UsageError: The name is an `Observation`, which keeps the values of one action only.
         """
         if not isinstance(observation, str):
             raise UsageError(
@@ -228,7 +266,7 @@ class StatefulStream(DataFrame):
 
     def __getattr__(self, name: str) -> Any:
         # Also called for internals of a DataFrame, such as the JVM's frame.
-        if name == "_jdf":
+        if name == FRAME:
             raise UsageError(
                 "the output of a stateful operator cannot be an argument of a method of another "
                 "frame or of a function: call its own method, as in stateful.join(batch, ...)"

@@ -22,18 +22,16 @@ from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import QueryTimes
-from statelog.spark.driver.checkpoint_files import checkpoint_files
 from statelog.spark.driver.engine import MicroBatchEngine
-from statelog.spark.driver.no_data_batches import has_no_data_source
-from statelog.spark.driver.no_data_source import NoDataStream, with_no_data_source
-from statelog.spark.driver.running_query import RunningQuery
+from statelog.spark.driver.no_data_batches import QueryTriggers, has_no_data_source
+from statelog.spark.jvm.files import checkpoint_files
+from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
+from statelog.spark.jvm.queries import RunningQuery, start_query, write_instead
 from statelog.spark.query.delivery import Sink
-from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.query.query import Query
+from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX
-from statelog.spark.stream.observations import Observations, observed_operators
-from statelog.spark.stream.query_progress import ProgressFigures
+from statelog.spark.stream.query_progress import Observations, ProgressFigures, observed_operators
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.sinks import (
     OptionValue,
@@ -43,8 +41,12 @@ from statelog.spark.stream.sinks import (
     foreach_sink,
     sink_of,
 )
-from statelog.spark.stream.stateful_query import Failures, StatefulQuery
-from statelog.spark.stream.temporary_checkpoint import delete_at_end, temporary_checkpoint
+from statelog.spark.stream.stateful_query import (
+    Failures,
+    StatefulQuery,
+    delete_at_end,
+    temporary_checkpoint,
+)
 from statelog.store.location import normalize_url
 
 _CHECKPOINT = "checkpointlocation"
@@ -52,13 +54,7 @@ _KEPT_PROGRESS = "spark.sql.streaming.numRecentProgressUpdates"
 
 
 class StatefulStreamWriter(DataStreamWriter):
-    """
-    Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`.
-
-    Args:
-        operators: The operators of the query, in the order of the data.
-        plan: The steps applied to the output of the last.
-    """
+    """Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`."""
 
     def __init__(self, operators: Sequence[OperatorDefinition], plan: RecordedPlan) -> None:
         super().__init__(operators[0].frame)
@@ -75,12 +71,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._target = Target()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
-        """
-        Accept "append" or "update"; both write what the processor yields.
-
-        Raises:
-            UsageError: The mode is another one; "complete" too, because there is no aggregation.
-        """
+        """Accept "append" or "update"; both write what the processor yields."""
         mode = outputMode.strip().lower() if isinstance(outputMode, str) else ""
         if mode == "complete":
             raise UsageError(
@@ -92,12 +83,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def trigger(self, **trigger: Any) -> StatefulStreamWriter:
-        """
-        Set the trigger, with the arguments of Spark's `trigger`.
-
-        Raises:
-            UsageError: The trigger would run the query without micro-batches.
-        """
+        """Set the trigger, with the arguments of Spark's `trigger`; micro-batches only."""
         self._check_trigger(trigger)
         super().trigger(**trigger)
         self._trigger = trigger
@@ -123,12 +109,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def option(self, key: str, value: OptionValue) -> StatefulStreamWriter:
-        """
-        Set an option.
-
-        `checkpointLocation` applies to the query, `statelog.<setting>` to the state, all others to
-        the sink.
-        """
+        """Set an option: `checkpointLocation`, `statelog.<setting>`, or one of the sink."""
         if value is None:
             return self
         if key.lower() == _CHECKPOINT:
@@ -177,15 +158,7 @@ class StatefulStreamWriter(DataStreamWriter):
         **options: OptionValue,
     ) -> StreamingQuery:
         """
-        Start the query.
-
-        Args:
-            path: Folder of a file format.
-            format: See the method of this name.
-            outputMode: See the method of this name.
-            partitionBy: See the method of this name.
-            queryName: See the method of this name.
-            options: More options, see `option`.
+        Start the query; each argument is described by the method of its name.
 
         Raises:
             CheckpointError: The state location cannot be used by this query.
@@ -230,9 +203,9 @@ class StatefulStreamWriter(DataStreamWriter):
             self.queryName(query_name)
 
     def _start(self, function: Sink | None, *, one_time: bool) -> StreamingQuery:
-        known = self._checkpoint_location(one_time)
-        checkpoint = temporary_checkpoint(self._spark) if known is None else known
-        query = self._query(checkpoint, is_temporary=known is None)
+        location = self._checkpoint_location(one_time)
+        checkpoint = temporary_checkpoint(self._spark) if location is None else location
+        query = self._query(checkpoint, is_temporary=location is None)
         plan, observations = self._plan, Observations()
         figures = ProgressFigures(query.operators, observations, self._kept_progress())
         query = _observed(query, observations, figures)
@@ -251,13 +224,13 @@ class StatefulStreamWriter(DataStreamWriter):
         engine = MicroBatchEngine(query, deliver, times)
         engine.open(times.query_id())
         if has_source:
-            stream = NoDataStream(self._spark, query.time_mode, engine, running_query)
+            triggers = QueryTriggers(self._spark, query.time_mode, engine, running_query)
+            stream = NoDataStream(self._spark, triggers)
             self._write_instead(with_no_data_source(query.source.frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)
-        self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
-        running = StatefulQuery(self._sq(self._jwrite.start()), failures, figures, engine.close)
-        if known is None:
+        running = StatefulQuery(start_query(self, checkpoint), failures, figures, engine.close)
+        if location is None:
             delete_at_end(running, checkpoint, self._spark)
         return running
 
@@ -292,7 +265,7 @@ class StatefulStreamWriter(DataStreamWriter):
 
     def _write_instead(self, frame: DataFrame) -> None:
         """Write *frame* instead of the input, with its name and trigger."""
-        self._jwrite = frame._jdf.writeStream()
+        write_instead(self, frame)
         if self._query_name is not None:
             super().queryName(self._query_name)
         if self._trigger:

@@ -13,10 +13,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from statelog.checkpoint.object_names import random_name
 from statelog.checkpoint.state_stream import read_stream
+from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle
-from statelog.spark.rows.ipc import from_ipc, to_ipc
 from statelog.spark.rows.key_order import key_order
+from statelog.spark.rows.types import from_ipc
 from statelog.spark.table.options import TableColumns, TableOptions
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_groups import key_group_of
@@ -77,7 +78,7 @@ def write_part(
     grouped = [_with_groups(batch, columns, max_parallelism) for batch in batches if batch.num_rows]
     if not grouped:
         return TablePart(None, None, 0)
-    data = to_ipc(grouped, grouped[0].schema)
+    data = write_stream(grouped, grouped[0].schema)
     rows = sum(batch.num_rows for batch in grouped)
     if len(data) <= _INLINE_BYTES:
         return TablePart(data, None, rows)

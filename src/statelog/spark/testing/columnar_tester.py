@@ -9,10 +9,9 @@ import pyarrow as pa
 
 from statelog.errors import UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
-from statelog.spark.rows.columnar_input import ColumnarInput
-from statelog.spark.rows.columnar_output import ColumnarOutput
+from statelog.spark.rows.columnar import ColumnarInput, ColumnarOutput
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
-from statelog.spark.rows.output_calls import OutputCalls
+from statelog.spark.rows.unfit_output import OutputCalls
 from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.columnar_run import ColumnarRun
 from statelog.spark.worker.protocol import BatchContext

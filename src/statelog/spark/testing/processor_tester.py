@@ -22,8 +22,8 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
-from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
-from statelog.spark.query.pickled_processor import pickled
+from statelog.spark.query.processor_checks import pickled
+from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.rows.interface import OutputCollector, RowLike
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,

@@ -14,8 +14,7 @@ from statelog.errors import CorruptionError
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.layout import InputLayout
-from statelog.spark.rows.output_calls import OutputCalls
-from statelog.spark.rows.unfit_output import UnfitOutputError
+from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
 from statelog.spark.testing.key_state import expiry_shown, state_shown, timers_shown
 from statelog.spark.testing.processor_tester import ProcessorTester
 from statelog.spark.testing.tester_rows import TesterRows, rows_in

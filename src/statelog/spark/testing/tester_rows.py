@@ -12,10 +12,9 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError
 from statelog.spark.rows.interface import RowLike
-from statelog.spark.rows.output_calls import OutputCalls
-from statelog.spark.rows.row_output import RowOutput
+from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import arrow_schema, make_row
-from statelog.spark.rows.unfit_output import UnfitOutputError
+from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
 from statelog.state.heap.tables import Key
 
 

@@ -16,7 +16,7 @@ from statelog.format.arrow_data import python_rows
 from statelog.format.staged_streams import decode_streams
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
-from statelog.spark.rows.ipc import from_ipc
+from statelog.spark.rows.types import from_ipc
 from statelog.store import ObjectStore
 
 ONLY_BEFORE: Final = "removed"

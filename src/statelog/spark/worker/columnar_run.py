@@ -16,11 +16,10 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from statelog.errors import InvariantError, ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.columnar_processor import ColumnarProcessor, Tables
-from statelog.spark.query.processor_failures import described
-from statelog.spark.rows.columnar_input import ColumnarInput
+from statelog.spark.query.processor_checks import described
+from statelog.spark.rows.columnar import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
-from statelog.spark.rows.output_calls import returned
-from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
+from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError, returned
 from statelog.spark.worker.columnar_handle import ColumnarTaskHandle
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext

@@ -13,7 +13,7 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 
 from statelog import errors
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StatelogError
-from statelog.spark.query.processor_failures import ProcessExit
+from statelog.spark.query.processor_checks import ProcessExit
 
 END_OF_REPORT: Final = "[end of what the task reported]"
 _OWN_FOLDER: Final = str(Path(errors.__file__).parent) + os.sep

@@ -14,13 +14,12 @@ from itertools import islice
 
 import pyarrow as pa
 
+from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import Buffers, checksum
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.ids import IdSource
-from statelog.spark.rows.interface import Output, RowLike
-from statelog.spark.rows.ipc import to_ipc
-from statelog.spark.rows.output_calls import OutputCalls
-from statelog.spark.rows.unnamed_columns import UnnamedColumns
+from statelog.spark.rows.interface import Output, RowLike, UnnamedColumns
+from statelog.spark.rows.unfit_output import OutputCalls
 from statelog.spark.worker.protocol import StagedOutput
 from statelog.spark.worker.spill import Piece, SpillFile
 from statelog.store import LocationPaths
@@ -208,7 +207,7 @@ class StagedOutputParts(OutputParts):
 
     def spill(self) -> None:
         """Write the batches to a file of the state location."""
-        self._handles.append(self._files.put(to_ipc(self.take(), self._schema)))
+        self._handles.append(self._files.put(write_stream(self.take(), self._schema)))
 
     def staged(self) -> StagedOutput:
         """
@@ -218,7 +217,7 @@ class StagedOutputParts(OutputParts):
         """
         held = self.take()
         if held:
-            data = to_ipc(held, self._schema)
+            data = write_stream(held, self._schema)
             if len(data) <= self._inline_bytes and not self._handles:
                 return data
             self._handles.append(self._files.put(data))

@@ -23,11 +23,10 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from statelog.errors import InvariantError, ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.columnar_processor import ColumnarProcessor
-from statelog.spark.query.processor_failures import described
+from statelog.spark.query.processor_checks import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
-from statelog.spark.rows.output_calls import returned
 from statelog.spark.rows.types import make_row, row_factory
-from statelog.spark.rows.unfit_output import UnfitOutputError
+from statelog.spark.rows.unfit_output import UnfitOutputError, returned
 from statelog.spark.worker.due_timers import due_timers, first_timer_ms
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle

@@ -14,10 +14,8 @@ from statelog.options import ChangelogOptions, task_changelog_options
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import RowFormat
-from statelog.spark.rows.initial_rows import InitialLayout
-from statelog.spark.rows.late_rows import LateRows
-from statelog.spark.rows.layout import InputLayout
-from statelog.spark.rows.unnamed_columns import UnnamedColumns
+from statelog.spark.rows.interface import UnnamedColumns
+from statelog.spark.rows.layout import InitialLayout, InputLayout, LateRows
 from statelog.state.backend import StateBackendConfig
 from statelog.state.replay import CatchUp
 

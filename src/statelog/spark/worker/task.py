@@ -25,9 +25,9 @@ from statelog.errors import InvariantError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.rows.event_time_check import check_event_times
 from statelog.spark.rows.formats import KeepingFormat
-from statelog.spark.rows.late_rows import LateCount
+from statelog.spark.rows.layout import LateCount
+from statelog.spark.rows.unfit_output import check_event_times
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec

@@ -12,8 +12,7 @@ from tests.zones import ZONES, in_session_types
 from statelog.spark import ColumnarProcessor
 from statelog.spark.aggregate.extremes import Extreme, ValueBy
 from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.merge import Merge, NamedAggregate
-from statelog.spark.aggregate.processor import AggregateProcessor
+from statelog.spark.aggregate.processor import AggregateProcessor, Merge, NamedAggregate
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.state.slots import zoned_table

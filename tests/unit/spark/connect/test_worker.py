@@ -8,7 +8,7 @@ import pytest
 from statelog.errors import UsageError
 from statelog.spark import idempotent
 from statelog.spark.connect import worker
-from statelog.spark.connect.refused import refuse_relative
+from statelog.spark.connect.client import refuse_relative
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.query.settings import QuerySettings
 

@@ -13,10 +13,9 @@ from statelog.core.source_position import NOTHING_READ
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.no_data_batches import can_skip_batch
-from statelog.spark.query.event_time import check_output_column, event_time_column
-from statelog.spark.query.input_plan import InputPlan
-from statelog.spark.rows.event_time_check import check_event_times
-from statelog.spark.rows.late_rows import LateCount, LateRows
+from statelog.spark.query.input_plan import InputPlan, check_output_column, event_time_column
+from statelog.spark.rows.layout import LateCount, LateRows
+from statelog.spark.rows.unfit_output import check_event_times
 
 DELAY = {"spark.watermarkDelayMs": 1000}
 

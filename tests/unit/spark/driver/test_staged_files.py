@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import CheckpointError
+from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle
 from statelog.spark.driver import staged_rows
-from statelog.spark.rows.ipc import to_ipc
 from statelog.testing.faulty_store import FaultyStore
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -37,7 +37,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
 
 def put(store: CountingStore, path: str, numbers: list[int]) -> str:
     """Write a file of staged rows; return its handle as a task of the delivery gets it."""
-    data = to_ipc([pa.record_batch([pa.array(numbers, pa.int64())], schema=SCHEMA)], SCHEMA)
+    data = write_stream([pa.record_batch([pa.array(numbers, pa.int64())], schema=SCHEMA)], SCHEMA)
     store.put(path, data)
     handle = FileStateHandle(path, len(data), checksum([data]))
     return msgspec.json.encode(handle.to_json()).decode()

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.unnamed_output import UnnamedOutput
-from statelog.spark.rows.unnamed_columns import UnnamedColumns
+from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.worker.protocol import TaskAck
 
 MISSPELT = UnnamedColumns(("customer", "total"), ("cust", "totl"))

@@ -7,7 +7,7 @@ from pyspark.core.broadcast import _from_id
 from tests.spark.processors import Totals
 
 from statelog.errors import UsageError
-from statelog.spark.query.pickled_processor import copy_of
+from statelog.spark.query.processor_checks import copy_of
 
 
 class Variable:

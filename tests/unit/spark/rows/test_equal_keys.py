@@ -11,11 +11,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.zones import REPEATED_HOURS, ZONES
 
 from statelog.spark import ColumnarProcessor
-from statelog.spark.rows.columnar_input import ColumnarInput
+from statelog.spark.rows.columnar import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings
-from statelog.spark.rows.row_input import RowInput
+from statelog.spark.rows.spark_row import RowInput
 from statelog.state.encoding.values import KeyCodec
 from statelog.testing import ProcessorTester
 

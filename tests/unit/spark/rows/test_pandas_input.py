@@ -32,7 +32,7 @@ from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings
 from statelog.spark.rows.pandas_internals import BlockAccess, PublicAccess
 from statelog.spark.rows.pandas_output import FrameOutput
-from statelog.spark.rows.row_input import RowInput
+from statelog.spark.rows.spark_row import RowInput
 from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.values import KeyCodec
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from statelog.spark.query.progress import BatchProgress
-from statelog.spark.stream.observations import Observations
-from statelog.spark.stream.query_progress import ProgressFigures
+from statelog.spark.stream.query_progress import Observations, ProgressFigures
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 

@@ -34,10 +34,8 @@ from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
-from statelog.spark.rows.initial_rows import InitialLayout
-from statelog.spark.rows.ipc import from_ipc
-from statelog.spark.rows.layout import InputLayout
-from statelog.spark.rows.types import arrow_schema, make_row
+from statelog.spark.rows.layout import InitialLayout, InputLayout
+from statelog.spark.rows.types import arrow_schema, from_ipc, make_row
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.batch_task import batch_task

@@ -24,7 +24,7 @@ from statelog.spark.rows.formats import (
     RowFormat,
     SparkRowFormat,
 )
-from statelog.spark.rows.unnamed_columns import UnnamedColumns
+from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import output_parts
 from statelog.testing import ProcessorTester

@@ -19,7 +19,7 @@ from statelog.errors import (
     UnavailableError,
 )
 from statelog.spark.driver.failures import cause_of
-from statelog.spark.query.processor_failures import ProcessExit, described
+from statelog.spark.query.processor_checks import ProcessExit, described
 from statelog.spark.worker.failures import (
     ends_of_process_are_errors,
     processor_lines,

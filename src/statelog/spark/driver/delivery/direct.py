@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.driver.arrow_batches import ArrowBatches
 from statelog.spark.driver.delivery.protocol import CommittedRows
-from statelog.spark.driver.python_job import PythonJobs
 from statelog.spark.driver.task_runner import columns_of, one_per_task
+from statelog.spark.jvm.arrow_data import ArrowBatches
+from statelog.spark.jvm.python_job import PythonJobs
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import TaskAck, TaskSpec

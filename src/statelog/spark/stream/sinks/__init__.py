@@ -1,24 +1,19 @@
 """
 Write the rows of one micro-batch to a format, a table or a function.
 
-    target        where a query writes: format, path or table, options
-    choose        the sink for a target, and what is checked before the first micro-batch
-    file_sink     files, by Spark's streaming file sink: a batch that is delivered again is skipped
-    file_entries  the entries of that sink's log, and which micro-batch each of them is
-    tables        what the session's catalog knows about a table; creates a table of files
-    batch_writer  other formats, by Spark's batch writer; Delta with the ids of its transactions
-    simple        foreach, console, memory
-    idempotent    a function for foreachBatch that skips a micro-batch it has written
-    identity      the name under which sinks record micro-batches
+    choose      the sink for a target, and what is checked before the first micro-batch
+    file_sink   files, by Spark's streaming file sink: a batch that is delivered again is skipped
+    tables      what the session's catalog knows about a table; creates a table of files
+    simple      the target; Spark's batch writer for other formats, foreach, console, memory
+    idempotent  a function for foreachBatch that skips a micro-batch it has written
 
 A new kind of sink is a module here and a branch in `choose.sink_of`.
 """
 
+from statelog.spark.query.delivery import writer_id
 from statelog.spark.stream.sinks.choose import SinkContext, sink_of
 from statelog.spark.stream.sinks.idempotent import idempotent
-from statelog.spark.stream.sinks.identity import writer_id
-from statelog.spark.stream.sinks.simple import RowFunction, foreach_sink
-from statelog.spark.stream.sinks.target import OptionValue, Target
+from statelog.spark.stream.sinks.simple import OptionValue, RowFunction, Target, foreach_sink
 
 __all__ = [
     "OptionValue",

@@ -6,50 +6,35 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.offset_log import newest_batch, recorded_query_id
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import UsageError
+from statelog.spark.jvm.sinks import Tables, is_format_of_files
 from statelog.spark.query.delivery import FileOutput, Sink
-from statelog.spark.rows.jvm import JavaObject, jvm_of
-from statelog.spark.stream.sinks.batch_writer import batch_writer
-from statelog.spark.stream.sinks.file_entries import FileEntries
-from statelog.spark.stream.sinks.file_sink import FilePlace, FileSink
-from statelog.spark.stream.sinks.simple import Console, Memory
-from statelog.spark.stream.sinks.tables import Catalog, KnownTable
-from statelog.spark.stream.sinks.target import Target, columns_of
+from statelog.spark.stream.sinks.file_sink import FileEntries, FilePlace, FileSink
+from statelog.spark.stream.sinks.simple import (
+    Memory,
+    Target,
+    batch_writer,
+    columns_of,
+    looking_sink,
+    no_path,
+    refuse_read_only,
+)
+from statelog.spark.stream.sinks.tables import KnownTable, create_of_files, find_table, place_of
 
 _log = logging.getLogger("statelog.spark")
 
 _RETAINED: Final = "spark.sql.streaming.minBatchesToRetain"
 _COMPACTED: Final = "spark.sql.streaming.fileSink.log.compactInterval"
-READ_ONLY: Final = (
-    "binaryfile",
-    "rate",
-    "rate-micro-batch",
-    "socket",
-    "state-metadata",
-    "statestore",
-)
-_FORMATS: Final = "org.apache.spark.sql.execution.datasources"
-_FILE_FORMATS: Final = (f"{_FORMATS}.FileFormat", f"{_FORMATS}.v2.FileDataSourceV2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """
-    What a sink has to know of its query.
-
-    Args:
-        session: The user's session, in which a table in memory is visible.
-        schema: Columns of the output.
-        query_name: Name of the query, and of the table in memory.
-        files: The query's checkpointLocation.
-        file_output: How files are written.
-    """
+    """What a sink has to know of its query; a table in memory is visible in *session*."""
 
     session: SparkSession
     schema: StructType
@@ -60,26 +45,18 @@ class SinkContext:
 
 def sink_of(context: SinkContext, target: Target) -> Sink:
     """
-    Return the sink for a target.
+    Return the sink for a target, and check it.
 
     Files and tables of files are written once; a table of files is created if it is missing.  Other
     formats are written by Spark's batch writer: Delta once, all others at least once.
-
-    Raises:
-        AnalysisException: Spark lacks the package for the format, or cannot write the output by it.
-        CheckpointError: The folder has micro-batches that the query has not planned yet.
-        UsageError: `memory` has no query name, files have no path, a column of *target* is
-            missing, the output does not fit the table, or the folder has other files.
     """
     session, schema = context.session, context.schema
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
-    if target.table is None and source == "console":
-        truncate = str(target.option("truncate", "true")).lower() == "true"
-        return Console(int(str(target.option("numRows", 20))), truncate)
-    if target.table is None and source == "memory":
-        if not context.query_name:
-            raise UsageError("the memory sink needs a queryName, which is the name of its table")
-        return Memory(session, context.query_name, schema)
+    sink = looking_sink(
+        target, source, context.query_name, lambda name: Memory(session, name, schema)
+    )
+    if sink is not None:
+        return sink
     is_of_files = _check_format(session, source)
     columns_of(schema.names, (*target.partition_by, *target.cluster_by))
     if target.table is not None:
@@ -88,7 +65,7 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
         return batch_writer(target, source)
     path = target.option("path", None)
     if path is None:
-        raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+        raise no_path(source)
     place = FilePlace(
         path=str(path),
         source=source,
@@ -100,11 +77,11 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
 
 
 def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_files: bool) -> Sink:
-    catalog, name = Catalog(context.session), target.table or ""
-    table = catalog.find(name)
-    if table is None and is_of_files and catalog.has_session_catalog(name):
-        catalog.create_of_files(target, source, context.schema)
-        table = catalog.find(name)
+    tables, name = Tables(context.session), target.table or ""
+    table = find_table(tables, name)
+    if table is None and is_of_files and tables.in_session_catalog(name):
+        create_of_files(tables, target, source, context.schema)
+        table = find_table(tables, name)
     if table is None:
         return batch_writer(target, source)
     if target.source is not None and table.source not in ("", source):
@@ -114,11 +91,11 @@ def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_file
         )
     if not _is_table_of_files(context.session, table):
         return batch_writer(replace(target, source=table.source or target.source), table.source)
-    return _sink_of_files(context, target, catalog.place_of(table, target, context.schema))
+    return _sink_of_files(context, target, place_of(tables, table, target, context.schema))
 
 
 def _is_table_of_files(session: SparkSession, table: KnownTable) -> bool:
-    if table.entry is None or table.source in ("", "hive"):  # Hive's formats are no sources
+    if table.entry is None or table.source in ("", "hive"):  # Hive's formats are not data sources
         return False
     return _check_format(session, table.source)
 
@@ -157,29 +134,6 @@ def _warn_of_short_log(session: SparkSession) -> None:
 
 
 def _check_format(session: SparkSession, source: str) -> bool:
-    """
-    Check a format before the first micro-batch is committed.
-
-    Returns:
-        Whether it is one of files.
-
-    Raises:
-        AnalysisException: Spark lacks the package for it.
-        UsageError: Spark has no such format, or can only read it.
-    """
-    if source in READ_ONLY:
-        raise UsageError(f"the format {source} can be read only; use another one")
-    if not source:
-        return False
-    jvm: JavaObject = jvm_of(session)
-    conf = session._jsparkSession.sessionState().conf()
-    try:
-        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(
-            source, conf
-        )
-    except Py4JJavaError as error:  # its text has the whole stack of the JVM
-        raise UsageError(
-            f"the output cannot be written: {error.java_exception.getMessage()}"
-        ) from None
-    of_files = (jvm.java.lang.Class.forName(name) for name in _FILE_FORMATS)
-    return any(kind.isAssignableFrom(found) for kind in of_files)
+    """Return whether a format is one of files; reject one that Spark cannot write."""
+    refuse_read_only(source)
+    return bool(source) and is_format_of_files(session, source)

@@ -1,13 +1,21 @@
 """
-The sink of files: Spark's own streaming file sink, with its log beside the data.
+The sink of files: Spark's own streaming file sink, with its log next to the data.
 
-A micro-batch that is delivered again is skipped, and what a killed task left behind is in no entry
-of the log, so that Spark's readers ignore it.
-Source: Spark's DataStreamWriter, DataSource.createSink and FileStreamSink.
+A micro-batch that is delivered again is skipped, and what a killed task left is in no entry of the
+log, so that Spark's readers ignore it.
+
+The sink appends one entry to `<folder>/_spark_metadata` for each micro-batch, and Spark's readers
+read the files of the entries only.  Spark numbers an entry as its micro-batch.
+That loses rows where a new query writes to the folder (its first batches have entries already), and
+makes the folder unreadable where a micro-batch had no output (the entries have gaps).  So here an
+entry has the next free number, and `<folder>/_statelog/<entry>`, which is written before the entry,
+names its micro-batch.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,17 +24,19 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
+from statelog.checkpoint.offset_log import numbers_in
+from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.rows.jvm import JavaObject, jvm_of
-from statelog.spark.stream.sinks.file_entries import Delivered, FileEntries
-from statelog.spark.stream.sinks.identity import writer_id
-from statelog.spark.stream.sinks.target import OptionValue
+from statelog.spark.jvm.files import HadoopFolder, checkpoint_files
+from statelog.spark.jvm.sinks import FileStreamSink
+from statelog.spark.query.delivery import query_of_writer, writer_id
+from statelog.spark.stream.sinks.simple import OptionValue
 
-_DATA_SOURCE: Final = "org.apache.spark.sql.execution.datasources.DataSource"
-_FIRST_DEFAULT: Final = 3
-"""The first parameter of its constructor that has a default; parameters are counted from 1."""
-_PARTITION_COLUMNS: Final = 4
-_OPTIONS: Final = 6
+_log = logging.getLogger("statelog.spark")
+
+LOG: Final = "_spark_metadata"
+RECORDS: Final = "_statelog"
+_NONE: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +45,9 @@ class FilePlace:
     Where files are written, and how.
 
     Args:
-        path: The folder.
-        source: The format.
-        schema: Columns of the output.
-        partition_by: Columns of the folders inside.
-        options: Options of the format.
-        columns: Columns of the files in their order; empty for those of the output.
+        path, source, options: The folder, the format and its options.
+        schema, partition_by: Columns of the output, and of the folders inside.
+        columns: Columns of the files in their order; empty for the columns of the output.
         refresh: Called after each micro-batch, so that the session's readers see it.
     """
 
@@ -54,38 +61,30 @@ class FilePlace:
 
 
 class FileSink:
-    """
-    Writes each micro-batch once.
-
-    Args:
-        session: The user's session.
-        place: Where and how.
-        entries: The entries of the folder's log.
-
-    Raises:
-        AnalysisException: The format cannot write the output.
-    """
+    """Writes each micro-batch once."""
 
     def __init__(self, session: SparkSession, place: FilePlace, entries: FileEntries) -> None:
         self._place = place
         self._entries = entries
-        self._sink = _spark_sink(session, place)
+        options = {key: _text(value) for key, value in place.options.items()}
+        options = {key: text for key, text in options.items() if key.lower() != "path"}
+        self._sink = FileStreamSink(
+            session,
+            place.source,
+            place.schema,
+            place.partition_by,
+            {**options, "path": place.path},
+        )
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """
-        Write a micro-batch, unless the folder has it.
-
-        Raises:
-            CheckpointError: The folder has later micro-batches of this query (`reason` "gap").
-            FencedError: Another query writes to the folder.
-        """
+        """Write a micro-batch, unless the folder has it; see `FileEntries.begin`."""
         entry = self._entries.begin(Delivered(writer_id(frame), batch_id))
         if entry is None:
             return
         fail_point("before-files")
         if self._place.columns:
             frame = frame.select(*map(_column, self._place.columns))
-        self._sink.addBatch(entry, frame._jdf)
+        self._sink.add(entry, frame)
         fail_point("after-files")
         self._entries.end(entry)
         if self._place.refresh is not None:
@@ -96,29 +95,165 @@ def _column(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _spark_sink(session: SparkSession, place: FilePlace) -> JavaObject:
-    """Return Spark's sink for files, made as Spark's `DataStreamWriter` makes it."""
-    jvm = jvm_of(session)
-    sources = jvm.org.apache.spark.sql.execution.datasources.DataSource
-    made_by = jvm.java.lang.Class.forName(_DATA_SOURCE).getConstructors()[0]
-    # Spark 4.3 has one parameter more than 4.0; the positions of these two are the same.
-    arguments = [session._jsparkSession, place.source]
-    arguments += [
-        getattr(sources, f"apply$default${number}")()
-        for number in range(_FIRST_DEFAULT, made_by.getParameterCount() + 1)
-    ]
-    texts = {key: _text(value) for key, value in place.options.items() if key.lower() != "path"}
-    arguments[_PARTITION_COLUMNS] = jvm.PythonUtils.toSeq(list(place.partition_by))
-    arguments[_OPTIONS] = jvm.PythonUtils.toScalaMap({**texts, "path": place.path})
-    found = sources.apply(*arguments)
-    asked = [jvm.org.apache.spark.sql.streaming.OutputMode.Append()]
-    methods = found.getClass().getMethods()
-    if any(one.getName() == "createSink" and one.getParameterCount() > 1 for one in methods):
-        # Newer versions of Spark check the types of the output here.
-        asked.append(jvm.org.apache.spark.sql.types.DataType.fromJson(place.schema.json()))
-    return found.createSink(*asked)
-
-
 def _text(value: OptionValue) -> str:
     """Return an option as PySpark passes it to the JVM."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The micro-batch of an entry, and the name of its query, see `writer_id`."""
+
+    writer: str
+    batch_id: int
+
+    def is_of(self, query_id: str) -> bool:
+        """Return whether the query of this id wrote it, before or after a rewind."""
+        return query_of_writer(self.writer) == query_id
+
+
+class FileEntries:
+    """
+    The entries of one folder, by any of Hadoop's file systems.
+
+    *planned* is the newest micro-batch that Spark had planned when the query was started, if any.
+    """
+
+    def __init__(self, session: SparkSession, path: str, planned: int | None = None) -> None:
+        self._path = path
+        self._planned = _NONE if planned is None else planned
+        self._folder = HadoopFolder(session, path)
+        self._written = checkpoint_files(session, path)
+        self._last: int | None = None
+        """The newest entry, as this run left it."""
+
+    def has_log(self) -> bool:
+        """Return whether Spark's streaming file sink has written to the folder."""
+        return any(map(self._folder.exists, (LOG, RECORDS)))
+
+    def check(self, query_id: str) -> None:
+        """
+        Check that the rows of a query can be appended to the folder.
+
+        Raises:
+            CheckpointError: The folder has micro-batches that the query has not planned yet
+                (`reason` "gap").
+            UsageError: It has files that the log would hide.
+        """
+        if not self.has_log():
+            self._check_has_no_files()
+            return
+        newest = self._newest()
+        if newest == _NONE:
+            return
+        written = self._record(newest)
+        if written is None and newest <= self._planned:
+            return  # a query of Spark's own operator, continued with a copy of its checkpoint
+        if written is None or not written.is_of(query_id):
+            _log.warning(
+                "%s has the rows of another query; those of this query are appended to them",
+                self._path,
+            )
+        elif written.batch_id > self._planned:
+            self._refuse_going_back(written, self._planned + 1)
+
+    def begin(self, delivered: Delivered) -> int | None:
+        """
+        Return the number of the entry for a micro-batch; None if the folder has it.
+
+        Raises:
+            CheckpointError: The folder has later micro-batches of this query (`reason` "gap").
+            FencedError: Another query writes to the folder.
+        """
+        newest = self._newest()
+        if self._last is None:
+            if self._is_written(delivered, newest):
+                _log.info(
+                    "batch %d is in %s already and is not written again",
+                    delivered.batch_id,
+                    self._path,
+                )
+                self.end(newest)  # the run that wrote it may have been killed before
+                return None
+        elif newest != self._last:
+            raise FencedError(
+                f"another query writes to {self._path}: its newest entry is {newest}, this query "
+                f"left it at {self._last}. Stop one of the two, or give each a folder of its own"
+            )
+        self._announce(newest + 1, delivered)
+        return newest + 1
+
+    def end(self, entry: int) -> None:
+        """Forget the micro-batch of the entry before, which cannot be delivered again."""
+        self._last = entry
+        self._folder.delete(f"{RECORDS}/{entry - 1}")
+
+    def _is_written(self, delivered: Delivered, newest: int) -> bool:
+        written = self._record(newest)
+        if written is None:
+            # Spark's own operator wrote the entry, and this query continues from its checkpoint.
+            return newest == delivered.batch_id != _NONE and delivered.batch_id <= self._planned
+        if written == delivered:
+            return True
+        if (
+            written.is_of(query_of_writer(delivered.writer))
+            and written.batch_id >= delivered.batch_id
+        ):
+            self._refuse_going_back(written, delivered.batch_id)
+        return False
+
+    def _announce(self, entry: int, delivered: Delivered) -> None:
+        """Write down which micro-batch an entry will be."""
+        announced = self._record(entry)
+        if announced == delivered:
+            return
+        if announced is not None and not announced.is_of(query_of_writer(delivered.writer)):
+            raise FencedError(
+                f"the query {announced.writer} has announced entry {entry} of {self._path} and has not "
+                "written it: it runs, or it ended in between. Stop it, or give this query a folder "
+                f"of its own. If it will never run again, delete {self._record_path(entry)}"
+            )
+        text = json.dumps({"writer": delivered.writer, "batch_id": delivered.batch_id})
+        self._folder.put(RECORDS, str(entry), text, overwrite=announced is not None)
+
+    def _newest(self) -> int:
+        """Return the newest entry; -1 without entries."""
+        return max(numbers_in(self._written, LOG), default=_NONE)
+
+    def _record(self, entry: int) -> Delivered | None:
+        data = self._written.read(f"{RECORDS}/{entry}") if entry >= 0 else None
+        if data is None:
+            return None
+        try:
+            record = json.loads(data)
+            return Delivered(str(record["writer"]), int(record["batch_id"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self._record_path(entry)} is damaged: it names no micro-batch ({error}). The query cannot tell "
+                f"which rows {self._path} has; give it another folder"
+            ) from error
+
+    def _check_has_no_files(self) -> None:
+        names = self._folder.names()
+        visible = sorted(name for name in names if not name.startswith(("_", ".")))
+        if visible:
+            raise UsageError(
+                f"{self._path} has files that no streaming query of Spark wrote ({visible[0]}, ...). "
+                f"The log of exactly-once output, {LOG}, would hide them from Spark's readers. Write "
+                "to a new folder, and read both; or append at least once, as before, by "
+                ".option('statelog.fileSink', 'append')"
+            )
+
+    def _refuse_going_back(self, written: Delivered, batch_id: int) -> None:
+        raise CheckpointError(
+            f"{self._path} has the rows of batch {written.batch_id} of this query, which now continues "
+            f"with batch {batch_id}: the query was brought back to an earlier batch, or its "
+            "checkpointLocation was restored from a backup. Files cannot be taken out of "
+            f"{LOG}. Write to a new folder, and take the rows up to batch {batch_id - 1} from the old "
+            "one",
+            reason="gap",
+            batch_id=batch_id,
+        )
+
+    def _record_path(self, entry: int) -> str:
+        return f"{self._path}/{RECORDS}/{entry}"

@@ -3,8 +3,7 @@
 
 A micro-batch is written exactly once only where its rows and the record of its number are written
 together.  Where the target has transactions, the record is a row in the same transaction, and
-`written` asks the target for it.  Where it has none, the record is an object of its own, written
-before or after the rows; a crash between the two repeats the rows, or loses them.
+`written` asks the target for it.  Else the record is a separate object, written before or after the rows; a crash between the two repeats the rows, or loses them.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from pyspark.sql import DataFrame
 
 from statelog.errors import CheckpointError, ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.query.delivery import Sink
-from statelog.spark.stream.sinks.identity import writer_id
+from statelog.spark.query.delivery import Sink, writer_id
 from statelog.store import open_store
 
 _log = logging.getLogger("statelog.spark")
@@ -44,7 +42,7 @@ def idempotent(
     With *written*, every row is written exactly once, if *sink* writes the rows and the record of
     the micro-batch (`writer_id(frame)` and the batch id) in one transaction of the target.
 
-    With *location*, records are objects beside the target, one for each micro-batch, and the last
+    With *location*, records are objects next to the target, one for each micro-batch, and the last
     two are kept.  Rows and record are not written together.  With `record="after"` a crash between
     the two repeats the rows: at least once, but only in that moment.  With `record="before"` it loses
     them: at most once.
@@ -133,36 +131,31 @@ class _Records:
         return _Records, (self._location, self._options)
 
     def has(self, writer: str, batch_id: int) -> bool:
-        """
-        Return whether a micro-batch is recorded.
-
-        Raises:
-            CheckpointError: A later one of the query is recorded (`reason` "gap").
-        """
-        known = self._known.get(writer)
-        if known is None:
+        """Return whether a micro-batch is recorded; a later one raises `CheckpointError`."""
+        recorded = self._known.get(writer)
+        if recorded is None:
             names = (info.path.rpartition("/")[2] for info in self._store.list(writer))
-            known = {int(name) for name in names if name.isdigit()}
-            self._known[writer] = known
-        if batch_id not in known and max(known, default=-1) > batch_id:
+            recorded = {int(name) for name in names if name.isdigit()}
+            self._known[writer] = recorded
+        if batch_id not in recorded and max(recorded, default=-1) > batch_id:
             raise CheckpointError(
-                f"{self._store.url}/{writer} records batch {max(known)}, and the query is at batch "
+                f"{self._store.url}/{writer} records batch {max(recorded)}, and the query is at batch "
                 f"{batch_id}: its checkpointLocation was restored from a backup. Delete the rows of "
                 f"batches from {batch_id} in the target, then {self._store.url}/{writer}",
                 reason="gap",
                 batch_id=batch_id,
             )
-        return batch_id in known
+        return batch_id in recorded
 
     def add(self, writer: str, batch_id: int) -> None:
-        """Record a micro-batch, and delete the records that are not needed any more."""
+        """Record a micro-batch, and delete the records that are no longer needed."""
         data = json.dumps({"writer": writer, "batch_id": batch_id}).encode()
         try:
             self._store.put_if_absent(f"{writer}/{batch_id}", data)
         except ObjectExistsError:  # by a run that was replaced: the same micro-batch
             _log.info("batch %d of %s was recorded by another run", batch_id, writer)
-        known = self._known.setdefault(writer, set())
-        known.add(batch_id)
-        old = sorted(known)[:-_KEPT]
+        recorded = self._known.setdefault(writer, set())
+        recorded.add(batch_id)
+        old = sorted(recorded)[:-_KEPT]
         self._store.delete(f"{writer}/{batch}" for batch in old)
-        known.difference_update(old)
+        recorded.difference_update(old)

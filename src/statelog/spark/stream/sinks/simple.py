@@ -1,37 +1,166 @@
-"""Sinks for looking at rows, and for functions of a row."""
+"""
+The target of a query's output, and the sinks that need nothing else.
+
+Spark's batch writer appends each micro-batch.  A micro-batch that is delivered again is appended again,
+except to Delta tables: Delta skips a transaction whose application id and version it has.
+Source: Delta Lake's writer options txnAppId and txnVersion.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from statelog.spark.driver.arrow_frame import frame_of_arrow
-from statelog.spark.query.delivery import Sink
+from statelog.errors import UsageError
+from statelog.spark.jvm.arrow_data import frame_of_arrow
+from statelog.spark.query.delivery import Sink, writer_id
 
 if TYPE_CHECKING:
     from pyspark.sql._typing import SupportsProcess
 
+_log = logging.getLogger("statelog.spark")
+
+OptionValue = bool | float | int | str | None
+"""The value of an option of Spark's writers."""
+
 RowFunction: TypeAlias = "Callable[[Row], None] | SupportsProcess"
 """What `foreach` takes."""
 
+ONE_TIME: Final = ("console", "memory", "noop")
+"""Formats whose queries get a temporary checkpointLocation, as with `foreach` and `foreachBatch`."""
 
-def foreach_sink(f: RowFunction) -> Sink:
+_READ_ONLY: Final = (
+    "binaryfile",
+    "rate",
+    "rate-micro-batch",
+    "socket",
+    "state-metadata",
+    "statestore",
+)
+DELTA: Final = "delta"
+_APPLICATION: Final = "txnAppId"
+_VERSION: Final = "txnVersion"
+_DISCARDS: Final = "noop"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
     """
-    Return a sink that calls *f* with each row, in the tasks.
+    The place and form in which output is written.
+
+    *source* is None for the session's default; *settings* is lower-case key -> key and value.
+    """
+
+    source: str | None = None
+    table: str | None = None
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, OptionValue]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+
+    def with_option(self, key: str, value: OptionValue) -> Target:
+        """Return the target with one more option; the case of a key does not matter."""
+        return replace(self, settings={**self.settings, key.lower(): (key, value)})
+
+    @property
+    def is_one_time(self) -> bool:
+        """Whether Spark gives a query with this sink a temporary checkpointLocation."""
+        return self.table is None and (self.source or "").lower() in ONE_TIME
+
+    def option(self, key: str, default: OptionValue) -> OptionValue:
+        """Return the value of an option."""
+        return self.settings.get(key.lower(), (key, default))[1]
+
+    def options(self) -> dict[str, OptionValue]:
+        """Return the options by the keys that the caller typed."""
+        return dict(self.settings.values())
+
+
+def looking_sink(
+    target: Target, source: str, query_name: str | None, memory: Callable[[str], Sink]
+) -> Sink | None:
+    """Return the sink of `console`, or of `memory` for a query; None for other formats."""
+    if target.table is None and source == "console":
+        truncate = str(target.option("truncate", "true")).lower() == "true"
+        return Console(int(str(target.option("numRows", 20))), truncate)
+    if target.table is None and source == "memory":
+        if not query_name:
+            raise UsageError("the memory sink needs a queryName, which is the name of its table")
+        return memory(query_name)
+    return None
+
+
+def refuse_read_only(source: str) -> None:
+    """Reject a format that Spark can only read."""
+    if source in _READ_ONLY:
+        raise UsageError(f"the format {source} can be read only; use another one")
+
+
+def no_path(source: str) -> UsageError:
+    """Return the error for files without a folder."""
+    return UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+
+
+def columns_of(names: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
+    """Return columns to partition or cluster by as the output, *names*, spells them."""
+    spelled = {name.lower(): name for name in names}
+    for name in chosen:
+        if name.lower() not in spelled:
+            raise UsageError(
+                f"cannot partition or cluster the output by {name!r}: it has the columns "
+                f"{', '.join(names)}"
+            )
+    return tuple(spelled[name.lower()] for name in chosen)
+
+
+def batch_writer(target: Target, source: str, *, appends_again: bool = True) -> Sink:
+    """
+    Return a sink that appends each micro-batch with Spark's batch writer.
 
     Args:
-        f: A function of a row, or an object with `process(row)` and, optionally,
-            `open(partition_id, epoch_id)` and `close(error)`.
-
-    Raises:
-        PySparkAttributeError: *f* is neither.
+        target: Where to write.
+        source: The format that Spark will use, in lower case.
+        appends_again: Whether to warn that a batch which is delivered again is appended again.
     """
+    is_delta = source == DELTA
+    if appends_again and not is_delta and source != _DISCARDS:
+        _log.warning(
+            "the output (%s) is written at least once: a micro-batch that is delivered again after "
+            "a failure is appended again. For exactly once see docs/how-to/exactly-once-sinks.md",
+            target.table or target.source or source,
+        )
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        writer = frame.write.mode("append").options(**target.options())
+        if is_delta:
+            application = target.option(_APPLICATION, None) or writer_id(frame)
+            writer = writer.option(_APPLICATION, application).option(_VERSION, batch_id)
+        if target.source is not None:
+            writer = writer.format(target.source)
+        if target.partition_by:
+            writer = writer.partitionBy(*target.partition_by)
+        if target.cluster_by:
+            writer = writer.clusterBy(*target.cluster_by)
+        if target.table is not None:
+            writer.saveAsTable(target.table)
+        else:
+            writer.save()
+
+    return write
+
+
+def foreach_sink(f: RowFunction) -> Sink:
+    """Return a sink that calls *f*, as Spark's `foreach` takes it, with each row in the tasks."""
     process: Any = DataStreamWriter._construct_foreach_function(f)
 
     def write(frame: DataFrame, batch_id: int) -> None:
@@ -54,11 +183,7 @@ class Console:
 
 
 class Memory:
-    """
-    Collects all rows in the driver as a temporary view.
-
-    For tests and small results.
-    """
+    """Collects all rows in the driver as a temporary view, for tests and small results."""
 
     def __init__(self, session: SparkSession, name: str, schema: StructType) -> None:
         self._session = session  # a micro-batch has a copy of it, whose views the user cannot see

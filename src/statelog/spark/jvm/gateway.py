@@ -1,0 +1,91 @@
+"""
+The JVM of a classic session, reached through py4j, without types.
+
+Spark Connect does not have a JVM to ask: callers check `is_connect` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+JavaObject = Any
+"""An object or a class of the JVM: py4j finds its attributes and methods at run time."""
+
+FRAME: Final = "_jdf"
+"""The attribute with the JVM's object of a classic frame."""
+
+_CONNECT: Final = "pyspark.sql.connect"
+_QUERY_ID: Final = "sql.streaming.queryId"
+_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+
+
+def is_connect(subject: object) -> bool:
+    """Return whether an object of PySpark belongs to a session of Spark Connect."""
+    return any(cls.__module__.startswith(_CONNECT) for cls in type(subject).__mro__)
+
+
+def jvm_of(session: SparkSession) -> JavaObject:
+    """Return the JVM of *session*, whose attributes are Java's packages and classes."""
+    return session._jvm
+
+
+def java_class(session: SparkSession, name: str) -> JavaObject:
+    """Return a class of the JVM by its full name."""
+    return getattr(jvm_of(session), name)
+
+
+def empty_array(session: SparkSession, name: str) -> JavaObject:
+    """Return an empty Java array of a class."""
+    gateway: JavaObject = session.sparkContext._gateway
+    return gateway.new_array(java_class(session, name), 0)
+
+
+def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
+    """Return a class of Spark's streaming engine; *part* is its package inside from 4.1 on."""
+    newer = java_class(session, f"{_STREAMING}.{part}.{name}")
+    # py4j takes an unknown name for a package.
+    is_class = type(newer).__name__ != "JavaPackage"
+    return newer if is_class else java_class(session, f"{_STREAMING}.{name}")
+
+
+def session_id(session: SparkSession) -> str:
+    """Return the id of a classic session; several Python objects may represent one session."""
+    return str(session._jsparkSession.sessionUUID())
+
+
+def query_of(session: SparkSession) -> str:
+    """Return Spark's id of the query whose micro-batch this thread runs, "" if there is none."""
+    return session.sparkContext.getLocalProperty(_QUERY_ID) or ""
+
+
+def elements(sequence: JavaObject) -> list[JavaObject]:
+    """Return a sequence of Scala as a list."""
+    return [sequence.apply(at) for at in range(sequence.size())]
+
+
+@contextmanager
+def with_setting(
+    session: SparkSession, key: str, value: str, *, unless_set: bool = False
+) -> Iterator[None]:
+    """
+    Give a setting of a classic session another value for a while.
+
+    What is set meanwhile stays, and with *unless_set* what was set before.
+    """
+    before = session.conf.get(key, None)
+    if before == value or (unless_set and before is not None):
+        yield
+        return
+    session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        if session.conf.get(key, None) == value:
+            if before is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, before)

@@ -1,0 +1,157 @@
+"""
+Aggregate a micro-batch with one shuffle, straight to the tasks that own the keys.
+
+Spark's plan of `groupBy(...).agg(...)` is: partial results in each input partition, a shuffle by the
+hash of all grouping columns, final results.  A second shuffle would then bring them to the tasks.
+Here the shuffle has another partitioning: by a value, computed from the key, whose hash is the number
+of the key's task.  Rows of one key go to one partition, so the final results are the same.
+
+Spark makes the plan once for a query.  To plan an aggregation takes it longer than to copy a plan with
+the rows of another micro-batch.
+
+Adaptive execution, which Spark uses for a micro-batch of stateless operators since 4.1, is off while
+this plan is made: it would hide the shuffle, and decide on the number of partitions.
+
+Where the plan has another form, as over an input that is partitioned by the keys already, the two
+shuffles remain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from statelog.spark.jvm.gateway import JavaObject, jvm_of
+from statelog.spark.jvm.plans import SHUFFLE, KeptPlan, PlanCopies, executed_plan
+from statelog.spark.jvm.tricks import Trick, Unfit, attempt
+
+_BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
+_ABOVE: Final = _BELOW | {
+    "HashAggregate",
+    "InputAdapter",
+    "ObjectHashAggregate",
+    "Project",
+    "SortAggregate",
+}
+"""The nodes of the final results, above the shuffle."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationSql:
+    """
+    An aggregation, as SQL over the columns of its input.
+
+    Args:
+        keys, results: Names of the key columns, and the results, one row for each key.
+        columns: The columns of a task's input, over keys and results.
+        task: An int that Spark's hash partitioning puts into the partition of the key's task.
+    """
+
+    keys: Sequence[str]
+    results: Sequence[str]
+    columns: Sequence[str]
+    task: str
+    tasks: int
+
+
+class OneShuffle:
+    """
+    One aggregation for one number of tasks.
+
+    Spark plans it once.  A later micro-batch takes that plan with other rows at its leaf, if they
+    have the same columns and are as little partitioned.
+
+    Thread: Spark's thread of the query.
+    """
+
+    def __init__(self, frame: DataFrame, sql: AggregationSql) -> None:
+        jvm = jvm_of(frame.sparkSession)
+        column, to_seq = jvm.org.apache.spark.sql.functions, jvm.PythonUtils.toSeq
+        self._key_count = len(sql.keys)
+        self._keys = to_seq([column.col(name) for name in sql.keys])
+        first, *others = (column.expr(text) for text in sql.results)
+        self._first, self._others = first, to_seq(others)
+        self._columns = to_seq(list(sql.columns))
+        self._copies = PlanCopies(jvm)
+        partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
+        task = _over_positions(frame, sql.keys, sql.task)
+        self._partitioning = partitioning(to_seq([task]), sql.tasks)
+        self._kept: KeptPlan | None = None
+        self._schema: JavaObject | None = None
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """Return the results of a micro-batch, with one partition for each task."""
+        session = frame.sparkSession
+        plan = None if self._kept is None else self._kept.over(frame)
+        if plan is None:
+            planned = plan = self._planned(frame)
+            self._kept = attempt(
+                Trick.KEPT_PLANS, session, lambda: KeptPlan.of(planned, frame, self._copies)
+            )
+        _shuffle_of(plan).submitShuffleJob()
+        # It runs while the driver plans what reads it, and the sink plans what it does with that.
+        rows = session._jsparkSession.internalCreateDataFrame(plan.execute(), self._schema, False)
+        return DataFrame(rows, session)
+
+    def _planned(self, frame: DataFrame) -> JavaObject:
+        """Return Spark's plan of the results, with the shuffle by task."""
+        grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
+        results = grouped.selectExpr(self._columns)
+        plan = executed_plan(frame.sparkSession, results)
+        shuffle = _shuffle_of_aggregation(plan)
+        if shuffle is None:
+            raise Unfit("the plan of the aggregation does not shuffle")
+        # The partial results begin with the keys: `_partitioning` finds them by position.
+        partials = shuffle.children().head().output()
+        by = shuffle.outputPartitioning().expressions()
+        if by.size() != self._key_count or not by.equals(partials.take(self._key_count)):
+            raise Unfit("the plan of the aggregation does not shuffle by the keys")
+        self._schema = results.schema()
+        to_tasks = self._copies.with_argument(shuffle, 0, self._partitioning)
+        return self._copies.with_node(plan, shuffle, to_tasks)
+
+
+def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:
+    """Return SQL over *keys* as an expression that finds them by position in a row."""
+    session, jvm = frame.sparkSession, jvm_of(frame.sparkSession)
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions
+    no_rows = session.sparkContext._jsc.emptyRDD().rdd()
+    schema = frame._jdf.selectExpr(jvm.PythonUtils.toSeq(list(keys))).schema()
+    empty = session._jsparkSession.internalCreateDataFrame(no_rows, schema, False)
+    plan = empty.selectExpr(jvm.PythonUtils.toSeq([text])).queryExecution().optimizedPlan()
+    columns = getattr(expressions, "package$AttributeSeq")(plan.children().head().output())
+    value = plan.projectList().head().child()
+    return expressions.BindReferences.bindReference(value, columns, False)
+
+
+def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
+    """Return the shuffle by hash between partial and final results; None in another plan."""
+    node, name, final = plan, _name(plan), ""
+    while name in _ABOVE:
+        final = name if name.endswith("Aggregate") else final
+        node = node.children().head()
+        name = _name(node)
+    if name != SHUFFLE or not final:
+        return None
+    below = node.children().head()
+    while (name := _name(below)) in _BELOW:
+        below = below.children().head()
+    # A shuffle of the user's own, below an aggregation that needs none, stays as it is.
+    is_by_hash = node.outputPartitioning().getClass().getSimpleName() == "HashPartitioning"
+    return node if name == final and is_by_hash else None
+
+
+def _shuffle_of(node: JavaObject) -> JavaObject:
+    """Return the shuffle of a plan that has one, below the final results."""
+    while node.nodeName() != SHUFFLE:
+        node = node.children().head()
+    return node
+
+
+def _name(node: JavaObject) -> str:
+    """Return the name of a node of a plan, without the number of a stage."""
+    name: str = node.nodeName()
+    return name.partition(" (")[0]

@@ -1,0 +1,108 @@
+"""
+Queries in the JVM: what neither their files nor PySpark's objects have.
+
+That is which sources share a log, the watermark that the next micro-batch would have, whether a query
+still runs, and the parts of Spark's writer and query that PySpark's classes wrap.
+Source: Spark's StreamExecution, WatermarkTracker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.observation import Observation
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from statelog.checkpoint.offset_log import newest_offsets, recorded_query_id
+from statelog.checkpoint.source_logs import QueryFiles
+from statelog.errors import StatelogError
+from statelog.spark.jvm.gateway import JavaObject, jvm_of
+
+
+class RunningQuery:
+    """
+    Spark's execution of one query.
+
+    Thread: Spark's thread of the query.
+    """
+
+    def __init__(self, session: SparkSession, files: QueryFiles) -> None:
+        self._session = session
+        self._files = files
+        self._execution: JavaObject = None
+
+    def log_folders(self) -> list[int]:
+        """
+        Return for each source the number of its log below `sources/`.
+
+        Spark numbers the sources in their order; a source that is used twice has one number.
+        """
+        sources = self._running().sources()
+        first = [sources.indexOf(sources.apply(at)) for at in range(sources.size())]
+        distinct = sorted(set(first))
+        return [distinct.index(at) for at in first]
+
+    def watermark_ms(self) -> int:
+        """Return the watermark of the micro-batch that the next trigger would run."""
+        watermark_ms: int = self._running().watermarkTracker().currentWatermark()
+        return watermark_ms
+
+    def last_watermark_ms(self) -> int:
+        """Return the watermark of the last micro-batch that was planned; 0 before the first."""
+        latest = newest_offsets(self._files)
+        return 0 if latest is None else latest.watermark_ms
+
+    def forget(self) -> None:
+        """Drop the reference to Spark's object."""
+        self._execution = None
+
+    def _running(self) -> JavaObject:
+        if self._execution is None:
+            query_id = recorded_query_id(self._files)
+            streams: JavaObject = self._session._jsparkSession.streams()
+            query = streams.get(query_id) if query_id else None
+            if query is None:
+                raise StatelogError(
+                    f"the watermark of query {query_id} is unknown: it does not run on the session "
+                    "of its frame. Start the query on that session"
+                )
+            self._execution = query.streamingQuery()
+        return self._execution
+
+
+def is_running(session: SparkSession, query_id: str) -> bool:
+    """Return whether a query is active, in any session; `streams.active` only has its own."""
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    query = running.get(jvm_of(session).java.util.UUID.fromString(query_id))
+    return query is not None and bool(query.isActive())
+
+
+def is_observed(observation: Observation) -> bool:
+    """Return whether an action has given a classic observation its values."""
+    reported: JavaObject = observation._jo.future()  # type: ignore[union-attr]
+    return bool(reported.isCompleted())
+
+
+def jvm_query(query: StreamingQuery) -> JavaObject:
+    """Return the JVM's object of a classic query, from which PySpark makes another one."""
+    return query._jsq
+
+
+def wait_for_end(query: StreamingQuery) -> Callable[[], None]:
+    """Return a function that waits for the end of a query and raises its error, for any thread."""
+    running: JavaObject = query._jsq
+    wait: Callable[[], None] = running.awaitTermination
+    return wait
+
+
+def write_instead(writer: DataStreamWriter, frame: DataFrame) -> None:
+    """Let a classic writer write another frame; its name and trigger have to be set again."""
+    writer._jwrite = frame._jdf.writeStream()
+
+
+def start_query(writer: DataStreamWriter, checkpoint: str) -> StreamingQuery:
+    """Start the query of a classic writer, with Spark's errors, at a checkpointLocation."""
+    writer._jwrite = writer._jwrite.option("checkpointLocation", checkpoint)
+    return writer._sq(writer._jwrite.start())

@@ -1,0 +1,185 @@
+"""
+Tricks: faster ways through Spark's internals, each next to a plain way.
+
+A trick is used unless `spark.statelog.jvm.<trick>` is false in the session.  Where a Spark, such as
+that of a managed platform, does not have what a trick needs, or an input does not fit it, the plain way
+is taken, and the log has the reason once for each query.  All other errors are raised.
+Docs: docs/reference/spark-versions.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from types import ModuleType
+from typing import Final, TypeVar
+
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.sql import SparkSession
+
+from statelog.errors import InvalidOptionsError
+from statelog.options.units import parse_bool
+from statelog.spark.jvm.gateway import JavaObject, is_connect, query_of
+
+_log = logging.getLogger("statelog.spark")
+_T = TypeVar("_T")
+
+SWITCH_PREFIX: Final = "spark.statelog.jvm."
+
+
+class Trick(Enum):
+    """The tricks, by the names of their switches."""
+
+    PYTHON_JOBS = "pythonJobs"
+    """Make a Python job of the parts of an earlier one; else `mapInArrow` makes each."""
+    OWN_WORKERS = "ownWorkers"
+    """Give each task Python workers of its own; else the tasks of a job share workers."""
+    ARROW_FRAMES = "arrowFrames"
+    """Send small results to the JVM with few calls; else by `createDataFrame`."""
+    ARROW_BATCHES = "arrowBatches"
+    """Do not measure Arrow batches of a fixed width; else Spark measures each row."""
+    ONE_SHUFFLE = "oneShuffle"
+    """Shuffle the rows of `aggregate` once; else Spark shuffles them twice."""
+    KEPT_PLANS = "keptPlans"
+    """Plan the aggregation of a query once; else in each micro-batch."""
+    INPUT_SIZE = "inputSize"
+    """Choose the number of tasks by the size of the input too; else by the time of earlier batches."""
+
+    @property
+    def switch(self) -> str:
+        """The setting of the session that turns the trick off."""
+        return f"{SWITCH_PREFIX}{self.value}"
+
+
+class Unfit(Exception):  # noqa: N818
+    """An input does not fit a trick; the message says why."""
+
+
+def is_switch(key: str, value: str) -> bool:
+    """
+    Return whether a setting of the session is the switch of a trick, and check it.
+
+    Raises:
+        InvalidOptionsError: There is no such trick, or the value is neither true nor false.
+    """
+    if not key.startswith(SWITCH_PREFIX):
+        return False
+    if key not in [trick.switch for trick in Trick]:
+        names = ", ".join(trick.value for trick in Trick)
+        raise InvalidOptionsError(
+            f"Spark's configuration {key!r}: there is no such switch; there are {names}", key=key
+        )
+    parse_bool(value, key=key)
+    return True
+
+
+def attempt(trick: Trick, session: SparkSession, action: Callable[[], _T]) -> _T | None:
+    """
+    Return what *action* returns, or None where the plain way is to be taken.
+
+    Args:
+        trick: What *action* does.
+        session: The session of the micro-batch, classic or of Spark Connect.
+        action: Raises `Unfit` where the trick cannot be used.
+    """
+    if is_connect(session) or not _is_on(trick, session) or _fallbacks.is_lacking(trick, session):
+        return None
+    try:
+        return action()
+    except Unfit as reason:
+        _fallbacks.report(trick, session, str(reason), logging.INFO)
+    except (Py4JError, AttributeError, TypeError) as error:
+        if not is_lacking(error):
+            raise
+        _fallbacks.report_lacking(trick, session, error)
+    return None
+
+
+def _is_on(trick: Trick, session: SparkSession) -> bool:
+    return parse_bool(session.conf.get(trick.switch, "true") or "true", key=trick.switch)
+
+
+_LACKING: Final = (
+    "java.lang.LinkageError",  # a class, method or field is missing, or has another form
+    "java.lang.ReflectiveOperationException",
+    "java.lang.ClassCastException",
+)
+_NOT_COPIED: Final = "Failed to copy node"
+"""The text of Spark's error for a node of a plan that takes other arguments."""
+
+
+def is_lacking(error: Exception) -> bool:
+    """Return whether an error says that this version of Spark does not have what was asked for."""
+    if isinstance(error, Py4JJavaError):
+        failed: JavaObject = error.java_exception
+        kinds = _superclasses(failed.getClass())
+        return any(kind in kinds for kind in _LACKING) or _NOT_COPIED in str(failed.getMessage())
+    if isinstance(error, Py4JNetworkError):
+        return False
+    if isinstance(error, TypeError):  # py4j takes a missing class for a package
+        return "'JavaPackage' object" in str(error)
+    if isinstance(error, AttributeError):
+        return _is_of_pyspark(error.obj)
+    return isinstance(error, Py4JError)
+
+
+def _is_of_pyspark(owner: object) -> bool:
+    """Return whether a module, a class or an object is PySpark's, not the user's or ours."""
+    if isinstance(owner, ModuleType):
+        name = owner.__name__
+    else:
+        name = (owner if isinstance(owner, type) else type(owner)).__module__
+    return name.partition(".")[0] in ("pyspark", "py4j")
+
+
+def _superclasses(kind: JavaObject) -> list[str]:
+    names: list[str] = []
+    while kind is not None:
+        names.append(kind.getName())
+        kind = kind.getSuperclass()
+    return names
+
+
+class _Fallbacks:
+    """
+    The tricks that queries of this process do without, each logged once for a query.
+
+    Thread: any.
+    """
+
+    _MOST: Final = 1000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logged: dict[tuple[str, Trick, int], None] = {}
+        self._lacking: set[tuple[str, Trick]] = set()
+
+    def is_lacking(self, trick: Trick, session: SparkSession) -> bool:
+        """Return whether the query whose micro-batch runs has found Spark to lack a trick."""
+        return bool(self._lacking) and (query_of(session), trick) in self._lacking
+
+    def report_lacking(self, trick: Trick, session: SparkSession, error: Exception) -> None:
+        """Log that Spark lacks a trick, which the query does not try again."""
+        reason = f"this Spark does not have what it needs: {error!s:.300}"
+        self.report(trick, session, reason, logging.WARNING)
+        query = query_of(session)
+        if query:  # outside of queries each call tries again
+            with self._lock:
+                self._lacking.add((query, trick))
+
+    def report(self, trick: Trick, session: SparkSession, reason: str, level: int) -> None:
+        """Log why a trick is not used, unless the query whose micro-batch runs has logged it."""
+        query = query_of(session)
+        with self._lock:
+            if (query, trick, level) in self._logged:
+                return
+            if query:  # outside of queries each call is logged
+                self._logged[query, trick, level] = None
+            if len(self._logged) > self._MOST:
+                del self._logged[next(iter(self._logged))]
+        _log.log(level, "%s is not used (query %s): %s", trick.value, query or "none", reason)
+
+
+_fallbacks = _Fallbacks()

@@ -1,0 +1,176 @@
+"""
+Check a user's processor at the call, and describe its errors.
+
+The driver pickles a processor as Spark does to send it to the workers.  A processor in which `yield` is
+missing, or is where it must not be, gets a warning: a method that only makes Rows is not an error in
+Python, nor for the query, and outputs nothing.  What a method returns is read from its bytecode.  A
+warning needs certainty: a method that is not a plain function, or whose returns are not constants, is
+left alone.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import logging
+from collections.abc import Sequence
+from types import CodeType, FunctionType
+from typing import Final
+
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.errors import UsageError
+from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
+
+_log = logging.getLogger("statelog.spark")
+
+_BROADCAST: Final = "BROADCAST_VARIABLE_NOT_LOADED"
+_SUSPENDED: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Flags of functions whose call does not run their body."""
+
+_MOST_COLUMNS: Final = 6
+
+
+class ProcessExit(SystemExit):
+    """A processor called `os._exit`."""
+
+
+def described(error: BaseException) -> str:
+    """Return the error as a clause for the middle of a message."""
+    if isinstance(error, UsageError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        call = str(error) if isinstance(error, ProcessExit) else f"sys.exit({error.code!r})"
+        return (
+            f"it called {call}, but a processor must not end its process: raise an exception to "
+            "fail the micro-batch, or return to continue"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+def copy_of(processor: AnyProcessor) -> AnyProcessor:
+    """Return a copy of a processor as a worker gets it; a broadcast variable in it is rejected."""
+    data = pickled(processor)
+    try:
+        copy: AnyProcessor = cloudpickle.loads(data)
+    except PySparkException as error:
+        if error.getCondition() != _BROADCAST:
+            raise
+        raise UsageError(
+            f"{type(processor).__name__} holds a broadcast variable, which Spark sends to the workers "
+            "with its functions only, not with a processor; its own transformWithState fails with it "
+            "too. Keep the value in the processor instead (self.table = variable.value), or load a large "
+            "one in init(), for example from a file of spark.sparkContext.addFile by SparkFiles.get(name)"
+        ) from error
+    return copy
+
+
+def pickled(processor: AnyProcessor) -> bytes:
+    """Return a processor as Spark sends it to the workers; reject what cannot be sent."""
+    if isinstance(processor, type):
+        raise UsageError(
+            f"statefulProcessor is the class {processor.__name__}; give an instance: "
+            f"{processor.__name__}(...)"
+        )
+    if not isinstance(processor, ColumnarProcessor) and not (
+        callable(getattr(processor, "init", None))
+        and callable(getattr(processor, "handleInputRows", None))
+    ):
+        raise UsageError(
+            "statefulProcessor is an instance of a StatefulProcessor or ColumnarProcessor, not "
+            f"{processor!r:.100}"
+        )
+    try:
+        data: bytes = cloudpickle.dumps(processor)
+    except Exception as error:
+        raise UsageError(
+            f"{type(processor).__name__} cannot be pickled, so Spark cannot send it to its "
+            f"workers: {_unpicklable_attribute(processor)}{error}. Create such objects in init()"
+        ) from error
+    return data
+
+
+def _unpicklable_attribute(processor: AnyProcessor) -> str:
+    """Return the attribute that cannot be pickled, for a message."""
+    for name, value in getattr(processor, "__dict__", {}).items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"attribute {name!r}: "
+    return ""
+
+
+def warn_of_missing_yield(
+    processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
+) -> None:
+    """Log a warning for each finding of `missing_yields`."""
+    for message in missing_yields(processor, columns, time_mode, has_initial=has_initial):
+        _log.warning("%s", message)
+
+
+def missing_yields(
+    processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
+) -> list[str]:
+    """Return what is certainly wrong with the methods of a processor with these output columns."""
+    is_columnar = isinstance(processor, ColumnarProcessor)
+    of_rows, of_timer, of_initial = (
+        ("process", "expired", "initialize")
+        if is_columnar
+        else ("handleInputRows", "handleExpiredTimer", "handleInitialState")
+    )
+    name, messages = type(processor).__name__, []
+    timers = None if time_mode == "none" else _function(processor, of_timer)
+    is_inherited = timers in (StatefulProcessor.handleExpiredTimer, ColumnarProcessor.expired)
+    has_timers = time_mode != "none" and not is_inherited
+    if (
+        columns
+        and _returns_only_none(_function(processor, of_rows))
+        and (not has_timers or _returns_only_none(timers))
+    ):
+        methods = f"{of_rows} and {of_timer} have" if has_timers else f"{of_rows} has"
+        some = ", ".join(columns[:_MOST_COLUMNS])
+        more = ", ..." if len(columns) > _MOST_COLUMNS else ""
+        messages.append(
+            f"{name}.{methods} no `yield` and {'return' if has_timers else 'returns'} None, so no row "
+            f"is ever output, though the output has the columns {some}{more}: write `yield` in front "
+            "of each output row, or `return iter(())` where no row is meant"
+        )
+    initial = _function(processor, of_initial) if has_initial else None
+    if initial is not None and initial.__code__.co_flags & _SUSPENDED:
+        messages.append(
+            f"{name}.{of_initial} has a `yield`, so its body never runs and the initial state is lost: "
+            "it outputs no rows, remove the `yield`"
+        )
+    return messages
+
+
+def _function(processor: AnyProcessor, name: str) -> FunctionType | None:
+    """Return a method as a plain function; None if it is something else."""
+    method = getattr(processor, name, None)
+    function = getattr(method, "__func__", method)
+    return function if isinstance(function, FunctionType) else None
+
+
+def _returns_only_none(function: FunctionType | None) -> bool:
+    """Return whether a function certainly returns None, where it returns."""
+    if function is None or function.__code__.co_flags & _SUSPENDED:
+        return False
+    returns = _returns(function.__code__)
+    return bool(returns) and all(returns)
+
+
+def _returns(code: CodeType) -> list[bool]:
+    """Return for each `return` of *code* whether it certainly returns None."""
+    returns, before = [], None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "RETURN_CONST":
+            returns.append(instruction.argval is None)
+        elif instruction.opname.startswith("RETURN"):
+            is_constant = before is not None and before.opname == "LOAD_CONST"
+            # What jumps here has left another value.
+            is_constant = is_constant and not instruction.is_jump_target
+            returns.append(is_constant and before is not None and before.argval is None)
+        before = instruction
+    return returns

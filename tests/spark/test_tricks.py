@@ -1,0 +1,119 @@
+"""Without Spark's internals a query gives the same rows, and the log says why it does without."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from py4j.protocol import Py4JError
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+
+from statelog.spark import aggregate, count, sum_
+from statelog.spark.jvm import frames, one_shuffle, python_job
+from statelog.spark.jvm.tricks import Trick
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+workers_get_by_value(processors.__name__)
+
+BATCHES = [[(key, 10 * batch + key) for key in range(7)] for batch in range(3)]
+
+
+@pytest.fixture
+def source(spark: "SparkSession", tmp_path: Path) -> BatchSource:
+    source = BatchSource(spark.newSession(), tmp_path / "in", INPUT)
+    for batch in BATCHES:
+        source.add(batch)
+    return source
+
+
+def totals() -> list[list[tuple[Any, ...]]]:
+    model = TotalsModel()
+    return [model.apply(batch) for batch in BATCHES]
+
+
+def run(source: BatchSource, folder: Path, delivery: str, tasks: int = 2) -> None:
+    job = Job(source, folder, ["key"], Totals(), TOTALS)
+    job.run(delivery=delivery, tasks=tasks)
+    assert totals() == [sorted(map(tuple, rows)) for rows in job.take()]
+
+
+def run_aggregate(source: BatchSource, folder: Path) -> None:
+    stream = aggregate(source.frame().groupBy("key"), total=sum_("amount"), n=count(), tasks=2)
+    batches: list[list[tuple[Any, ...]]] = []
+
+    def sink(frame: "DataFrame", batch_id: int) -> None:
+        batches.append(sorted(map(tuple, frame.collect())))
+
+    writer = stream.writeStream.option("checkpointLocation", str(folder / "query"))
+    wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
+    assert totals() == batches
+
+
+def refuse_tricks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what the tricks call fail the test."""
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a trick is used")
+
+    monkeypatch.setattr(python_job, "_template", fail)
+    monkeypatch.setattr(one_shuffle, "executed_plan", fail)
+    monkeypatch.setattr(frames, "_analyzed_bytes", fail)
+
+
+@pytest.mark.parametrize("delivery", ["direct", "staged"])
+def test_without_all_tricks_the_rows_are_the_same(
+    source: BatchSource, tmp_path: Path, delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for trick in Trick:
+        source.spark.conf.set(trick.switch, "false")
+    refuse_tricks(monkeypatch)
+    run(source, tmp_path / "totals", delivery)
+    if delivery == "staged":
+        run_aggregate(source, tmp_path / "aggregate")
+
+
+@pytest.mark.parametrize("trick", [Trick.OWN_WORKERS, Trick.KEPT_PLANS])
+def test_a_trick_inside_of_another_is_turned_off_by_itself(
+    source: BatchSource, tmp_path: Path, trick: Trick
+) -> None:
+    source.spark.conf.set(trick.switch, "false")
+    if trick is Trick.KEPT_PLANS:
+        run_aggregate(source, tmp_path)
+    else:
+        run(source, tmp_path, "staged")
+
+
+def test_a_spark_without_a_part_is_named_once_for_each_query(
+    source: BatchSource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = []
+
+    def missing(*args: object) -> None:
+        calls.append(args)
+        raise Py4JError("Method submitShuffleJob([]) does not exist")
+
+    monkeypatch.setattr(one_shuffle, "_shuffle_of", missing)
+    with caplog.at_level(logging.INFO, "statelog.spark"):
+        run_aggregate(source, tmp_path)
+    lines = [line.getMessage() for line in caplog.records if "oneShuffle" in line.getMessage()]
+    assert 1 == len(lines) == len(calls)
+    assert "submitShuffleJob" in lines[0]
+    assert "is not used" in lines[0]
+
+
+def test_another_error_is_raised(
+    source: BatchSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(one_shuffle, "_shuffle_of", broken)
+    with pytest.raises(Exception, match="a fault"):
+        run_aggregate(source, tmp_path)

@@ -1,0 +1,81 @@
+"""Switches of tricks, and the errors that say that a Spark does not have what a trick needs."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.sql import types
+
+from statelog.errors import InvalidOptionsError
+from statelog.spark.jvm.tricks import Trick, is_lacking, is_switch
+from statelog.spark.query.resolve import resolve_settings
+
+
+def test_a_switch_of_the_session_is_checked() -> None:
+    assert is_switch("spark.statelog.jvm.oneShuffle", "false")
+    assert not is_switch("spark.statelog.inlineBytes", "1")
+    with pytest.raises(InvalidOptionsError, match=r"twoShuffles.*there are pythonJobs, ownWorkers"):
+        is_switch("spark.statelog.jvm.twoShuffles", "false")
+    with pytest.raises(InvalidOptionsError, match=r"jvm\.oneShuffle"):
+        is_switch("spark.statelog.jvm.oneShuffle", "perhaps")
+
+
+def test_switches_are_settings_of_the_session_only() -> None:
+    resolve_settings({trick.switch: "false" for trick in Trick}, {})
+    with pytest.raises(InvalidOptionsError, match="jvm"):
+        resolve_settings({"spark.statelog.jvm.pythonjobs": "false"}, {})
+    with pytest.raises(InvalidOptionsError, match="jvm"):
+        resolve_settings({}, {}, {"jvm.pythonJobs": "false"})
+
+
+class JavaClass:
+    """A class of Java: its name and those of its base classes."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def getName(self) -> str:
+        return self._names[0]
+
+    def getSuperclass(self) -> "JavaClass | None":
+        return JavaClass(*self._names[1:]) if self._names[1:] else None
+
+
+class JavaError(Py4JJavaError):
+    """An error in the JVM, without a JVM."""
+
+    def __init__(self, message: str, *names: str) -> None:
+        self.java_exception: Any = SimpleNamespace(
+            getClass=lambda: JavaClass(*names), getMessage=lambda: message
+        )
+
+
+MISSING = (
+    Py4JError("org.apache.spark.Nothing does not exist in the JVM"),
+    AttributeError("no attribute 'later'", name="later", obj=types),
+    AttributeError("no attribute 'later'", name="later", obj=types.LongType()),
+    AttributeError("no attribute 'later'", name="later", obj=types.LongType),
+    TypeError("'JavaPackage' object is not callable"),
+    JavaError("a", "java.lang.NoSuchMethodError", "java.lang.LinkageError", "java.lang.Error"),
+    JavaError("a", "java.lang.ClassCastException", "java.lang.RuntimeException"),
+    JavaError("Failed to copy node. Is otherCopyArgs right?", "java.lang.IllegalStateException"),
+)
+FAULTS = (
+    Py4JNetworkError("Answer from Java side is empty"),
+    TypeError("cannot pickle '_thread.lock' object"),
+    AttributeError("no attribute 'later'", name="later", obj=JavaClass("the user's")),
+    AttributeError("raised without an object"),
+    JavaError("Job aborted", "org.apache.spark.SparkException", "java.lang.Exception"),
+    JavaError("stopped", "java.lang.InterruptedException", "java.lang.Exception"),
+)
+
+
+@pytest.mark.parametrize("error", MISSING, ids=repr)
+def test_what_a_spark_does_not_have(error: Exception) -> None:
+    assert is_lacking(error)
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=repr)
+def test_a_fault_is_no_missing_part(error: Exception) -> None:
+    assert not is_lacking(error)

@@ -1,0 +1,188 @@
+"""A processor that can never output a row is warned of at the call, and no other one is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.spark import ColumnarProcessor
+from statelog.spark.query.processor_checks import missing_yields
+
+COLUMNS = ["id", "total"]
+ROWS = [Row(id=1, total=2)]
+
+
+class Base(StatefulProcessor):
+    def init(self, handle: Any) -> None: ...
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        yield from ROWS
+
+    def close(self) -> None: ...
+
+
+def processor(**methods: Any) -> Any:
+    return type("Totals", (Base,), methods)()
+
+
+def found(given: Any, time_mode: str = "none", *, initial: bool = False) -> list[str]:
+    return missing_yields(given, COLUMNS, time_mode, has_initial=initial)
+
+
+def forgotten(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    for row in rows:
+        if row.id == 3:
+            return
+        Row(id=row.id, total=row.total)
+
+
+def none_in_branches(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    with nullcontext():
+        if key:
+            return None
+    try:
+        self.total = len(list(rows))
+    finally:
+        self.key = key
+    return None
+
+
+@pytest.mark.parametrize("method", [forgotten, none_in_branches])
+def test_a_method_that_returns_only_none(method: Callable[..., Any]) -> None:
+    [message] = found(processor(handleInputRows=method))
+    assert message == (
+        "Totals.handleInputRows has no `yield` and returns None, so no row is ever output, though the "
+        "output has the columns id, total: write `yield` in front of each output row, or `return "
+        "iter(())` where no row is meant"
+    )
+    assert not missing_yields(processor(handleInputRows=method), [], "none", has_initial=False)
+
+
+def with_list(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    made = [Row(id=1, total=1)]
+    return made
+
+
+def with_branch(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    if not key:
+        return None
+    return iter(ROWS)
+
+
+def with_choice(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    return ROWS if key else None
+
+
+def with_and(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    return rows and None
+
+
+def in_with(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    with nullcontext():
+        return ROWS
+
+
+def in_finally(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    try:
+        return list(rows)
+    finally:
+        self.key = key
+
+
+def only_raises(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    raise NotImplementedError
+
+
+def ends_early(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    return
+    yield
+
+
+async def asynchronous(self: Any, key: Any, rows: Any, times: Any) -> Any:
+    return None
+
+
+def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any) -> Any:
+        return method(*args)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        with_list, with_branch, with_choice, with_and, in_with, in_finally, only_raises, ends_early,
+        asynchronous, wrapped(forgotten), functools.partialmethod(forgotten), Mock(), len,
+        lambda self, key, rows, times: ROWS,
+    ],
+)  # fmt: skip
+def test_methods_that_may_return_rows_are_left_alone(method: Any) -> None:
+    assert not found(processor(handleInputRows=method))
+
+
+def of_timer(self: Any, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+    yield from ROWS
+
+
+def silent_timer(self: Any, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+    Row(id=key[0], total=1)
+
+
+def test_rows_of_timers_are_output_where_timers_fire() -> None:
+    with_timers = processor(handleInputRows=forgotten, handleExpiredTimer=of_timer)
+    assert not found(with_timers, "eventtime")
+    assert found(with_timers, "none")
+    assert found(processor(handleInputRows=forgotten), "processingtime")
+    both = processor(handleInputRows=forgotten, handleExpiredTimer=silent_timer)
+    [message] = found(both, "processingtime")
+    assert message.startswith(
+        "Totals.handleInputRows and handleExpiredTimer have no `yield` and return None, so no row"
+    )
+    assert not found(processor(handleExpiredTimer=silent_timer), "processingtime")
+
+
+def test_a_generator_for_initial_state_never_runs() -> None:
+    def initial(self: Any, key: Any, initialState: Any, timerValues: Any) -> Any:
+        self.total.update((1,))
+        yield from ()
+
+    [message] = found(processor(handleInitialState=initial), initial=True)
+    assert message == (
+        "Totals.handleInitialState has a `yield`, so its body never runs and the initial state is "
+        "lost: it outputs no rows, remove the `yield`"
+    )
+    assert not found(processor(handleInitialState=initial))
+    assert not found(processor(handleInitialState=silent_timer), initial=True)
+
+
+def test_columnar_processors() -> None:
+    class Totals(ColumnarProcessor):
+        def init(self, handle: Any) -> None: ...
+
+        def process(self, keys: Any, rows: Any, times: Any) -> Any:
+            self.total.put(keys, rows)  # type: ignore[attr-defined]
+
+        def initialize(self, keys: Any, rows: Any, times: Any) -> Any:
+            yield from ()
+
+    class Silent(Totals):
+        def process(self, keys: Any, rows: Any, times: Any) -> Any:
+            return [rows]
+
+    assert [message.partition(" has ")[0] for message in found(Totals(), initial=True)] == [
+        "Totals.process",
+        "Totals.initialize",
+    ]
+    assert not found(Silent())
