@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.options import OPTIONS, load_options, task_defaults
-from statelog.options.table import ForeignKey, find_option
+from statelog.options.declaration import ForeignKey
+from statelog.options.sections import find_option
 from statelog.spark.jvm.tricks import is_switch
 from statelog.spark.query.setting import Place, Setting
 from statelog.spark.query.settings import (

@@ -15,7 +15,7 @@ from statelog.options import (
     SnapshotPolicy,
     task_changelog_options,
 )
-from statelog.options.table import FOREIGN
+from statelog.options.declaration import FOREIGN
 from statelog.spark.aggregate import aggregate
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
