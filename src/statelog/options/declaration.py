@@ -33,6 +33,7 @@ _CHANGELOG: Final = ("state.changelog.", "state.backend.changelog.")
 EXECUTION: Final = "execution.checkpointing."
 
 T = TypeVar("T")
+OptionsT = TypeVar("OptionsT", bound="DataclassInstance")
 
 OptionValue: TypeAlias = bool | int | float | str | dt.timedelta | tuple[str, ...]
 """What an option can be set to."""
@@ -158,18 +159,26 @@ def declared_options(section: str, kind: type[DataclassInstance]) -> Iterator[Op
         yield each.metadata["option"](section=section, field=each.name)
 
 
-def documented(kind: type[T]) -> type[T]:
-    """Put the descriptions of the options of a class into its docstring, before `Raises`."""
-    if kind.__doc__ is None or not dataclasses.is_dataclass(kind):  # None under python -OO
-        return kind
-    lines = ["Args:"]
-    for spec in declared_options("", kind):
-        bound = f" At least {spec.least}." if spec.least else ""
-        entry = f"{spec.field}: {spec.description}{bound}"
-        lines += textwrap.wrap(entry, 84, subsequent_indent="    ", break_on_hyphens=False)
-    text = "\n".join([lines[0], *(f"        {line}" for line in lines[1:])])
-    kind.__doc__ = kind.__doc__.replace("Raises:", f"{text}\n\n    Raises:")
+def documented(kind: type[OptionsT]) -> type[OptionsT]:
+    """Put the descriptions of the options of a class into its docstring."""
+    bounded = {
+        spec.field: spec.description + (f" At least {spec.least}." if spec.least else "")
+        for spec in declared_options("", kind)
+    }
+    describe_arguments(kind, bounded)
     return kind
+
+
+def describe_arguments(kind: type, texts: Mapping[str, str]) -> None:
+    """Put what each argument is into the docstring of a class, before `Raises`."""
+    if kind.__doc__ is None:  # under python -OO
+        return
+    lines = ["Args:"]
+    for name, text in texts.items():
+        entry = textwrap.wrap(f"{name}: {text}", 84, break_on_hyphens=False)
+        lines += ["        " + entry[0], *("            " + line for line in entry[1:])]
+    arguments_text = "\n".join(lines)
+    kind.__doc__ = kind.__doc__.replace("Raises:", f"{arguments_text}\n\n    Raises:")
 
 
 # --- checks -----------------------------------------------------------------------------------
