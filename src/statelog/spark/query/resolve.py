@@ -45,8 +45,8 @@ def _plain(name: str) -> str:
     return name.replace(".", "").replace("-", "").replace("_", "").lower()
 
 
-_BY_NAME: Final = {_plain(one.name): at for at, one in SETTINGS.items()} | {
-    _plain(one.former): at for at, one in SETTINGS.items() if one.former
+_BY_NAME: Final = {_plain(setting.name): at for at, setting in SETTINGS.items()} | {
+    _plain(setting.former): at for at, setting in SETTINGS.items() if setting.former
 }
 """Plain name, former ones included, to the field of `QuerySettings`."""
 
@@ -62,19 +62,26 @@ class _Layer:
 
 def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
     """
-    Reject arguments of `transform_with_state` that are no settings.
+    Reject arguments of `transform_with_state` that are not settings.
 
     Raises:
-        UsageError: An argument is unknown; the message has the known ones.
+        UsageError: An argument is unknown; the message has the nearest name, and all names.
     """
-    known = {one.name for one in SETTINGS.values()} | {one.former for one in SETTINGS.values()}
-    unknown = set(arguments) - known
+    names = [setting.name for setting in SETTINGS.values()]
+    unknown = set(arguments).difference(names, (each.former for each in SETTINGS.values()))
     if unknown:
-        names = ", ".join(one.name for one in SETTINGS.values())
+        nearest = [name for name in map(_nearest, sorted(unknown)) if name]
+        hint = f"; did you mean {', '.join(map(repr, nearest))}? It" if nearest else "; it"
         raise UsageError(
-            f"transform_with_state has no argument {', '.join(sorted(unknown))}; it takes Spark's "
-            f"and {names}"
+            f"transform_with_state has no argument {', '.join(sorted(unknown))}{hint} takes "
+            f"Spark's and {', '.join(names)}"
         )
+
+
+def _nearest(key: str) -> str:
+    """Return the setting whose name is nearest to *key*, or ""."""
+    similar = difflib.get_close_matches(_plain(key), _BY_NAME, n=1, cutoff=0.7)
+    return SETTINGS[_BY_NAME[similar[0]]].name if similar else ""
 
 
 def chained_arguments(
@@ -240,9 +247,8 @@ def _option(key: str, origin: str) -> str:
     try:
         spec = find_option(key)
     except InvalidOptionsError as error:
-        similar = difflib.get_close_matches(_plain(key), _BY_NAME, n=1, cutoff=0.7)
-        known = SETTINGS[_BY_NAME[similar[0]]].name if similar else ""
-        hint = f"unknown setting {key!r}; did you mean {known!r}?" if similar else error
+        nearest = _nearest(key)
+        hint = f"unknown setting {key!r}; did you mean {nearest!r}?" if nearest else error
         raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
     if isinstance(spec, ForeignKey):
         if spec.allowed is not None:  # `load_options` compares the value
