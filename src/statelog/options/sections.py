@@ -214,8 +214,8 @@ class ChangelogOptions:
         Raises:
             InvalidOptionsError: A key is unknown or given twice, or a value is invalid.
         """
-        wanted = "a mapping of keys to values"
-        arguments.instance(settings, "settings", Mapping, wanted, error=InvalidOptionsError)
+        form = "a mapping of keys to values"
+        arguments.instance(settings, "settings", Mapping, form, error=InvalidOptionsError)
         specs = tuple(declared_options("changelog", cls))
         values: dict[str, Any] = {}  # by field; each class checks its own
         for key, value in settings.items():
@@ -463,8 +463,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, kind in _SECTION_CLASSES.items():
-            section, wanted = getattr(self, name), kind.__name__
-            arguments.instance(section, name, kind, wanted, error=InvalidOptionsError)
+            section, class_name = getattr(self, name), kind.__name__
+            arguments.instance(section, name, kind, class_name, error=InvalidOptionsError)
 
     @property
     def materialization(self) -> SnapshotPolicy:

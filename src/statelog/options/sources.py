@@ -44,7 +44,7 @@ _ROOT: Final = "statelog"
 _SUGGESTION_CUTOFF: Final = 0.75
 
 SectionT = TypeVar("SectionT")
-_Found = dict[str, tuple[OptionSpec, OptionValue, str]]
+_Values = dict[str, tuple[OptionSpec, OptionValue, str]]
 """By key: the option, its value, and the place where it is set."""
 
 
@@ -80,11 +80,11 @@ def load_options(
         RequirementError: There is YAML, but PyYAML is not installed.
     """
     if settings is not None:
-        wanted = "a mapping of keys to values"
-        arguments.instance(settings, "settings", Mapping, wanted, error=InvalidOptionsError)
+        form = "a mapping of keys to values"
+        arguments.instance(settings, "settings", Mapping, form, error=InvalidOptionsError)
     if yaml_file is not None and yaml_text is not None:
         raise InvalidOptionsError("give YAML as a file or as text, not both")
-    found: _Found = {}
+    values: _Values = {}
     places = (
         ((key, value, "the defaults") for key, value in (defaults or {}).items()),
         _from_yaml(yaml_file, yaml_text),
@@ -93,19 +93,19 @@ def load_options(
         ((key, value, f"{key!r} in the code") for key, value in (settings or {}).items()),
     )
     for place in places:
-        found |= _read(place)
+        values |= _read(place)
     return Options(
-        changelog=_section(ChangelogOptions, "changelog", found),
-        checkpoint=_section(CheckpointOptions, "checkpoint", found),
-        stream=_section(StreamOptions, "stream", found),
-        snapshot=_section(SnapshotPolicy, "snapshot", found),
-        local_recovery=_section(LocalRecoveryOptions, "local-recovery", found),
+        changelog=_section(ChangelogOptions, "changelog", values),
+        checkpoint=_section(CheckpointOptions, "checkpoint", values),
+        stream=_section(StreamOptions, "stream", values),
+        snapshot=_section(SnapshotPolicy, "snapshot", values),
+        local_recovery=_section(LocalRecoveryOptions, "local-recovery", values),
     )
 
 
-def _read(entries: Iterable[tuple[str, object, str]]) -> _Found:
+def _read(entries: Iterable[tuple[str, object, str]]) -> _Values:
     """Parse the settings of one place; none may be set twice there."""
-    found: _Found = {}
+    values: _Values = {}
     for key, value, origin in entries:
         try:
             spec = find_option(key)
@@ -115,20 +115,20 @@ def _read(entries: Iterable[tuple[str, object, str]]) -> _Found:
             parsed = spec.kind.parse(value, spec.key)
         except InvalidOptionsError as error:
             raise InvalidOptionsError(f"{origin}: {error}", **error.facts, origin=origin) from None
-        if spec.key in found:
+        if spec.key in values:
             raise InvalidOptionsError(
-                f"{origin}: {spec.key} is already set by {found[spec.key][2]}; leave one out",
+                f"{origin}: {spec.key} is already set by {values[spec.key][2]}; leave one out",
                 key=key,
                 origin=origin,
             )
-        found[spec.key] = (spec, parsed, origin)
-    return found
+        values[spec.key] = (spec, parsed, origin)
+    return values
 
 
-def _section(kind: Callable[..., SectionT], name: str, found: _Found) -> SectionT:
+def _section(kind: Callable[..., SectionT], name: str, values: _Values) -> SectionT:
     chosen = {
         spec.field: (value, origin)
-        for spec, value, origin in found.values()
+        for spec, value, origin in values.values()
         if spec.section == name
     }
     try:

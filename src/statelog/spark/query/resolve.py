@@ -88,7 +88,7 @@ def chained_arguments(
     before: Mapping[str, object], arguments: Mapping[str, object]
 ) -> dict[str, object]:
     """
-    Return the settings of a query with one operator more.
+    Return the settings of a query with another operator.
 
     Args:
         before: Those given with the operators before it.
@@ -97,21 +97,21 @@ def chained_arguments(
     Raises:
         UsageError: A setting is given twice, with different values: it applies to the whole query.
     """
-    own = {_plain(name): name for name, value in arguments.items() if value is not None}
-    # Each operator has a name of its own.
+    given_names = {_plain(name): name for name, value in arguments.items() if value is not None}
+    # Each operator has its own name.
     chained = {name: value for name, value in before.items() if _plain(name) != _OPERATOR_ID}
     for name, value in chained.items():
-        given = own.get(_plain(name), name)
+        given = given_names.get(_plain(name), name)
         if value is not None and arguments.get(given, value) != value:
             # A mapping may hold credentials, so that only its name is shown.
-            shown = "differs here from"
+            difference = "differs here from"
             if not isinstance(value, Mapping):
-                shown = f"is {arguments[given]!r} here and {value!r} at"
+                difference = f"is {arguments[given]!r} here and {value!r} at"
             raise UsageError(
-                f"{given} {shown} an operator before this one; it applies to the whole query: give "
+                f"{given} {difference} an operator before this one; it applies to the whole query: give "
                 "it once"
             )
-    return chained | {name: arguments[name] for name in own.values()}
+    return chained | {name: arguments[name] for name in given_names.values()}
 
 
 def resolve_settings(
@@ -189,11 +189,7 @@ def resolve_settings(
 
 
 def _read(place: Place, entries: Iterable[tuple[str, object, str]]) -> _Layer:
-    """
-    Parse the settings of one place.
-
-    Reject a setting that is given twice.
-    """
+    """Parse the settings of one place, and reject one that is given twice."""
     layer = _Layer()
     for key, value, origin in entries:
         if key.lower().startswith(_STORE_OPTIONS):
