@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from tests.house.sources import SRC, modules, tree_of
 
-from statelog.options.table import OPTIONS, OptionSpec
+from statelog.options import OPTIONS
+from statelog.options.declaration import OptionSpec
 
 # The names under which readers hold an object of options.
 HOLDERS = {"options", "policy", "checkpoints", "local_recovery"}

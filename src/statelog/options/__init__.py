@@ -1,6 +1,7 @@
-"""Options: typed values, one table of their keys, and `load_options`."""
+"""Options: typed values, each declared once, and `load_options`."""
 
 from statelog.options.sections import (
+    OPTIONS,
     ChangelogOptions,
     CheckpointOptions,
     LocalRecoveryOptions,
@@ -8,9 +9,7 @@ from statelog.options.sections import (
     SnapshotPolicy,
     StreamOptions,
 )
-from statelog.options.sources import load_options
-from statelog.options.table import OPTIONS
-from statelog.options.task_defaults import task_changelog_options, task_defaults
+from statelog.options.sources import load_options, task_changelog_options, task_defaults
 from statelog.options.units import KIB, MIB, parse_duration, parse_size
 
 __all__ = [

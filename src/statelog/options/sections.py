@@ -1,92 +1,190 @@
 """
 Options as values: plain, typed, with their units in the name or the type.
 
-There is one class for each component that takes options.  Their keys are in `table.py`.  The
-defaults are those of Flink 2.3.0 unless a field says otherwise.
+There is one class for each component that takes options.  Each field declares an option, once:
+`declaration.py` makes keys, parsers and documentation from it, and a new field needs no other
+place.  The defaults are those of Flink 2.3.0 unless a comment says otherwise.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from statelog import arguments
 from statelog.errors import InvalidOptionsError
-from statelog.options.table import ForeignKey, OptionSpec, OptionValue, find_option
+from statelog.options.declaration import (
+    DFS,
+    EXECUTION,
+    ForeignKey,
+    OptionKind,
+    OptionSpec,
+    OptionValue,
+    check_fields,
+    check_foreign,
+    declared_options,
+    documented,
+    find_declared,
+    option,
+)
 from statelog.options.units import KIB, MIB
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 RETRY_POLICIES: Final = ("none", "fixed", "exponential")
 INLINE_THRESHOLD_MAX_BYTES: Final = MIB
 RETAINED_MAX: Final = 1 << 16
 """Checkpoints that one location retains: the record of each lists them."""
 
+_NO_STREAM: Final = "a task writes each snapshot in one piece"
+_NO_DOWNLOADS: Final = (
+    "a task reads the log through a cache in memory, and keeps its state on the host "
+    "(stateBackend, localDirectory)"
+)
+_NO_COPIES: Final = (
+    "a worker keeps its state in memory and on the host's disk (stateBackend, localDirectory), "
+    "and a restart begins from there"
+)
 
+
+def _dfs(name: str) -> tuple[str, ...]:
+    """Return Flink's keys of an option of its changelog storage."""
+    return tuple(prefix + name for prefix in DFS)
+
+
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangelogOptions:
     """
     How changes are batched, uploaded, retried and held back.
 
-    Args:
-        base_path: Root of the changelog files, where it is not given in code.
-        compression_enabled: Snappy-frame the files.
-        preemptive_persist_threshold_bytes: Bytes of changes (cut or not) at which a writer uploads
-            them before a checkpoint requests it; 0 uploads every append.
-        batch_persist_delay: Longest time an upload waits for others to share its file.
-        batch_persist_size_threshold_bytes: Waiting bytes, of all writers, that are uploaded at
-            once.
-        batch_fixed_delay: Wait for the delay even if no upload is running, as Flink does.
-        upload_num_threads: Concurrent uploads.
-        discard_num_threads: Concurrent deletions.
-        upload_max_in_flight_bytes: Bytes queued or uploading, of all writers; above it callers
-            wait.
-        upload_retry_policy: "fixed", "exponential" or "none".
-        upload_timeout: Age of an attempt at which a hedged attempt starts; zero for never.
-        upload_max_attempts: Attempts of one upload, the first included.
-        upload_next_attempt_delay: Delay after an error; for "exponential" the first one.
-        backpressure_timeout: Longest wait for upload capacity.
-        download_local_cache_idle_timeout: Time after its last use at which a downloaded file is
-            deleted, where a storage has cache directories.
-        download_local_cache_max_bytes: Bound of those files together; the least recently used are
-            deleted first, and 0 keeps none.
-
     Raises:
         InvalidOptionsError: A value is out of its range, or two contradict each other.
     """
 
-    base_path: str | None = None
-    compression_enabled: bool = False
-    preemptive_persist_threshold_bytes: int = 5 * MIB
-    batch_persist_delay: dt.timedelta = dt.timedelta(milliseconds=10)
-    batch_persist_size_threshold_bytes: int = 10 * MIB
-    batch_fixed_delay: bool = False
-    upload_num_threads: int = 5
-    discard_num_threads: int = 1
-    upload_max_in_flight_bytes: int = 100 * MIB
-    upload_retry_policy: str = "fixed"
-    upload_timeout: dt.timedelta = dt.timedelta(seconds=1)
-    upload_max_attempts: int = 3
-    upload_next_attempt_delay: dt.timedelta = dt.timedelta(milliseconds=500)
-    backpressure_timeout: dt.timedelta = dt.timedelta(minutes=10)
-    download_local_cache_idle_timeout: dt.timedelta = dt.timedelta(minutes=10)
-    download_local_cache_max_bytes: int = 1024 * MIB
+    base_path: str | None = option(
+        None,
+        "base-path",
+        OptionKind.TEXT,
+        "Root of the changelog files, where it is not given in code.",
+        flink_keys=_dfs("base-path"),
+        not_in_query="the changelog is stored in the state location; set stateLocation",
+    )
+    compression_enabled: bool = option(
+        False,
+        "compression.enabled",
+        OptionKind.SWITCH,
+        "Snappy-frame the files.",
+        flink_keys=_dfs("compression.enabled"),
+    )
+    preemptive_persist_threshold_bytes: int = option(
+        5 * MIB,
+        "preemptive-persist-threshold",
+        OptionKind.SIZE,
+        "Bytes of changes (cut or not) that a writer holds before it uploads them ahead of a "
+        "checkpoint; 0 uploads every append.",
+        flink_keys=_dfs("preemptive-persist-threshold"),
+    )
+    batch_persist_delay: dt.timedelta = option(
+        dt.timedelta(milliseconds=10),
+        "batch.persist-delay",
+        OptionKind.DURATION,
+        "Longest time an upload waits for others to share its file.",
+        flink_keys=_dfs("batch.persist-delay"),
+    )
+    batch_persist_size_threshold_bytes: int = option(
+        10 * MIB,
+        "batch.persist-size-threshold",
+        OptionKind.SIZE,
+        "Waiting bytes, of all writers, that are uploaded at once; at most "
+        "`changelog.upload.max-in-flight`.",
+        flink_keys=_dfs("batch.persist-size-threshold"),
+    )
+    batch_fixed_delay: bool = option(
+        False,
+        "batch.fixed-delay",
+        OptionKind.SWITCH,
+        "Wait for the delay even if no upload is running, as Flink does.",
+    )
+    upload_num_threads: int = option(
+        5,
+        "upload.num-threads",
+        OptionKind.COUNT,
+        "Concurrent uploads.",
+        flink_keys=_dfs("upload.num-threads"),
+        least=1,
+    )
+    discard_num_threads: int = option(
+        1,
+        "discard.num-threads",
+        OptionKind.COUNT,
+        "Concurrent deletions.",
+        flink_keys=_dfs("discard.num-threads"),
+        least=1,
+    )
+    upload_max_in_flight_bytes: int = option(
+        100 * MIB,
+        "upload.max-in-flight",
+        OptionKind.SIZE,
+        "Bytes queued or uploading, of all writers; above it callers wait.",
+        flink_keys=_dfs("upload.max-in-flight"),
+        least=1,
+    )
+    upload_retry_policy: str = option(
+        "fixed",
+        "upload.retry-policy",
+        OptionKind.TEXT,
+        "`fixed`, `none`, or (not in Flink) `exponential`.",
+        flink_keys=_dfs("upload.retry-policy"),
+    )
+    upload_timeout: dt.timedelta = option(
+        dt.timedelta(seconds=1),
+        "upload.timeout",
+        OptionKind.DURATION,
+        "Age of an attempt at which a hedged attempt starts; 0 for never.",
+        flink_keys=_dfs("upload.timeout"),
+    )
+    upload_max_attempts: int = option(
+        3,
+        "upload.max-attempts",
+        OptionKind.COUNT,
+        "Attempts of one upload, the first included.",
+        flink_keys=_dfs("upload.max-attempts"),
+        least=1,
+    )
+    upload_next_attempt_delay: dt.timedelta = option(
+        dt.timedelta(milliseconds=500),
+        "upload.next-attempt-delay",
+        OptionKind.DURATION,
+        "Delay after an error; for `exponential` the first one.",
+        flink_keys=_dfs("upload.next-attempt-delay"),
+    )
+    backpressure_timeout: dt.timedelta = option(
+        dt.timedelta(minutes=10),
+        "backpressure-timeout",
+        OptionKind.DURATION,
+        "Longest wait of a caller for upload capacity.",
+    )
+    download_local_cache_idle_timeout: dt.timedelta = option(
+        dt.timedelta(minutes=10),
+        "download.local-cache.idle-timeout",
+        OptionKind.DURATION,
+        "Time after its last use at which a downloaded file is deleted from local disk.",
+        flink_keys=_dfs("download.local-cache.idle-timeout-ms"),
+        not_in_query=_NO_DOWNLOADS,
+    )
+    download_local_cache_max_bytes: int = option(
+        1024 * MIB,
+        "download.local-cache.max-size",
+        OptionKind.SIZE,
+        "Bound of the downloaded files on local disk: the least recently used are deleted "
+        "first, larger files are not kept, and 0 keeps none.",
+        not_in_query=_NO_DOWNLOADS,
+    )
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_signs(self)
-        _check_at_least_one(
-            self,
-            "upload_num_threads",
-            "discard_num_threads",
-            "upload_max_attempts",
-            "upload_max_in_flight_bytes",
-        )
+        check_fields(self)
         threshold, limit = self.batch_persist_size_threshold_bytes, self.upload_max_in_flight_bytes
         if threshold > limit:
             raise InvalidOptionsError(
@@ -116,11 +214,12 @@ class ChangelogOptions:
         Raises:
             InvalidOptionsError: A key is unknown or given twice, or a value is invalid.
         """
-        wanted = "a mapping of keys to values"
-        arguments.instance(settings, "settings", Mapping, wanted, error=InvalidOptionsError)
+        form = "a mapping of keys to values"
+        arguments.instance(settings, "settings", Mapping, form, error=InvalidOptionsError)
+        specs = tuple(declared_options("changelog", cls))
         values: dict[str, Any] = {}  # by field; each class checks its own
         for key, value in settings.items():
-            spec = find_option(key, "changelog")
+            spec = find_declared(key, specs)
             if isinstance(spec, ForeignKey):
                 check_foreign(spec, key, value)
                 continue
@@ -132,31 +231,41 @@ class ChangelogOptions:
         return cls(**values)
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
     """
     Settings of a `CheckpointCoordinator`.
 
-    Args:
-        retained: Number of newest checkpoints that can be restored; 1 to 65,536.
-        compress_metadata: Snappy-frame the change sets inside `_metadata`.  If the record and the
-            staged output exceed 16 MiB, the file is written plain.
-        min_age_of_orphans: Garbage collection keeps younger objects, because a checkpoint under way
-            may need them.  Must exceed the longest time from the upload of a change set to the
-            commit of its checkpoint.
-
     Raises:
         InvalidOptionsError: A value is out of range.
     """
 
-    retained: int = 3
-    compress_metadata: bool = True
-    min_age_of_orphans: dt.timedelta = dt.timedelta(hours=1)
+    retained: int = option(
+        3,
+        "retained",
+        OptionKind.COUNT,
+        "Completed checkpoints that can be restored; at most 65,536.",
+        flink_keys=(f"{EXECUTION}num-retained", "state.checkpoints.num-retained"),
+        least=1,
+    )
+    compress_metadata: bool = option(
+        True,
+        "compress-metadata",
+        OptionKind.SWITCH,
+        "Snappy-frame the change sets inside `_metadata`; the file is written plain if the "
+        "record and the staged output exceed 16 MiB.",
+    )
+    min_age_of_orphans: dt.timedelta = option(
+        dt.timedelta(hours=1),
+        "min-age-of-orphans",
+        OptionKind.DURATION,
+        "Garbage collection keeps younger objects; must exceed the time from an upload to the"
+        " commit of its checkpoint.",
+    )
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_signs(self)
-        _check_at_least_one(self, "retained")
+        check_fields(self)
         if self.retained > RETAINED_MAX:
             raise InvalidOptionsError(
                 f"retained is {self.retained}; it must be at most {RETAINED_MAX}. A tag keeps a single "
@@ -165,26 +274,47 @@ class CheckpointOptions:
             )
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """
     Settings of an `FsCheckpointStreamFactory`; its `from_options` reads them.
 
-    Args:
-        data_inline_threshold_bytes: State up to this size stays in its handle; 0 to 1 MiB.
-        write_buffer_size_bytes: Small writes to a stream are collected in pieces of this size;
-            raised to the threshold.
-
     Raises:
         InvalidOptionsError: A value is out of range.
     """
 
-    data_inline_threshold_bytes: int = 20 * KIB
-    write_buffer_size_bytes: int = 4096
+    data_inline_threshold_bytes: int = option(
+        20 * KIB,
+        "data-inline-threshold",
+        OptionKind.SIZE,
+        "State up to this size stays in its handle; at most 1 mb.",
+        flink_keys=(
+            f"{EXECUTION}data-inline-threshold",
+            "state.storage.fs.memory-threshold",
+            "state.backend.fs.memory-threshold",
+        ),
+        not_in_query=(
+            "changes and rows of a task up to inlineBytes are stored in the object of the "
+            "micro-batch, and a snapshot is always a file; set inlineBytes"
+        ),
+    )
+    write_buffer_size_bytes: int = option(
+        4096,
+        "write-buffer-size",
+        OptionKind.SIZE,
+        "Small writes to a checkpoint stream are collected in pieces of this size; raised to "
+        "the threshold.",
+        flink_keys=(
+            f"{EXECUTION}write-buffer-size",
+            "state.storage.fs.write-buffer-size",
+            "state.backend.fs.write-buffer-size",
+        ),
+        not_in_query=_NO_STREAM,
+    )
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_signs(self)
+        check_fields(self)
         if self.data_inline_threshold_bytes > INLINE_THRESHOLD_MAX_BYTES:
             raise InvalidOptionsError(
                 f"data_inline_threshold_bytes is {self.data_inline_threshold_bytes}; it must be at "
@@ -193,33 +323,53 @@ class StreamOptions:
             )
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
     """
     Bounds of the log, and of what one micro-batch writes in snapshots.
 
-    Args:
-        log_to_snapshot_ratio: The log may grow to this many times the size of the state; > 0.
-        min_log_bytes: A smaller log never makes a snapshot due by its size.
-        max_log_handles: Checkpoints whose log one key group may have to replay; >= 1.
-        slice_bytes: Size of the snapshot that one micro-batch writes; >= 1.
-        max_slices: A state larger than this many slices is cut into larger slices, so that the
-            log is covered in time; >= 1.
-
     Raises:
         InvalidOptionsError: A value is out of range.
     """
 
-    log_to_snapshot_ratio: float = 2.0
-    min_log_bytes: int = 16 * MIB
-    max_log_handles: int = 250
-    slice_bytes: int = 4 * MIB
-    max_slices: int = 64
+    log_to_snapshot_ratio: float = option(
+        2.0,
+        "log-to-snapshot-ratio",
+        OptionKind.RATIO,
+        "The log may grow to this many times the size of the state before snapshots have "
+        "covered it; above 0.",
+    )
+    min_log_bytes: int = option(
+        16 * MIB,
+        "min-log-size",
+        OptionKind.SIZE,
+        "A smaller log never makes a snapshot due by its size.",
+    )
+    max_log_handles: int = option(
+        250,
+        "max-log-handles",
+        OptionKind.COUNT,
+        "Checkpoints whose log one key group may have to replay, whatever its size.",
+        least=1,
+    )
+    slice_bytes: int = option(
+        4 * MIB,
+        "slice-size",
+        OptionKind.SIZE,
+        "Size of the snapshot that one micro-batch writes; see `snapshot.max-slices`.",
+        least=1,
+    )
+    max_slices: int = option(
+        64,
+        "max-slices",
+        OptionKind.COUNT,
+        "Slices of a state at most; a state too large for so many is cut into larger slices.",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_signs(self)
-        _check_at_least_one(self, "max_log_handles", "slice_bytes", "max_slices")
+        check_fields(self)
         if not self.log_to_snapshot_ratio > 0:
             raise InvalidOptionsError(
                 f"log_to_snapshot_ratio is {self.log_to_snapshot_ratio}; it must be above 0",
@@ -227,6 +377,7 @@ class SnapshotPolicy:
             )
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class LocalRecoveryOptions:
     """
@@ -234,21 +385,37 @@ class LocalRecoveryOptions:
 
     `FsStateChangelogStorage.from_options` and `LocalRecoveryConfig.of` read them.
 
-    Args:
-        backup: Write local copies; None to use the value of *recovery*.
-        recovery: Read local copies.
-        directories: Directories of this host.
-
     Raises:
         InvalidOptionsError: Copies are wanted and there is no directory for them.
     """
 
-    backup: bool | None = None
-    recovery: bool = False
-    directories: tuple[str, ...] = ()
+    backup: bool | None = option(
+        None,
+        "backup",
+        OptionKind.SWITCH,
+        "Write local copies of uploaded files; by default the value of `local-recovery.recovery`.",
+        flink_keys=(f"{EXECUTION}local-backup.enabled",),
+        not_in_query=_NO_COPIES,
+    )
+    recovery: bool = option(
+        False,
+        "recovery",
+        OptionKind.SWITCH,
+        "Read local copies where they exist.",
+        flink_keys=("execution.state-recovery.from-local", "state.backend.local-recovery"),
+        not_in_query=_NO_COPIES,
+    )
+    directories: tuple[str, ...] = option(
+        (),
+        "directories",
+        OptionKind.PATHS,
+        "Directories of this host for local copies.",
+        flink_keys=(f"{EXECUTION}local-backup.dirs", "taskmanager.state.local.root-dirs"),
+        not_in_query=_NO_COPIES,
+    )
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_fields(self)
         if self.backup is None:
             object.__setattr__(self, "backup", self.recovery)
         if (self.backup or self.recovery) and not self.directories:
@@ -258,13 +425,30 @@ class LocalRecoveryOptions:
             )
 
 
-_SECTION_CLASSES: Final[Mapping[str, type]] = {
+_SECTION_CLASSES: Final = {
     "changelog": ChangelogOptions,
     "checkpoint": CheckpointOptions,
     "stream": StreamOptions,
     "snapshot": SnapshotPolicy,
     "local_recovery": LocalRecoveryOptions,
 }
+OPTIONS: Final = tuple(
+    spec
+    for name, kind in _SECTION_CLASSES.items()
+    for spec in declared_options(name.replace("_", "-"), kind)
+)
+"""Every option."""
+SECTIONS: Final = tuple(dict.fromkeys(spec.section for spec in OPTIONS))
+
+
+def find_option(key: str) -> OptionSpec | ForeignKey:
+    """
+    Return the option that *key* names, in any of its spellings.
+
+    Raises:
+        InvalidOptionsError: There is no such key; the message names the nearest one.
+    """
+    return find_declared(key, OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +463,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, kind in _SECTION_CLASSES.items():
-            section, wanted = getattr(self, name), kind.__name__
-            arguments.instance(section, name, kind, wanted, error=InvalidOptionsError)
+            section, class_name = getattr(self, name), kind.__name__
+            arguments.instance(section, name, kind, class_name, error=InvalidOptionsError)
 
     @property
     def materialization(self) -> SnapshotPolicy:
@@ -294,65 +478,5 @@ class Options:
 def default_of(spec: OptionSpec) -> OptionValue | None:
     """Return the default of an option."""
     section = getattr(Options(), spec.section.replace("-", "_"))
-    found: OptionValue | None = getattr(section, spec.field)
-    return found
-
-
-def check_foreign(foreign: ForeignKey, key: str, value: object) -> None:
-    """
-    Check a setting of Flink's that has no option here.
-
-    Raises:
-        InvalidOptionsError: statelog does not support its value.
-    """
-    parsed = foreign.kind.parse(value, key)
-    if foreign.allowed is not None and parsed != foreign.allowed:
-        raise InvalidOptionsError(
-            f"option {key!r} is {value!r}; here it can only be {foreign.allowed!r}: "
-            f"{foreign.reason}",
-            key=key,
-        )
-
-
-_CHECKS: Final[Mapping[str, Callable[..., object]]] = {
-    "int": arguments.whole_number,
-    "float": arguments.number,
-    "bool": arguments.switch,
-    "bool | None": arguments.switch,
-    "str": arguments.text,
-    "str | None": arguments.path,
-    "dt.timedelta": arguments.duration,
-    "tuple[str, ...]": arguments.paths,
-}
-"""By declared type: the check of a field of an option class."""
-
-
-def _check_types(options: DataclassInstance) -> None:
-    """Convert each field to its plain type, or refuse it."""
-    for each in dataclasses.fields(options):
-        value = getattr(options, each.name)
-        if value is None and str(each.type).endswith("| None"):
-            continue
-        found = _CHECKS[str(each.type)](value, each.name, error=InvalidOptionsError)
-        object.__setattr__(options, each.name, found)
-
-
-def _check_signs(options: DataclassInstance) -> None:
-    for each in dataclasses.fields(options):
-        value = getattr(options, each.name)
-        if isinstance(value, dt.timedelta) and value < dt.timedelta(0):
-            raise InvalidOptionsError(
-                f"{each.name} is {value}; it must not be negative", fields=(each.name,)
-            )
-        if isinstance(value, int) and value < 0:
-            raise InvalidOptionsError(
-                f"{each.name} is {value}; it must not be negative", fields=(each.name,)
-            )
-
-
-def _check_at_least_one(options: DataclassInstance, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) < 1:
-            raise InvalidOptionsError(
-                f"{name} is {getattr(options, name)}; it must be at least 1", fields=(name,)
-            )
+    default: OptionValue | None = getattr(section, spec.field)
+    return default

@@ -7,6 +7,7 @@ defaults.  Every error names the place of its value.
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,25 +17,26 @@ import msgspec
 
 from statelog import arguments, extras
 from statelog.errors import InvalidOptionsError
+from statelog.options.declaration import (
+    RENAMED_SECTIONS,
+    ForeignKey,
+    OptionSpec,
+    OptionValue,
+    check_foreign,
+    variable_of,
+)
 from statelog.options.sections import (
+    OPTIONS,
+    SECTIONS,
     ChangelogOptions,
     CheckpointOptions,
     LocalRecoveryOptions,
     Options,
     SnapshotPolicy,
     StreamOptions,
-    check_foreign,
-)
-from statelog.options.table import (
-    OPTIONS,
-    RENAMED_SECTIONS,
-    SECTIONS,
-    ForeignKey,
-    OptionSpec,
-    OptionValue,
     find_option,
-    variable_of,
 )
+from statelog.options.units import MIB
 
 _VARIABLE_PREFIX: Final = "STATELOG_"
 _SPARK_PREFIX: Final = "spark.statelog."
@@ -42,7 +44,7 @@ _ROOT: Final = "statelog"
 _SUGGESTION_CUTOFF: Final = 0.75
 
 SectionT = TypeVar("SectionT")
-_Found = dict[str, tuple[OptionSpec, OptionValue, str]]
+_Values = dict[str, tuple[OptionSpec, OptionValue, str]]
 """By key: the option, its value, and the place where it is set."""
 
 
@@ -78,11 +80,11 @@ def load_options(
         RequirementError: There is YAML, but PyYAML is not installed.
     """
     if settings is not None:
-        wanted = "a mapping of keys to values"
-        arguments.instance(settings, "settings", Mapping, wanted, error=InvalidOptionsError)
+        form = "a mapping of keys to values"
+        arguments.instance(settings, "settings", Mapping, form, error=InvalidOptionsError)
     if yaml_file is not None and yaml_text is not None:
         raise InvalidOptionsError("give YAML as a file or as text, not both")
-    found: _Found = {}
+    values: _Values = {}
     places = (
         ((key, value, "the defaults") for key, value in (defaults or {}).items()),
         _from_yaml(yaml_file, yaml_text),
@@ -91,19 +93,19 @@ def load_options(
         ((key, value, f"{key!r} in the code") for key, value in (settings or {}).items()),
     )
     for place in places:
-        found |= _read(place)
+        values |= _read(place)
     return Options(
-        changelog=_section(ChangelogOptions, "changelog", found),
-        checkpoint=_section(CheckpointOptions, "checkpoint", found),
-        stream=_section(StreamOptions, "stream", found),
-        snapshot=_section(SnapshotPolicy, "snapshot", found),
-        local_recovery=_section(LocalRecoveryOptions, "local-recovery", found),
+        changelog=_section(ChangelogOptions, "changelog", values),
+        checkpoint=_section(CheckpointOptions, "checkpoint", values),
+        stream=_section(StreamOptions, "stream", values),
+        snapshot=_section(SnapshotPolicy, "snapshot", values),
+        local_recovery=_section(LocalRecoveryOptions, "local-recovery", values),
     )
 
 
-def _read(entries: Iterable[tuple[str, object, str]]) -> _Found:
+def _read(entries: Iterable[tuple[str, object, str]]) -> _Values:
     """Parse the settings of one place; none may be set twice there."""
-    found: _Found = {}
+    values: _Values = {}
     for key, value, origin in entries:
         try:
             spec = find_option(key)
@@ -113,20 +115,20 @@ def _read(entries: Iterable[tuple[str, object, str]]) -> _Found:
             parsed = spec.kind.parse(value, spec.key)
         except InvalidOptionsError as error:
             raise InvalidOptionsError(f"{origin}: {error}", **error.facts, origin=origin) from None
-        if spec.key in found:
+        if spec.key in values:
             raise InvalidOptionsError(
-                f"{origin}: {spec.key} is already set by {found[spec.key][2]}; leave one out",
+                f"{origin}: {spec.key} is already set by {values[spec.key][2]}; leave one out",
                 key=key,
                 origin=origin,
             )
-        found[spec.key] = (spec, parsed, origin)
-    return found
+        values[spec.key] = (spec, parsed, origin)
+    return values
 
 
-def _section(kind: Callable[..., SectionT], name: str, found: _Found) -> SectionT:
+def _section(kind: Callable[..., SectionT], name: str, values: _Values) -> SectionT:
     chosen = {
         spec.field: (value, origin)
-        for spec, value, origin in found.values()
+        for spec, value, origin in values.values()
         if spec.section == name
     }
     try:
@@ -218,3 +220,39 @@ def _flat(document: Mapping[object, object], prefix: str = "") -> Iterator[tuple
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
+
+
+# --- the defaults of tasks on Spark, and of commands that write changes ---------------------------
+# They differ from Flink's where a task differs: it waits for its uploads before it answers, so a
+# failed upload repeats the whole task, and its memory is bounded by `memoryBudget`.
+
+MEMORY_BUDGET: Final = 512 * MIB
+"""The default of memoryBudget."""
+
+IN_FLIGHT_SHARE: Final = 16
+PREEMPTIVE_SHARE: Final = 64
+_BATCH_MAX_BYTES: Final = 10 * MIB
+
+
+def task_defaults(memory_budget: int = MEMORY_BUDGET) -> dict[str, OptionValue]:
+    """
+    Return the defaults of a task by key.
+
+    Args:
+        memory_budget: Bytes that state and rows take in the worker.
+    """
+    preemptive = memory_budget // PREEMPTIVE_SHARE
+    return {
+        # A change set in flight is in memory twice: as changes, and encoded.
+        "changelog.upload.max-in-flight": memory_budget // IN_FLIGHT_SHARE,
+        "changelog.preemptive-persist-threshold": preemptive,
+        "changelog.batch.persist-size-threshold": min(preemptive, _BATCH_MAX_BYTES),
+        # Flink's second is less than a large file takes on a slow connection.
+        "changelog.upload.timeout": dt.timedelta(seconds=30),
+        "changelog.upload.max-attempts": 5,
+    }
+
+
+def task_changelog_options(memory_budget: int = MEMORY_BUDGET) -> ChangelogOptions:
+    """Return the options of a task where nothing is set."""
+    return ChangelogOptions.from_mapping(task_defaults(memory_budget))

@@ -1,4 +1,8 @@
-"""Parse values of options: sizes in binary units, durations, switches, lists of paths."""
+"""
+Parse values of options: sizes in binary units, durations, switches, lists of paths.
+
+Each `parse_` function raises `InvalidOptionsError` for a value of another form.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +37,12 @@ _ISO_DURATION: Final = re.compile(
 )
 
 
-def _refuse(key: str, value: object, wanted: str) -> InvalidOptionsError:
-    return InvalidOptionsError(f"option {key!r} is {value!r}; it must be {wanted}", key=key)
+def _refuse(key: str, value: object, form: str) -> InvalidOptionsError:
+    return InvalidOptionsError(f"option {key!r} is {value!r}; it must be {form}", key=key)
 
 
 def parse_size(value: object, *, key: str = "size") -> int:
-    """
-    Return a number of bytes; text such as "5 mb" has binary units.
-
-    Raises:
-        InvalidOptionsError: *value* is neither.
-    """
+    """Return a number of bytes; text such as "5 mb" has binary units."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
@@ -53,12 +52,7 @@ def parse_size(value: object, *, key: str = "size") -> int:
 
 
 def parse_count(value: object, *, key: str = "count") -> int:
-    """
-    Return a whole number.
-
-    Raises:
-        InvalidOptionsError: *value* is not a whole number.
-    """
+    """Return a whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value):
@@ -67,12 +61,7 @@ def parse_count(value: object, *, key: str = "count") -> int:
 
 
 def parse_ratio(value: object, *, key: str = "ratio") -> float:
-    """
-    Return a number that may have a fraction.
-
-    Raises:
-        InvalidOptionsError: *value* is not a finite number.
-    """
+    """Return a number that may have a fraction."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             number = float(value)
@@ -84,12 +73,7 @@ def parse_ratio(value: object, *, key: str = "ratio") -> float:
 
 
 def parse_duration(value: object, *, key: str = "duration") -> dt.timedelta:
-    """
-    Return a duration from a `timedelta`, milliseconds, "10 ms" or "PT0.01S".
-
-    Raises:
-        InvalidOptionsError: *value* is none of these, or longer than a `timedelta` can be.
-    """
+    """Return a duration from a `timedelta`, milliseconds, "10 ms" or "PT0.01S"."""
     if isinstance(value, dt.timedelta):
         return value
     plain = isinstance(value, str | int) and not isinstance(value, bool)
@@ -107,12 +91,7 @@ def parse_duration(value: object, *, key: str = "duration") -> dt.timedelta:
 
 
 def parse_bool(value: object, *, key: str = "switch") -> bool:
-    """
-    Return a switch from `bool` or from "true" and "false".
-
-    Raises:
-        InvalidOptionsError: *value* is neither.
-    """
+    """Return a switch from `bool` or from "true" and "false"."""
     text = str(value).strip().lower()
     if text not in ("true", "false"):
         raise _refuse(key, value, "true or false")
@@ -120,12 +99,7 @@ def parse_bool(value: object, *, key: str = "switch") -> bool:
 
 
 def parse_text(value: object, *, key: str = "text") -> str:
-    """
-    Return text, stripped.
-
-    Raises:
-        InvalidOptionsError: *value* is not text, or empty.
-    """
+    """Return text, stripped."""
     if not isinstance(value, str) or not value.strip():
         raise _refuse(key, value, "text")
     return value.strip()
@@ -136,9 +110,6 @@ def parse_paths(value: object, *, key: str = "paths") -> tuple[str, ...]:
     Return paths from a list, or from text.
 
     In text, paths are separated by commas or by the system's path separator.
-
-    Raises:
-        InvalidOptionsError: *value* is neither, or a path in it is not text.
     """
     parts = value.replace(os.pathsep, ",").split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):

@@ -34,8 +34,8 @@ from statelog.spark.migration import (
 )
 from statelog.spark.operations import WrittenState, edit_state, write_state
 from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
-from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.settings import OperatorSettings
 from statelog.spark.stream.sinks import idempotent, writer_id
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter

@@ -35,7 +35,6 @@ from statelog.spark.query.input_plan import (
     with_event_time,
 )
 from statelog.spark.query.keyed_frame import grouping_of, initial_state
-from statelog.spark.query.operator_settings import OperatorSettings, names_settings
 from statelog.spark.query.processor_checks import warn_of_missing_yield
 from statelog.spark.query.query import (
     OUTPUT_MODES,
@@ -50,7 +49,7 @@ from statelog.spark.query.resolve import (
     resolve_settings,
 )
 from statelog.spark.query.session import Client, parse_schema, session_of, use_this_python
-from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.settings import OperatorSettings, QuerySettings, names_settings
 from statelog.spark.rows.formats import (
     ColumnarFormat,
     PandasRowFormat,

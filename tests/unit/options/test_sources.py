@@ -8,8 +8,8 @@ import pytest
 
 import statelog as sl
 from statelog.options import SnapshotPolicy
-from statelog.options.sections import Options, default_of
-from statelog.options.table import FOREIGN, OPTIONS, find_option
+from statelog.options.declaration import FOREIGN
+from statelog.options.sections import OPTIONS, Options, default_of, find_option
 
 ATTEMPTS = "changelog.upload.max-attempts"
 

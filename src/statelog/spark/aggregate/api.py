@@ -21,10 +21,9 @@ from statelog.spark.aggregate.processor import AggregateProcessor
 from statelog.spark.api import OperatorArguments, client_of, stateful_frame
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.input_plan import PreAggregated
-from statelog.spark.query.operator_settings import names_settings
 from statelog.spark.query.query import OUTPUT_MODES, mode_of
 from statelog.spark.query.session import session_of
-from statelog.spark.query.settings import SETTINGS
+from statelog.spark.query.settings import SETTINGS, names_settings
 from statelog.spark.rows.formats import ColumnarFormat
 from statelog.spark.stream.stateful_stream import GroupedStatefulStream
 

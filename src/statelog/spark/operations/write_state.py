@@ -39,11 +39,10 @@ from statelog.spark.operations.snapshot_task import (
     snapshots_of,
 )
 from statelog.spark.query.declared_state import operator_schema
-from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.query import TIME_MODES, mode_of
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
 from statelog.spark.query.session import parse_schema, use_this_python
-from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.settings import OperatorSettings, QuerySettings
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec

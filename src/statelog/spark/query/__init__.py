@@ -5,8 +5,8 @@ Everything about a stateful query that is decided once, before it runs.
     input_plan           from `groupBy(...)` to rows with keys: keyed_frame, pre_aggregation
     processor_checks     a copy of the processor as a worker gets it, and a warning of a missing `yield`
     declared_state       from the processor's `init`, run once, to the declared state variables
-    settings             the declarations of all settings, each made by `setting`
-    record               which keys are recorded; operator_settings: the settings as arguments
+    settings             the declarations of all settings, each made by `setting`; as arguments too
+    record               which keys are recorded
     resolve              from session, code and writer to `QuerySettings`
     query                operators, settings and location in one immutable object for the driver
 

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.options import OPTIONS, load_options, task_defaults
-from statelog.options.table import ForeignKey, find_option
+from statelog.options.declaration import ForeignKey
+from statelog.options.sections import find_option
 from statelog.spark.jvm.tricks import is_switch
 from statelog.spark.query.setting import Place, Setting
 from statelog.spark.query.settings import (
@@ -44,8 +45,8 @@ def _plain(name: str) -> str:
     return name.replace(".", "").replace("-", "").replace("_", "").lower()
 
 
-_BY_NAME: Final = {_plain(one.name): at for at, one in SETTINGS.items()} | {
-    _plain(one.former): at for at, one in SETTINGS.items() if one.former
+_BY_NAME: Final = {_plain(setting.name): at for at, setting in SETTINGS.items()} | {
+    _plain(setting.former): at for at, setting in SETTINGS.items() if setting.former
 }
 """Plain name, former ones included, to the field of `QuerySettings`."""
 
@@ -61,26 +62,33 @@ class _Layer:
 
 def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
     """
-    Reject arguments of `transform_with_state` that are no settings.
+    Reject arguments of `transform_with_state` that are not settings.
 
     Raises:
-        UsageError: An argument is unknown; the message has the known ones.
+        UsageError: An argument is unknown; the message has the nearest name, and all names.
     """
-    known = {one.name for one in SETTINGS.values()} | {one.former for one in SETTINGS.values()}
-    unknown = set(arguments) - known
+    names = [setting.name for setting in SETTINGS.values()]
+    unknown = set(arguments).difference(names, (each.former for each in SETTINGS.values()))
     if unknown:
-        names = ", ".join(one.name for one in SETTINGS.values())
+        nearest = [name for name in map(_nearest, sorted(unknown)) if name]
+        hint = f"; did you mean {', '.join(map(repr, nearest))}? It" if nearest else "; it"
         raise UsageError(
-            f"transform_with_state has no argument {', '.join(sorted(unknown))}; it takes Spark's "
-            f"and {names}"
+            f"transform_with_state has no argument {', '.join(sorted(unknown))}{hint} takes "
+            f"Spark's and {', '.join(names)}"
         )
+
+
+def _nearest(key: str) -> str:
+    """Return the setting whose name is nearest to *key*, or ""."""
+    similar = difflib.get_close_matches(_plain(key), _BY_NAME, n=1, cutoff=0.7)
+    return SETTINGS[_BY_NAME[similar[0]]].name if similar else ""
 
 
 def chained_arguments(
     before: Mapping[str, object], arguments: Mapping[str, object]
 ) -> dict[str, object]:
     """
-    Return the settings of a query with one operator more.
+    Return the settings of a query with another operator.
 
     Args:
         before: Those given with the operators before it.
@@ -89,21 +97,21 @@ def chained_arguments(
     Raises:
         UsageError: A setting is given twice, with different values: it applies to the whole query.
     """
-    own = {_plain(name): name for name, value in arguments.items() if value is not None}
-    # Each operator has a name of its own.
+    given_names = {_plain(name): name for name, value in arguments.items() if value is not None}
+    # Each operator has its own name.
     chained = {name: value for name, value in before.items() if _plain(name) != _OPERATOR_ID}
     for name, value in chained.items():
-        given = own.get(_plain(name), name)
+        given = given_names.get(_plain(name), name)
         if value is not None and arguments.get(given, value) != value:
             # A mapping may hold credentials, so that only its name is shown.
-            shown = "differs here from"
+            difference = "differs here from"
             if not isinstance(value, Mapping):
-                shown = f"is {arguments[given]!r} here and {value!r} at"
+                difference = f"is {arguments[given]!r} here and {value!r} at"
             raise UsageError(
-                f"{given} {shown} an operator before this one; it applies to the whole query: give "
+                f"{given} {difference} an operator before this one; it applies to the whole query: give "
                 "it once"
             )
-    return chained | {name: arguments[name] for name in own.values()}
+    return chained | {name: arguments[name] for name in given_names.values()}
 
 
 def resolve_settings(
@@ -181,11 +189,7 @@ def resolve_settings(
 
 
 def _read(place: Place, entries: Iterable[tuple[str, object, str]]) -> _Layer:
-    """
-    Parse the settings of one place.
-
-    Reject a setting that is given twice.
-    """
+    """Parse the settings of one place, and reject one that is given twice."""
     layer = _Layer()
     for key, value, origin in entries:
         if key.lower().startswith(_STORE_OPTIONS):
@@ -239,9 +243,8 @@ def _option(key: str, origin: str) -> str:
     try:
         spec = find_option(key)
     except InvalidOptionsError as error:
-        similar = difflib.get_close_matches(_plain(key), _BY_NAME, n=1, cutoff=0.7)
-        known = SETTINGS[_BY_NAME[similar[0]]].name if similar else ""
-        hint = f"unknown setting {key!r}; did you mean {known!r}?" if similar else error
+        nearest = _nearest(key)
+        hint = f"unknown setting {key!r}; did you mean {nearest!r}?" if nearest else error
         raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
     if isinstance(spec, ForeignKey):
         if spec.allowed is not None:  # `load_options` compares the value

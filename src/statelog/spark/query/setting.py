@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, overload
 
 from statelog.errors import InvalidOptionsError
 from statelog.options.units import parse_count
+
+T = TypeVar("T")
 
 
 class Place(enum.Flag):
@@ -56,8 +57,10 @@ def choice_of(kind: type[enum.Enum]) -> Callable[..., enum.Enum]:
         try:
             return kind(value.lower() if isinstance(value, str) else value)
         except ValueError:
-            known = " or ".join(member.value for member in kind)
-            raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be {known}") from None
+            choices = " or ".join(member.value for member in kind)
+            raise InvalidOptionsError(
+                f"option {key!r} is {value!r}; it must be {choices}"
+            ) from None
 
     return parse
 
@@ -67,19 +70,48 @@ def parse_restore_from(value: object, *, key: str) -> int | str:
     if value in ("latest", "empty"):
         return str(value)
     try:
-        wanted = parse_count(value, key=key)
+        checkpoint = parse_count(value, key=key)
     except InvalidOptionsError:
-        wanted = -1
-    if wanted < 0:
+        checkpoint = -1
+    if checkpoint < 0:
         raise InvalidOptionsError(
             f"option {key!r} is {value!r}; it must be 'latest', 'empty' or a checkpoint id"
         )
-    return wanted
+    return checkpoint
 
 
 def as_given(value: object, *, key: str) -> object:
     """Return *value*: an object that only code can set."""
     return value
+
+
+@overload
+def setting(
+    name: str,
+    parse: Callable[..., object],
+    values: str,
+    text: str,
+    *,
+    default: T,
+    places: Place = ...,
+    former: str = ...,
+    option: str = ...,
+) -> T: ...
+
+
+@overload
+def setting(
+    name: str,
+    parse: Callable[..., object],
+    values: str,
+    text: str,
+    *,
+    default_factory: Callable[[], T],
+    compare: bool = ...,
+    places: Place = ...,
+    former: str = ...,
+    option: str = ...,
+) -> T: ...
 
 
 def setting(
@@ -88,17 +120,15 @@ def setting(
     values: str,
     text: str,
     *,
+    default: object = None,
+    default_factory: Callable[[], object] | None = None,
     compare: bool = True,
-    default: object = dataclasses.MISSING,
-    default_factory: Any = dataclasses.MISSING,
-    **where: Any,
-) -> Any:
-    """
-    Return a dataclass field that declares a setting.
-
-    See `Setting` for the arguments.
-    """
-    declared = {"setting": Setting(name, parse, values, text, **where)}
-    if default is dataclasses.MISSING:
+    places: Place = Place.ANY,
+    former: str = "",
+    option: str = "",
+) -> object:
+    """Return a dataclass field that declares a setting; see `Setting` for the arguments."""
+    declared = {"setting": Setting(name, parse, values, text, places, former, option)}
+    if default_factory is not None:
         return field(default_factory=default_factory, compare=compare, metadata=declared)
     return field(default=default, compare=compare, metadata=declared)

@@ -3,17 +3,18 @@ The settings of one stateful query, each declared once.
 
 A field of `QuerySettings` declares a setting: its type and default, its name as users type it, its
 parser, the places where it may be set, and its text.  `SETTINGS` is the table of these declarations.
-The docstring of `OperatorSettings` (operator_settings.py), docs/reference/settings.md and the check of unknown names use
-it; `resolve` reads the places and resolves the settings.
+The docstring of `OperatorSettings`, docs/reference/settings.md and the check of unknown names use it;
+`resolve` reads the places and resolves the settings.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypedDict, TypeVar
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
@@ -367,3 +368,68 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     if "setting" in each.metadata
 }
 """The declarations by the name of their field in `QuerySettings`."""
+
+
+# --- the settings as keyword arguments ------------------------------------------------------------
+# A type checker reads the names here, so they are written out; a test compares them with SETTINGS.
+
+Function = TypeVar("Function", bound=Callable[..., object])
+_REFERENCE: Final = "`OperatorSettings`."
+
+
+class OperatorSettings(TypedDict, total=False):
+    """Its docstring is built from SETTINGS."""
+
+    stateLocation: str | None
+    delivery: str | None
+    fileSink: str | None
+    noDataBatches: bool | None
+    tasks: int | None
+    minTasks: int | None
+    maxTasks: int | None
+    maxParallelism: int | None
+    operatorId: str | None
+    restoreFrom: int | str | None
+    adopt: bool | None
+    retainedCheckpoints: int | None
+    inlineBytes: int | str | None
+    memoryBudget: int | str | None
+    stateBackend: str | None
+    localDirectory: str | None
+    storeOptions: Mapping[str, object] | None
+    fsync: bool | None
+    snapshotPolicy: SnapshotPolicy | None
+    record: Sequence[object] | float | str | None
+    recordBytes: int | str | None
+    recordCheckpoints: int | None
+    recordAge: dt.timedelta | str | None
+    onProgress: Callable[[BatchProgress], None] | None
+    metrics: Metrics | None
+
+
+def _documentation() -> str:
+    lines = [
+        "Settings of an operator beyond Spark's arguments.",
+        "",
+        "A setting that is left out, or None, is read from the session's configuration",
+        "(`spark.statelog.<name>`), then has its default.",
+        "",
+        "Args:",
+    ]
+    lines += [
+        f"    {setting.name}: ({setting.values}) {setting.text}" for setting in SETTINGS.values()
+    ]
+    return "\n".join(lines)
+
+
+OperatorSettings.__doc__ = _documentation()
+
+
+def names_settings(function: Function) -> Function:
+    """Put the names of all settings into the docstring of a function that takes them."""
+    names = ", ".join(setting.name for setting in SETTINGS.values())
+    lines = textwrap.wrap(f"{names}.  `help(OperatorSettings)` describes each.", 84)
+    text = "\n".join([_REFERENCE.replace(".", ":"), *(" " * 12 + line for line in lines)])
+    if function.__doc__ is not None:  # it is None under python -OO
+        function.__doc__ = function.__doc__.replace(_REFERENCE, text)
+    return function

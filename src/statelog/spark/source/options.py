@@ -1,17 +1,25 @@
-"""Check the options of a read."""
+"""
+The options of the format statelog: how they are declared, and those of a read.
+
+Each is declared once, by a field of `SourceOptions` or of `table.options.TableOptions`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from statelog.checkpoint.at_time import parse_time
 from statelog.checkpoint.tags import check_name
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import KeyGroupRange
+from statelog.options.declaration import describe_arguments
 from statelog.store.encryption import with_source
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 STATE_VIEW: Final = "state"
 CHANGES_VIEW: Final = "changes"
@@ -23,72 +31,284 @@ _LATEST: Final = "latest"
 _EARLIEST: Final = "earliest"
 _STORE_PREFIX: Final = "storeOptions."
 _RANGE: Final = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
-_OPERATOR: Final = ("stateVarName", "operatorId", "keyGroups", "partitions")
-_BETWEEN: Final = ("startingCheckpoint", "endingCheckpoint")
-_STREAM: Final = ("maxCheckpointsPerTrigger", "reader", "readerMaxCheckpoints")
-_OF_VIEW: Final = {
-    STATE_VIEW: (*_OPERATOR, "checkpointId", "columns", "flattenCollections", "filterPushdown"),
-    CHANGES_VIEW: (*_OPERATOR, *_BETWEEN, *_STREAM),
-    LOG_VIEW: ("stateVarName", "operatorId", "keyGroups", *_BETWEEN, "decode"),
-    CHECKPOINTS_VIEW: (),
-}
-_NAMES: Final = (
-    "path",
-    "view",
-    *_OF_VIEW[STATE_VIEW],
-    *_BETWEEN,
-    *_STREAM,
-    "decode",
-)
+
+T = TypeVar("T")
+OptionsT = TypeVar("OptionsT", bound="DataclassInstance")
 
 
+# --- how an option of the format is declared, for reading and for writing -------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FormatOption:
+    """
+    What is declared of one option of the format.
+
+    Args:
+        text: What it does, for the docstring.
+        parse: Returns the parsed value; called with name and text.
+        views: The views that take it, where a view is read.
+    """
+
+    text: str
+    parse: Callable[[str, str], object]
+    views: Sequence[str]
+
+
+def _as_given(name: str, value: str) -> str:
+    return value
+
+
+def format_option(
+    default: T,
+    text: str,
+    parse: Callable[[str, str], object] = _as_given,
+    *,
+    views: Sequence[str] = (),
+) -> T:
+    """Return a dataclass field that declares an option; see `FormatOption` for the arguments."""
+    return field(default=default, metadata={"option": FormatOption(text, parse, views)})
+
+
+def declared_fields(kind: type[DataclassInstance]) -> Mapping[str, FormatOption]:
+    """Return the options that the fields of *kind* declare, by name."""
+    return {each.name: each.metadata["option"] for each in fields(kind) if each.metadata}
+
+
+def documented_options(kind: type[OptionsT]) -> type[OptionsT]:
+    """Put the texts of the options that a class declares into its docstring."""
+    describe_arguments(kind, {name: option.text for name, option in declared_fields(kind).items()})
+    return kind
+
+
+def given_options(
+    given: Mapping[str, str], kind: type[DataclassInstance], subject: str
+) -> tuple[dict[str, str], Mapping[str, object]]:
+    """
+    Return the texts of the options that are given, and the options of the store.
+
+    Args:
+        given: Spark's options; names in any case.
+        kind: The class that declares the options.
+        subject: What has them, for the error.
+
+    Raises:
+        InvalidOptionsError: A name is unknown.
+    """
+    options = {name.lower(): value for name, value in given.items()}
+    store = {
+        name[len(_STORE_PREFIX) :]: options.pop(name)
+        for name in list(options)
+        if name.startswith(_STORE_PREFIX.lower())
+    }
+    names = declared_fields(kind)
+    texts = {name: options.pop(name.lower()) for name in names if name.lower() in options}
+    if options:
+        # Values are not shown: one of them may be a secret.
+        raise InvalidOptionsError(
+            f"{subject} has no option {', '.join(sorted(options))}; it has "
+            f"{', '.join(names)}, and {_STORE_PREFIX}<name> for an option of the store"
+        )
+    return texts, with_source(store)
+
+
+def build_options(kind: type[OptionsT], texts: Mapping[str, str], **more: object) -> OptionsT:
+    """
+    Return the options as an object of *kind*.
+
+    Args:
+        kind: The class that declares the options.
+        texts: The options that are given.
+        more: Fields that are not options.
+
+    Raises:
+        InvalidOptionsError: A value has the wrong form.
+    """
+    build: Callable[..., OptionsT] = kind
+    declared = declared_fields(kind)
+    values = {name: declared[name].parse(name, text) for name, text in texts.items()}
+    return build(**values, **more)
+
+
+def parse_positive(name: str, value: str) -> int:
+    """Return a number of 1 or more; raises `InvalidOptionsError` otherwise."""
+    if not re.fullmatch(r"[1-9]\d*", value.strip(), re.ASCII):
+        raise InvalidOptionsError(f"{name} must be a number of 1 or more, not {value!r}")
+    return int(value)
+
+
+def _view(name: str, value: str) -> str:
+    view = (value or STATE_VIEW).lower()
+    if view not in _VIEWS:
+        raise InvalidOptionsError(
+            f"view must be {', '.join(_VIEWS[:-1])} or {_VIEWS[-1]}, not {view!r}"
+        )
+    return view
+
+
+def _checkpoint(name: str, value: str) -> str | None:
+    """Return a number, a tag or a time as it was given; None for the newest checkpoint."""
+    checkpoint = (value or _LATEST).strip()
+    if checkpoint.lower() == _LATEST:
+        return _LATEST if name == "startingCheckpoint" else None
+    if checkpoint.lower() == _EARLIEST:
+        return _EARLIEST
+    if re.fullmatch(r"\d+", checkpoint, re.ASCII):
+        return checkpoint
+    for check in (check_name, parse_time):
+        try:
+            check(checkpoint)
+        except UsageError:
+            continue
+        return checkpoint
+    raise InvalidOptionsError(
+        f"{name} must be a number, {_LATEST}, {_EARLIEST}, a tag, or a time of ISO 8601 such as "
+        f"2026-11-22T10:30:00Z, not {checkpoint!r:.100}"
+    )
+
+
+def _reader(name: str, value: str) -> str:
+    try:
+        return check_name(value)
+    except UsageError as error:
+        raise InvalidOptionsError(f"the option reader: {error}") from error
+
+
+def _columns(name: str, value: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in value.split(","))
+    if not all(names):
+        raise InvalidOptionsError(
+            f"columns must be names with commas between them, not {value!r:.100}"
+        )
+    return names
+
+
+def _key_groups(name: str, value: str) -> KeyGroupRange:
+    matched = _RANGE.fullmatch(value)
+    start, end = (matched[1], matched[2] or matched[1]) if matched else ("1", "0")
+    if int(start) > int(end):
+        raise InvalidOptionsError(
+            f"keyGroups must be one key group such as 3, or a range such as 0-15, not {value!r}"
+        )
+    return KeyGroupRange(int(start), int(end))
+
+
+def _switch(name: str, value: str) -> bool:
+    if value.strip().lower() not in ("true", "false"):
+        raise InvalidOptionsError(f"{name} must be true or false, not {value!r}")
+    return value.strip().lower() == "true"
+
+
+# --- the options of a read ------------------------------------------------------------------------
+
+_VIEWS: Final = (STATE_VIEW, CHANGES_VIEW, LOG_VIEW, CHECKPOINTS_VIEW)
+_ROWS: Final = (STATE_VIEW, CHANGES_VIEW)
+_BETWEEN: Final = (CHANGES_VIEW, LOG_VIEW)
+_OF_VARIABLES: Final = (STATE_VIEW, CHANGES_VIEW, LOG_VIEW)
+
+
+@documented_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """
     The options of `spark.read.format("statelog")`, and of `readStream`.
 
-    A checkpoint is given as a number, "latest", "earliest", the name of a tag, or a time of ISO 8601:
-    the newest retained one that was created at or before it.
+    A checkpoint is given as a number, "latest", "earliest", the name of a tag, or a time of ISO
+    8601: the newest retained one that was created at or before it.  Options of the store's client
+    are given as `storeOptions.<name>`.
 
-    Args:
-        path: The state location; `load(path)` sets it.  For the view "log" also a folder of changelog
-            files of Flink, or one such file.
-        view: "state" for the rows of one state variable, "changes" for what checkpoints changed, "log"
-            for the changes in the log, "checkpoints" for one row per checkpoint.
-        stateVarName: The state variable; None for the only one, and for all in the view "changes".
-        checkpointId: The checkpoint; None for the newest one ("latest").
-        operatorId: The operator; None for the only one.
-        keyGroups: The key groups to read, as "3" or "0-15"; None for all.
-        partitions: Number of partitions; None for one per 32 MiB of stored bytes.
-        columns: The columns to read, separated by commas; None for all.
-        flattenCollections: One row for each element, entry and timer; False for one row per key.
-        filterPushdown: Read only the key groups that filters on the key leave; needs Spark's setting
-            spark.sql.python.filterPushdown.enabled (Spark 4.1 and later).
-        startingCheckpoint: Changes after this one; None for the whole state first, as inserts.
-        endingCheckpoint: Changes up to this one; None for the newest one.
-        maxCheckpointsPerTrigger: Checkpoints of a micro-batch of a stream; None for all.
-        reader: Name under which a stream keeps its position in the location; None for none.
-        readerMaxCheckpoints: How many checkpoints the position of `reader` keeps at most.
-        decode: Show the operations in the log, False for its bytes.
-        store: Options of the store's client, given as `storeOptions.<name>`.
+    Raises:
+        InvalidOptionsError: A name is unknown or missing, or a value has the wrong form.
     """
 
-    path: str
-    view: str = STATE_VIEW
-    stateVarName: str | None = None
-    checkpointId: str | None = None
-    operatorId: str | None = None
-    keyGroups: KeyGroupRange | None = None
-    partitions: int | None = None
-    columns: tuple[str, ...] | None = None
-    flattenCollections: bool = True
-    filterPushdown: bool = False
-    startingCheckpoint: str | None = None
-    endingCheckpoint: str | None = None
-    maxCheckpointsPerTrigger: int | None = None
-    reader: str | None = None
-    readerMaxCheckpoints: int = DEFAULT_READER_CHECKPOINTS
-    decode: bool = True
+    path: str = format_option(
+        "",
+        'The state location; `load(path)` sets it.  For the view "log" also a folder of changelog '
+        "files of Flink, or one such file.",
+        views=_VIEWS,
+    )
+    view: str = format_option(
+        STATE_VIEW,
+        '"state" for the rows of one state variable, "changes" for what checkpoints changed, "log" '
+        'for the changes in the log, "checkpoints" for one row per checkpoint.',
+        _view,
+        views=_VIEWS,
+    )
+    stateVarName: str | None = format_option(
+        None,
+        'The state variable; None for the only one, and for all in the view "changes".',
+        views=_OF_VARIABLES,
+    )
+    operatorId: str | None = format_option(
+        None, "The operator; None for the only one.", views=_OF_VARIABLES
+    )
+    keyGroups: KeyGroupRange | None = format_option(
+        None,
+        'The key groups to read, as "3" or "0-15"; None for all.',
+        _key_groups,
+        views=_OF_VARIABLES,
+    )
+    partitions: int | None = format_option(
+        None,
+        "Number of partitions; None for one per 32 MiB of stored bytes.",
+        parse_positive,
+        views=_ROWS,
+    )
+    checkpointId: str | None = format_option(
+        None,
+        'The checkpoint; None for the newest one ("latest").',
+        _checkpoint,
+        views=(STATE_VIEW,),
+    )
+    columns: tuple[str, ...] | None = format_option(
+        None,
+        "The columns to read, separated by commas; None for all.",
+        _columns,
+        views=(STATE_VIEW,),
+    )
+    flattenCollections: bool = format_option(
+        True,
+        "One row for each element, entry and timer; False for one row per key.",
+        _switch,
+        views=(STATE_VIEW,),
+    )
+    filterPushdown: bool = format_option(
+        False,
+        "Read only the key groups that filters on the key leave; needs Spark's setting "
+        "spark.sql.python.filterPushdown.enabled (Spark 4.1 and later).",
+        _switch,
+        views=(STATE_VIEW,),
+    )
+    startingCheckpoint: str | None = format_option(
+        None,
+        "Changes after this one; None for the whole state first, as inserts.",
+        _checkpoint,
+        views=_BETWEEN,
+    )
+    endingCheckpoint: str | None = format_option(
+        None, "Changes up to this one; None for the newest one.", _checkpoint, views=_BETWEEN
+    )
+    maxCheckpointsPerTrigger: int | None = format_option(
+        None,
+        "Checkpoints of a micro-batch of a stream; None for all.",
+        parse_positive,
+        views=(CHANGES_VIEW,),
+    )
+    reader: str | None = format_option(
+        None,
+        "Name under which a stream keeps its position in the location; None for none.",
+        _reader,
+        views=(CHANGES_VIEW,),
+    )
+    readerMaxCheckpoints: int = format_option(
+        DEFAULT_READER_CHECKPOINTS,
+        "How many checkpoints the position of `reader` keeps at most.",
+        parse_positive,
+        views=(CHANGES_VIEW,),
+    )
+    decode: bool = format_option(
+        True, "Show the operations in the log, False for its bytes.", _switch, views=(LOG_VIEW,)
+    )
     store: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -102,133 +322,26 @@ class SourceOptions:
         Raises:
             InvalidOptionsError: A name is unknown or missing, or a value has the wrong form.
         """
-        options = {name.lower(): value for name, value in given.items()}
-        store = {
-            name[len(_STORE_PREFIX) :]: options.pop(name)
-            for name in list(options)
-            if name.startswith(_STORE_PREFIX.lower())
-        }
-        known = {name: options.pop(name.lower(), None) for name in _NAMES}
-        if options:
-            # Values are not shown: one of them may be a secret.
-            raise InvalidOptionsError(
-                f"the format statelog has no option {', '.join(sorted(options))}; it has "
-                f"{', '.join(_NAMES)}, and {_STORE_PREFIX}<name> for an option of the store"
-            )
-        path = known["path"]
-        if not path:
+        texts, store = given_options(given, cls, "the format statelog")
+        if not texts.get("path"):
             raise InvalidOptionsError(
                 'the format statelog needs a state location: spark.read.format("statelog")'
                 ".load(location)"
             )
-        view = _view(known)
-        return cls(
-            path=path,
-            view=view,
-            stateVarName=known["stateVarName"],
-            checkpointId=_checkpoint("checkpointId", known),
-            operatorId=known["operatorId"],
-            keyGroups=_key_groups(known["keyGroups"]),
-            partitions=_number("partitions", known),
-            columns=_columns(known["columns"]),
-            flattenCollections=_switch("flattenCollections", known, True),
-            filterPushdown=_switch("filterPushdown", known, False),
-            startingCheckpoint=_checkpoint("startingCheckpoint", known),
-            endingCheckpoint=_checkpoint("endingCheckpoint", known),
-            maxCheckpointsPerTrigger=_number("maxCheckpointsPerTrigger", known),
-            reader=_reader(known),
-            readerMaxCheckpoints=_number("readerMaxCheckpoints", known)
-            or DEFAULT_READER_CHECKPOINTS,
-            decode=_switch("decode", known, True),
-            store=with_source(store),
-        )
+        _check_view(_view("view", texts.get("view", STATE_VIEW)), texts)
+        if "readerMaxCheckpoints" in texts and "reader" not in texts:
+            raise InvalidOptionsError("readerMaxCheckpoints needs the option reader, a name")
+        return build_options(cls, texts, store=store)
 
 
-def _view(known: Mapping[str, str | None]) -> str:
-    view = (known["view"] or STATE_VIEW).lower()
-    if view not in _OF_VIEW:
-        raise InvalidOptionsError(
-            f"view must be {', '.join([*_OF_VIEW][:-1])} or {[*_OF_VIEW][-1]}, not {view!r}"
-        )
-    taken = ("path", "view", *_OF_VIEW[view])
-    unused = [name for name in _NAMES if known[name] is not None and name not in taken]
+def _check_view(view: str, given: Mapping[str, str]) -> None:
+    """Raise `InvalidOptionsError` where an option is given that the view does not take."""
+    declared = declared_fields(SourceOptions)
+    unused = [name for name in declared if name in given and view not in declared[name].views]
     if unused:
+        taken = [name for name in declared if view in declared[name].views]
+        of_view = ", ".join(name for name in taken if name not in ("path", "view"))
         raise InvalidOptionsError(
             f"the view {view} takes no {', '.join(unused)}; it takes "
-            f"{', '.join(_OF_VIEW[view]) or 'no options but the path'}"
+            f"{of_view or 'no options but the path'}"
         )
-    return view
-
-
-def _checkpoint(name: str, known: Mapping[str, str | None]) -> str | None:
-    """Return a number, a tag or a time as it was given; None for the newest checkpoint."""
-    value = (known[name] or _LATEST).strip()
-    if known[name] is None or value.lower() == _LATEST:
-        return _LATEST if name == "startingCheckpoint" and known[name] is not None else None
-    if value.lower() == _EARLIEST:
-        return _EARLIEST
-    if re.fullmatch(r"\d+", value, re.ASCII):
-        return value
-    for check in (check_name, parse_time):
-        try:
-            check(value)
-        except UsageError:
-            continue
-        return value
-    raise InvalidOptionsError(
-        f"{name} must be a number, {_LATEST}, {_EARLIEST}, a tag, or a time of ISO 8601 such as "
-        f"2026-11-22T10:30:00Z, not {value!r:.100}"
-    )
-
-
-def _reader(known: Mapping[str, str | None]) -> str | None:
-    name = known["reader"]
-    if name is None:
-        if known["readerMaxCheckpoints"] is not None:
-            raise InvalidOptionsError("readerMaxCheckpoints needs the option reader, a name")
-        return None
-    try:
-        return check_name(name)
-    except UsageError as error:
-        raise InvalidOptionsError(f"the option reader: {error}") from error
-
-
-def _columns(value: str | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = tuple(name.strip() for name in value.split(","))
-    if not all(names):
-        raise InvalidOptionsError(
-            f"columns must be names with commas between them, not {value!r:.100}"
-        )
-    return names
-
-
-def _key_groups(value: str | None) -> KeyGroupRange | None:
-    if value is None:
-        return None
-    matched = _RANGE.fullmatch(value)
-    start, end = (matched[1], matched[2] or matched[1]) if matched else ("1", "0")
-    if int(start) > int(end):
-        raise InvalidOptionsError(
-            f"keyGroups must be one key group such as 3, or a range such as 0-15, not {value!r}"
-        )
-    return KeyGroupRange(int(start), int(end))
-
-
-def _number(name: str, known: Mapping[str, str | None]) -> int | None:
-    value = known[name]
-    if value is None:
-        return None
-    if not re.fullmatch(r"[1-9]\d*", value.strip(), re.ASCII):
-        raise InvalidOptionsError(f"{name} must be a number of 1 or more, not {value!r}")
-    return int(value)
-
-
-def _switch(name: str, known: Mapping[str, str | None], default: bool) -> bool:
-    value = known[name]
-    if value is None:
-        return default
-    if value.strip().lower() not in ("true", "false"):
-        raise InvalidOptionsError(f"{name} must be true or false, not {value!r}")
-    return value.strip().lower() == "true"

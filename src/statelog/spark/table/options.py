@@ -1,4 +1,4 @@
-"""Check the options of a write, and what they say about the columns."""
+"""The options of a write, and what they say about the columns."""
 
 from __future__ import annotations
 
@@ -15,56 +15,84 @@ from statelog.errors import InvalidOptionsError, StatelogError, UsageError
 from statelog.model import DEFAULT_MAX_PARALLELISM
 from statelog.options import CheckpointOptions
 from statelog.spark.rows.types import arrow_schema
+from statelog.spark.source.options import (
+    build_options,
+    documented_options,
+    format_option,
+    given_options,
+)
 from statelog.state.encoding.values import stored_schema
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import open_query_files
-from statelog.store.encryption import with_source
 from statelog.store.location import is_known, normalize_url
 
 ROW: Final = "row"
 """Name of the variable that holds the columns of a table beside its key."""
 _OPERATOR: Final = "table"
-_STORE_PREFIX: Final = "storeOptions."
-_NAMES: Final = (
-    "path",
-    "key",
-    "deleteColumn",
-    "sequenceBy",
-    "writerId",
-    "maxParallelism",
-    "retainedCheckpoints",
-)
-_OF_SPARK: Final = ("checkpointlocation", "queryname")
-"""Options of Spark's own writer that are passed on with the others."""
+# Options of Spark's own writer that are passed on with the others.
+_CHECKPOINT_LOCATION: Final = "checkpointlocation"
+_QUERY_NAME: Final = "queryname"
 
 
+def _path(name: str, value: str) -> str:
+    # A relative path has its meaning here, in the folder of the driver.
+    return normalize_url(value) if is_known(value) else value
+
+
+def _key(name: str, value: str | None) -> tuple[str, ...]:
+    key = tuple(part.strip() for part in (value or "").split(",") if part.strip())
+    if not key or len(set(key)) != len(key):
+        raise InvalidOptionsError(
+            'the option "key" names the columns of the table\'s key, such as "customer" or "shop, '
+            f'day"; it is {value!r}'
+        )
+    return key
+
+
+def _count(name: str, value: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,8}", value.strip(), re.ASCII):
+        raise InvalidOptionsError(f"{name} must be a number of 1 or more, not {value!r}")
+    return int(value)
+
+
+@documented_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
     """
     The options of a write.
 
-    Args:
-        path: The table's location; `save(path)` and `start(path)` set it.
-        key: The columns of the key, with commas between them.
-        deleteColumn: A boolean column, which is not stored: rows where it is true delete their key.
-        sequenceBy: Of several rows with one key in one micro-batch, the one with the greatest value of
-            this column counts.  Without it, such rows are an error unless they are equal.
-        writerId: Name under which micro-batch numbers are remembered.  Default: the id of the query, from
-            its checkpointLocation.
-        maxParallelism: Number of key groups of a new table.
-        retainedCheckpoints: Checkpoints that can be read; None for the default.
-        store: Options of the store's client, given as `storeOptions.<name>`.
-        checkpoint_location: The query's; None for a batch.
+    Options of the store's client are given as `storeOptions.<name>`.
+
+    Raises:
+        InvalidOptionsError: A name is unknown or missing, or a value has the wrong form.
     """
 
-    path: str
-    key: tuple[str, ...]
-    deleteColumn: str | None = None
-    sequenceBy: str | None = None
-    writerId: str | None = None
-    maxParallelism: int = DEFAULT_MAX_PARALLELISM
-    retainedCheckpoints: int | None = None
+    path: str = format_option(
+        "", "The table's location; `save(path)` and `start(path)` set it.", _path
+    )
+    key: tuple[str, ...] = format_option(
+        (), "The columns of the key, with commas between them.", _key
+    )
+    deleteColumn: str | None = format_option(
+        None, "A boolean column, which is not stored: rows where it is true delete their key."
+    )
+    sequenceBy: str | None = format_option(
+        None,
+        "Of several rows with one key in one micro-batch, the one with the greatest value of this "
+        "column counts.  Without it, such rows are an error unless they are equal.",
+    )
+    writerId: str | None = format_option(
+        None,
+        "Name under which micro-batch numbers are remembered.  Default: the id of the query, from "
+        "its checkpointLocation.",
+    )
+    maxParallelism: int = format_option(
+        DEFAULT_MAX_PARALLELISM, "Number of key groups of a new table.", _count
+    )
+    retainedCheckpoints: int | None = format_option(
+        None, "Checkpoints that can be read; None for the default.", _count
+    )
     store: Mapping[str, object] = field(default_factory=dict, repr=False)
     checkpoint_location: str | None = None
 
@@ -76,44 +104,16 @@ class TableOptions:
         Raises:
             InvalidOptionsError: A name is unknown or missing, or a value has the wrong form.
         """
-        options = {name.lower(): value for name, value in given.items()}
-        store = {
-            name[len(_STORE_PREFIX) :]: options.pop(name)
-            for name in list(options)
-            if name.startswith(_STORE_PREFIX.lower())
-        }
-        known = {name: options.pop(name.lower(), None) for name in _NAMES}
-        of_spark = {name: options.pop(name, None) for name in _OF_SPARK}
-        if options:
-            # Values are not shown: one of them may be a secret.
-            raise InvalidOptionsError(
-                f"writing the format statelog has no option {', '.join(sorted(options))}; it has "
-                f"{', '.join(_NAMES)}, and {_STORE_PREFIX}<name> for an option of the store"
-            )
-        path = known["path"]
-        if not path:
+        of_spark = {name.lower(): value for name, value in given.items()}
+        checkpoint_location = of_spark.pop(_CHECKPOINT_LOCATION, None)
+        of_spark.pop(_QUERY_NAME, None)
+        texts, store = given_options(of_spark, cls, "writing the format statelog")
+        if not texts.get("path"):
             raise InvalidOptionsError(
                 "the format statelog needs the location of the table: .start(location) or .save(location)"
             )
-        key = tuple(part.strip() for part in (known["key"] or "").split(",") if part.strip())
-        if not key or len(set(key)) != len(key):
-            raise InvalidOptionsError(
-                'the option "key" names the columns of the table\'s key, such as "customer" or "shop, '
-                f'day"; it is {known["key"]!r}'
-            )
-        return cls(
-            # A relative path has its meaning here, in the folder of the driver.
-            path=normalize_url(path) if is_known(path) else path,
-            key=key,
-            deleteColumn=known["deleteColumn"],
-            sequenceBy=known["sequenceBy"],
-            writerId=known["writerId"],
-            maxParallelism=_count("maxParallelism", known["maxParallelism"])
-            or DEFAULT_MAX_PARALLELISM,
-            retainedCheckpoints=_count("retainedCheckpoints", known["retainedCheckpoints"]),
-            store=with_source(store),
-            checkpoint_location=of_spark["checkpointlocation"],
-        )
+        _key("key", texts.get("key"))  # raises: there is no default
+        return build_options(cls, texts, store=store, checkpoint_location=checkpoint_location)
 
     @property
     def checkpoints(self) -> CheckpointOptions:
@@ -148,14 +148,6 @@ class TableOptions:
             "repeated could not be told from another one. Set the option writerId to a name that no "
             "other query uses, and keep it for the lifetime of the checkpointLocation"
         )
-
-
-def _count(name: str, value: str | None) -> int | None:
-    if value is None:
-        return None
-    if not re.fullmatch(r"[1-9]\d{0,8}", value.strip(), re.ASCII):
-        raise InvalidOptionsError(f"{name} must be a number of 1 or more, not {value!r}")
-    return int(value)
 
 
 @dataclass(frozen=True, slots=True)

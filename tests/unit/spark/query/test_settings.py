@@ -15,14 +15,13 @@ from statelog.options import (
     SnapshotPolicy,
     task_changelog_options,
 )
-from statelog.options.table import FOREIGN
+from statelog.options.declaration import FOREIGN
 from statelog.spark.aggregate import aggregate
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
-from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.record import RecordRule, parse_record
-from statelog.spark.query.resolve import resolve_settings
-from statelog.spark.query.settings import SETTINGS, QuerySettings
+from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
+from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings
 
 
 def settled(
@@ -318,3 +317,15 @@ def test_what_is_recorded_is_a_list_a_share_or_what_failed(given: object, meant:
 def test_what_is_recorded_is_nothing_else(given: object) -> None:
     with pytest.raises(InvalidOptionsError, match="'record' must be a list of keys, the share"):
         parse_record(given, key="record")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("delivry", r"; did you mean 'delivery'\? It takes Spark's and"),
+        ("zzz", "; it takes Spark's"),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=f"no argument {name}{hint}"):
+        refuse_unknown_arguments({name: 1, "tasks": 2, "retained": 3})
