@@ -5,7 +5,7 @@ The table is an array of cells, each empty or with a slot.  The search for a key
 that the upper bits of its hash name, and takes the next cell until it finds the hash of the key or
 an empty cell (open addressing with linear probing).  All keys of a batch take a step at
 once: a batch is a few passes of numpy over shrinking arrays, and no key is a Python object.
-A byte of the hash beside each cell, its mark, tells most other keys apart without their hash.
+A byte of the hash next to each cell, its mark, tells most other keys apart without their hash.
 Lower bits of the hash would not do: they choose the key group, and a task has only some of those.
 """
 
@@ -153,7 +153,7 @@ class SlotIndex:
         """Return the slot of each key, and the cell where its search ended."""
         cells = self._home(hashes)
         slots = self._walk(hashes, cells)
-        if self._one_to_one:  # but for a null, whose hash is that of one other key
+        if self._one_to_one:  # only a null shares another key's hash
             hits = np.flatnonzero((hashes == SEED) & (slots != NO_SLOT))
         else:
             hits = np.flatnonzero(slots != NO_SLOT)
@@ -238,7 +238,7 @@ class SlotIndex:
             cells = (cells.take(left) + 1) & self._mask
 
     def _fit_table(self, keys: int) -> bool:
-        """Make the table large enough for *keys*; return whether it was made anew."""
+        """Make the table large enough for *keys*; return whether it was rebuilt."""
         if keys * _CELLS_PER_KEY <= len(self._table):
             return False
         old = self._table

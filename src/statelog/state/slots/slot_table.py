@@ -45,7 +45,7 @@ class SlotTable:
 
     Args:
         codec: The operator's codec.
-        limit_bytes: Beyond so many bytes keys are moved to cold runs; None for no bound.
+        limit_bytes: Size in bytes beyond which keys move to cold runs; None for no bound.
         files: Opens the host's files for cold runs, if there may be some.
 
     Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `zone`: time zone in
