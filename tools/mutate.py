@@ -73,8 +73,6 @@ TESTS = {
 FIRST = {
     "state/columnar/replay": _RECOVERY,
     "state/columnar/sorted_run": _RECOVERY,
-    "state/columnar/moving": _RECOVERY,
-    "state/columnar/whole_table": _RECOVERY,
     "state/columnar/run_files": _state(_COLUMNAR, "test_recovery"),
     "state/columnar/run_set": _state("test_recovery", _COLUMNAR),
     "state/encoding/snapshot_file": _RECOVERY,

@@ -304,7 +304,7 @@ def logs_ahead(
 
 
 def _lowest(key_group_range: KeyGroupRange, version_of: Callable[[int], int]) -> int:
-    """Return a checkpoint that all key groups have reached: a log is long, and most of it is old."""
+    """Return the oldest version in the range; replay skips the log before it."""
     return min(map(version_of, key_group_range))
 
 

@@ -2,9 +2,8 @@
 State as sorted columns in mapped files of the host.
 
     sorted_run    one run: the sorted rows of some key groups, and the look-up of keys
-    moving        keys moved from runs into the dict tables
-    whole_table   runs and dict tables together, in the layout of a snapshot
     replay        many changes applied to a run at once
     run_files     runs as files of the host that a later worker finds
-    run_set       the runs of one process: which keys are in columns, and in which file
+    run_set       the runs of one process: which keys are in columns, and in which file;
+                  keys moved into the dict tables, and both together in the layout of a snapshot
 """

@@ -4,7 +4,7 @@ Runs of state in files on the local disk, mapped into memory and shared by all w
 They are a cache: all state in them was read from the store or folded from committed changes, so a
 lost file loses no state.  A process verifies a file of another process before it uses it.  A file
 records for each of its key groups what was applied to the state last: the id of a log handle, or
-the path of a snapshot.  Both are unique for ever.  A file is used for a key group if the checkpoint
+the path of a snapshot.  Both are globally unique.  A file is used for a key group if the checkpoint
 to restore still refers to that id.  So a file of a run that was rolled back, or of an earlier state
 location under the same name, is never used.
 

@@ -8,25 +8,54 @@ they take too much memory (`bound`), and rows become dict entries before they ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.errors import CorruptionError
 from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
-from statelog.state.columnar.moving import Moved, move_keys, move_rows
 from statelog.state.columnar.run_files import PendingRun, RunFile, RunFiles
-from statelog.state.columnar.sorted_run import RowLayout, SortedRun, build_run
-from statelog.state.columnar.whole_table import whole_table
+from statelog.state.columnar.sorted_run import (
+    RowLayout,
+    SortedRun,
+    build_run,
+    group_order,
+    one_batch,
+)
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, snapshot_table
+from statelog.state.heap.expiry import CLOCK_STEP_MS
 from statelog.state.heap.memory import BLOCK, MemoryLimits, block_sizes, choose_blocks
 from statelog.state.heap.tables import KeyGroupState, Overlay
 from statelog.state.kinds import Key
+from statelog.state.kinds.kind import RowNumbers
 
 _log = logging.getLogger("statelog")
 
 Groups = dict[int, KeyGroupState]
+
+
+class Moved(NamedTuple):
+    """
+    The rows and keys of one move.
+
+    Args:
+        rows: Positions of rows, by run.
+        keys: Key group and key of each.
+    """
+
+    rows: list[tuple[SortedRun, RowNumbers]]
+    keys: list[tuple[int, Key]]
+
+
+class _Part(NamedTuple):
+    run: SortedRun
+    rows: RowNumbers
+    keys: Sequence[Key] | None
+    """The key searched at each row; None takes each row unconditionally."""
 
 
 class RunSet:
@@ -53,8 +82,11 @@ class RunSet:
         self._groups = groups
         self._local = local
         self._pending: list[PendingRun] = []
+        # Rows moved to the dict tables for a task; `give_back` returns them to the columns.
         self._borrowed: list[Moved] = []
+        # Key groups whose state is newer than `last_applied`: their files get no name yet.
         self._ahead: set[int] = set()
+        # Files written for `_ahead`; `name_files` publishes or deletes them.
         self._unnamed: list[tuple[PendingRun, SortedRun]] = []
 
     def forget(self, key_group: int) -> None:
@@ -307,3 +339,137 @@ def contiguous(key_groups: Iterable[int]) -> list[KeyGroupRange]:
         members = [key_group for _, key_group in part]
         parts.append(KeyGroupRange(members[0], members[-1]))
     return parts
+
+
+# --- keys moved from runs into the dict tables, all keys of a task at once
+
+
+def move_keys(
+    layout: RowLayout,
+    groups: Mapping[int, KeyGroupState],
+    runs: Mapping[int, SortedRun],
+    keys: Mapping[int, Iterable[Key]],
+) -> Moved:
+    """
+    Move keys from the runs into the dict tables; return those found.
+
+    Args:
+        layout: The columns.
+        groups: The tables, by key group.
+        runs: The runs, by key group.
+        keys: Which keys, by key group; as tables hold them.
+    """
+    keys_by_group = {kg: list(part) for kg, part in keys.items() if kg in runs}
+    flat = [key for part in keys_by_group.values() for key in part]
+    if not flat:
+        return Moved([], [])
+    hashes = layout.hashes(layout.codec.key.encode(flat))
+    parts = []
+    end = 0
+    for key_group, part in keys_by_group.items():
+        start, end = end, end + len(part)
+        run = runs[key_group]
+        rows, asked = run.candidates(key_group, hashes[start:end])
+        if len(rows):
+            parts.append(_Part(run, rows, [part[index] for index in asked.tolist()]))
+    return _move(layout, groups, parts)
+
+
+def move_rows(
+    layout: RowLayout,
+    groups: Mapping[int, KeyGroupState],
+    rows: Sequence[tuple[SortedRun, RowNumbers]],
+) -> None:
+    """Move rows, which were not moved before, into the dict tables."""
+    _move(layout, groups, [_Part(run, part, None) for run, part in rows if len(part)])
+
+
+def _move(layout: RowLayout, groups: Mapping[int, KeyGroupState], parts: Sequence[_Part]) -> Moved:
+    moved = Moved([], [])
+    if not parts:
+        return moved
+    taken = pa.Table.from_batches([part.run.rows.take(pa.array(part.rows)) for part in parts])
+    batch = one_batch(taken)
+    keys = layout.keys(batch)
+    chosen: list[int] = []
+    position = 0
+    for part in parts:
+        asked = keys[position : position + len(part.rows)] if part.keys is None else part.keys
+        same = [index for index, key in enumerate(asked) if key == keys[position + index]]
+        part.run.moved[part.rows[same]] = True
+        moved.rows.append((part.run, part.rows[same]))
+        chosen += [position + index for index in same]
+        position += len(part.rows)
+    if len(chosen) < len(keys):  # other keys with the same hash
+        batch = batch.take(pa.array(chosen, pa.int64()))
+        keys = [keys[index] for index in chosen]
+    moved.keys.extend(zip(batch.column(0).to_pylist(), keys, strict=True))
+    _insert(layout, groups, batch, keys)
+    return moved
+
+
+def _insert(
+    layout: RowLayout,
+    groups: Mapping[int, KeyGroupState],
+    batch: pa.RecordBatch,
+    keys: Sequence[Key],
+) -> None:
+    """Decode rows into the tables."""
+    key_groups: list[int] = batch.column(0).to_pylist()
+    present = dict.fromkeys(key_groups)
+    for state_id, at in layout.columns.items():
+        state = layout.codec.states[state_id]
+        cells = state.decode_cells(batch.column(at))
+        tables = {key_group: groups[key_group].tables[state_id] for key_group in present}
+        state.kind.insert_cells(tables, zip(key_groups, keys, cells, strict=True))
+
+
+# --- runs and dict tables together, in the layout of a snapshot
+
+
+def whole_table(
+    layout: RowLayout,
+    groups: Mapping[int, KeyGroupState],
+    runs: Iterable[tuple[SortedRun, KeyGroupRange]],
+    overlays: Mapping[int, Overlay],
+    key_group_range: KeyGroupRange,
+    *,
+    now_ms: int,
+) -> pa.Table:
+    """
+    Return all state of these key groups, sorted by key group.
+
+    The columns are those of a snapshot.
+
+    Args:
+        layout: The columns.
+        groups: The dict tables.
+        runs: The runs, and which of their key groups to take.
+        overlays: Deltas on top; their keys have been moved out of the runs.
+        key_group_range: Which key groups.
+        now_ms: What expired long before is left out; -1 keeps everything.
+    """
+    parts = [without_expired(layout, run.live_table(part), now_ms) for run, part in runs]
+    parts.append(snapshot_table(layout.codec, groups, overlays, key_group_range, now_ms=now_ms))
+    filled = [part for part in parts if part.num_rows]
+    table = pa.concat_tables(filled or parts[-1:])
+    if len(filled) > 1:
+        order = group_order(table.column(KEY_GROUP_COLUMN).to_numpy())
+        table = table.combine_chunks().take(pa.array(order))
+    return table
+
+
+def without_expired(layout: RowLayout, table: pa.Table, now_ms: int) -> pa.Table:
+    """Return rows without what expired long before *now_ms*; -1 keeps everything."""
+    states = [(at, layout.codec.states[state_id]) for state_id, at in layout.columns.items()]
+    if now_ms < 0 or not any(state.expires for _, state in states):
+        return table
+    batch = one_batch(table)
+    columns = list(batch.columns)
+    some = np.zeros(batch.num_rows, np.bool_)
+    for at, state in states:
+        if state.expires:
+            columns[at] = state.kind.live_column(columns[at], now_ms - CLOCK_STEP_MS)
+        some |= columns[at].is_valid().to_numpy(zero_copy_only=False)
+    live = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+    return pa.Table.from_batches([live if some.all() else live.filter(pa.array(some))])

@@ -133,7 +133,7 @@ class SortedRun:
         """
         Return the earliest timer in *column* of the unmoved rows, or None.
 
-        After `due_rows` up to *after_ms* it needs no look at the rows.  It may return the timer of
+        After `due_rows` up to *after_ms* it does not read the rows.  It may return the timer of
         a row that was moved since, which is only too early.
         """
         if self._earliest is None or self._earliest <= after_ms:

@@ -5,8 +5,7 @@ State as bytes, and back.
     nested          columns in another type of the same bytes, or with floats in one form
     converters      one value: the user's, the one state keeps, Arrow's
     values          tuples of values and keys as Arrow columns
-    upgrade         columns and entries of an earlier schema as the present one has them
-    deltas          one state variable: deltas as operations, cells as a column
+    deltas          one state variable: deltas as operations, cells as a column, earlier schemas
     changes         the changes of one operator as values of the changelog
     snapshot_file   tables as Parquet
 """

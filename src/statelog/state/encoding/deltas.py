@@ -16,11 +16,10 @@ import pyarrow as pa
 
 from statelog.errors import InvariantError, UsageError
 from statelog.state.encoding.converters import StructFactory
-from statelog.state.encoding.upgrade import TtlMigration, migrated
 from statelog.state.encoding.values import KeyCodec, MapKeyCodec, StructCodec, tuple_factory
 from statelog.state.kinds import Deltas, Entry, Operations, Values
 from statelog.state.kinds.columns import EXPIRES_FIELD
-from statelog.state.schema.descriptors import StateDescriptor
+from statelog.state.schema.descriptors import StateDescriptor, TtlChange, field_since
 
 
 class StateCodec:
@@ -242,3 +241,92 @@ class WrittenStateCodec(StateCodec):
         if not self._ttl.changes:
             return groups
         return [self.kind.migrate_deltas(deltas, self._ttl.entry) for deltas in groups]
+
+
+# --- columns and entries of an earlier schema, as the present one has them
+#
+# Removed fields are left out, and fields added later are read as None.  A time to live that was
+# added or removed since then is applied to the entries.
+
+
+def migrated(columns: Sequence[pa.Array], written: pa.Schema, present: pa.Schema) -> list[pa.Array]:
+    """
+    Return *columns* of the schema *written* as columns of the schema *present*.
+
+    Args:
+        columns: One for each field of *written*.
+        written: The schema they were written with, with the generations of its fields.
+        present: A schema that *written* was evolved to, in one step or many.
+    """
+    rows = len(columns[0]) if columns else 0
+    return _migrated(columns, list(written), list(present), rows)
+
+
+def _migrated(
+    columns: Sequence[pa.Array],
+    written: Sequence[pa.Field],
+    present: Sequence[pa.Field],
+    rows: int,
+) -> list[pa.Array]:
+    by_identity = {
+        (field.name, field_since(field)): (field, column)
+        for field, column in zip(written, columns, strict=True)
+    }
+    result = []
+    for field in present:
+        written_field = by_identity.get((field.name, field_since(field)))
+        if written_field is None:
+            result.append(pa.nulls(rows, field.type))
+        else:
+            result.append(_cast(written_field[1], written_field[0].type, field.type))
+    return result
+
+
+def _cast(column: pa.Array, old: pa.DataType, new: pa.DataType) -> pa.Array:
+    if old.equals(new, check_metadata=True):
+        return column
+    if pa.types.is_struct(new):
+        children = _migrated(column.flatten(), list(old), list(new), len(column))
+        return pa.StructArray.from_arrays(children, fields=list(new), mask=column.is_null())
+    if pa.types.is_list(new):
+        whole = _compact(column)
+        values = _cast(whole.values, old.value_type, new.value_type)
+        return pa.ListArray.from_arrays(whole.offsets, values, type=new, mask=whole.is_null())
+    if pa.types.is_map(new):
+        whole = _compact(column)
+        items = _cast(whole.items, old.item_type, new.item_type)
+        return pa.MapArray.from_arrays(
+            whole.offsets, whole.keys, items, type=new, mask=whole.is_null()
+        )
+    return column.cast(new)
+
+
+def _compact(column: pa.Array) -> pa.Array:
+    """Return *column* without an offset, with which Arrow takes no mask."""
+    return column.take(pa.array(range(len(column)), pa.int64())) if column.offset else column
+
+
+class TtlMigration:
+    """
+    Give entries of an earlier schema their expiry in the present one.
+
+    Args:
+        present: The variable as it is now.
+        written: Generation of the schema that the entries were written with.
+    """
+
+    def __init__(self, present: StateDescriptor, written: int) -> None:
+        self.changes: tuple[TtlChange, ...] = tuple(
+            change for change in present.ttl_changes if change.generation > written
+        )
+
+    def entry(self, entry: Entry) -> Entry | None:
+        """Return an entry as it is now; None if it had expired."""
+        for change in self.changes:
+            if change.added:
+                entry = (change.at_ms, entry)
+            else:
+                expires_ms, entry = entry
+                if expires_ms <= change.at_ms:
+                    return None
+        return entry

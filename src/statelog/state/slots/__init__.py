@@ -2,20 +2,19 @@
 State in columns: each key has a slot, each variable a column of cells.
 
     keys           the distinct keys of some rows
-    slot_index     keys -> slots; key_columns: the keys; chunked_column: a column that grows
+    slot_index     keys -> slots, and the keys in columns; chunked_column: a column that grows
     entry_heap     entries in columns, found by position; cell_column: the position of each slot's cell
-    cold_runs      keys beyond the memory budget; slot_rows: the rows of slots in the columns of a snapshot
+    cold_runs      keys beyond the memory budget
     zoned          the types in which a processor gets columns: those of state, in the session's time zone
-    slot_table     cells of all variables; slot_state: the cache of a worker, brought forward as `KeyedState` is
+    slot_table     cells of all variables, and their rows in a snapshot; slot_state: the cache of a worker, brought forward as `KeyedState` is
     column_state   what a columnar processor holds
 """
 
 from statelog.state.slots.column_state import ColumnState, ColumnTimers, columns_of, table_of
 from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_index import SlotIndex
-from statelog.state.slots.slot_rows import snapshot_of
 from statelog.state.slots.slot_state import SlotState
-from statelog.state.slots.slot_table import SlotTable
+from statelog.state.slots.slot_table import SlotTable, snapshot_of
 from statelog.state.slots.zoned import known_zone, zoned_table
 
 __all__ = [

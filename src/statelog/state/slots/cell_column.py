@@ -54,7 +54,7 @@ class CellColumn:
         return self.heap.nbytes + self._rows.nbytes + self._pending.nbytes + self.first_ms.nbytes
 
     def reserve(self, capacity: int) -> None:
-        """Make room for at least so many slots."""
+        """Make room for at least this number of slots."""
         if capacity > len(self._rows):
             more = max(capacity, 2 * len(self._rows)) - len(self._rows)
             self._rows = np.concatenate([self._rows, np.full(more, ABSENT, np.int64)])
@@ -170,7 +170,7 @@ class CellColumn:
         Drop cells that no slot has, once they are many; nothing may be pending or staged.
 
         Args:
-            spare: How many there may be beside as many as are used.
+            spare: Unused cells tolerated beyond one per used cell.
         """
         if spare is None:
             if self.heap.count <= self._compact_at:

@@ -51,7 +51,7 @@ class ColumnState:
 
     def put(self, keys: Keys, values: Any) -> None:
         """
-        Set the value of each key, and start its time to live anew.
+        Set the value of each key and restart its time to live.
 
         Args:
             keys: The keys; use `Keys.take` to set some only.

@@ -5,7 +5,7 @@ The table is an array of cells, each empty or with a slot.  The search for a key
 that the upper bits of its hash name, and takes the next cell until it finds the hash of the key or
 an empty cell (open addressing with linear probing).  All keys of a batch take a step at
 once: a batch is a few passes of numpy over shrinking arrays, and no key is a Python object.
-A byte of the hash beside each cell, its mark, tells most other keys apart without their hash.
+A byte of the hash next to each cell, its mark, tells most other keys apart without their hash.
 Lower bits of the hash would not do: they choose the key group, and a task has only some of those.
 """
 
@@ -17,12 +17,15 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.model import KeyGroupRange
+from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_groups import SEED
 from statelog.state.keys.key_hash import Hashes, is_one_to_one
+from statelog.state.kinds.kind import RowNumbers
 from statelog.state.slots.chunked_column import taken
-from statelog.state.slots.key_columns import KeyColumns
+from statelog.state.slots.entry_heap import EntryHeap
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[np.int64]
@@ -33,9 +36,9 @@ NO_SLOT: Final = -1
 _EMPTY: Final = np.uint8(0)
 _MIN_BITS: Final = 8
 _CELLS_PER_KEY: Final = 2
-"""A table has at least so many cells for each key, or runs of taken cells get long."""
+"""Minimum cells per key; with fewer, runs of taken cells get long."""
 _BLOCK: Final = 1 << 18
-"""So many keys or cells at a time, where all of the index is read: bounds temporary memory."""
+"""Keys or cells per step of a full scan; bounds temporary memory."""
 
 
 class SlotIndex:
@@ -150,7 +153,7 @@ class SlotIndex:
         """Return the slot of each key, and the cell where its search ended."""
         cells = self._home(hashes)
         slots = self._walk(hashes, cells)
-        if self._one_to_one:  # but for a null, whose hash is that of one other key
+        if self._one_to_one:  # only a null shares another key's hash
             hits = np.flatnonzero((hashes == SEED) & (slots != NO_SLOT))
         else:
             hits = np.flatnonzero(slots != NO_SLOT)
@@ -235,7 +238,7 @@ class SlotIndex:
             cells = (cells.take(left) + 1) & self._mask
 
     def _fit_table(self, keys: int) -> bool:
-        """Make the table large enough for *keys*; return whether it was made anew."""
+        """Make the table large enough for *keys*; return whether it was rebuilt."""
         if keys * _CELLS_PER_KEY <= len(self._table):
             return False
         old = self._table
@@ -274,3 +277,80 @@ def _grown(array: npt.NDArray[_Number], used: int, size: int) -> npt.NDArray[_Nu
     larger = np.empty(size, array.dtype)
     larger[:used] = array[:used]
     return larger
+
+
+class KeyColumns:
+    """
+    The keys of an index as Arrow columns that only grow, one row per key.
+
+    Keys are equal as the dict tables see them: a null is a key, all NaNs are one key, and 0.0 and
+    -0.0 are one key.
+
+    Args:
+        schema: Names and Arrow types of the key columns.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._keys = EntryHeap(list(schema))
+
+    def __len__(self) -> int:
+        return self._keys.count
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the columns in bytes."""
+        return self._keys.nbytes
+
+    def append(self, columns: Sequence[pa.Array], rows: RowNumbers) -> None:
+        """
+        Append the given rows of *columns*.
+
+        Raises:
+            pyarrow.ArrowException: A column does not fit the type of its field.
+        """
+        self._keys.append(taken(columns, rows))
+
+    def take(self, rows: RowNumbers) -> list[pa.Array]:
+        """Return the key columns of these rows, in their order."""
+        return self._keys.take(rows)
+
+    def equal(self, rows: RowNumbers, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
+        """Return whether each of *rows* is the key at the same place of *columns*."""
+        result = np.ones(len(rows), np.bool_)
+        for at, (stored, asked) in enumerate(zip(self.take(rows), columns, strict=True)):
+            same = _equal(stored, asked)
+            if same is None:
+                codec = KeyCodec(pa.schema([self.schema.field(at)]))
+                pairs = zip(codec.decode([stored]), codec.decode([asked]), strict=True)
+                same = np.fromiter((a == b for a, b in pairs), np.bool_, len(stored))
+            result &= same
+        return result
+
+
+def _equal(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return where two columns are equal; None for types that Arrow does not compare."""
+    if pa.types.is_struct(left.type):
+        result: npt.NDArray[np.bool_] = pc.equal(left.is_null(), right.is_null()).to_numpy(
+            zero_copy_only=False
+        )
+        # The fields of a null are null.
+        for field, other in zip(left.flatten(), right.flatten(), strict=True):
+            same_field = _equal(field, other)
+            if same_field is None:
+                return None
+            result = result & same_field
+        return result
+    if pa.types.is_nested(left.type):
+        return None
+    try:
+        same = pc.equal(left, right)
+    except pa.ArrowNotImplementedError:
+        return None
+    if pa.types.is_floating(left.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(left), pc.is_nan(right)))
+    if same.null_count:
+        both = pc.and_(left.is_null(), right.is_null())
+        same = pc.if_else(same.is_null(), both, same)
+    equal: npt.NDArray[np.bool_] = same.to_numpy(zero_copy_only=False)
+    return equal

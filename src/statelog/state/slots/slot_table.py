@@ -7,7 +7,7 @@ Python object.  What is written is pending until `fold`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,18 +17,18 @@ import pyarrow as pa
 from statelog.errors import UsageError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.state.columnar.run_files import RunFiles
-from statelog.state.columnar.run_set import contiguous
+from statelog.state.columnar.run_set import contiguous, without_expired
 from statelog.state.columnar.sorted_run import RowLayout, group_order, one_batch
 from statelog.state.encoding.changes import OperatorCodec, joined
+from statelog.state.encoding.snapshot_file import parquet_of
 from statelog.state.heap.expiry import CLOCK_STEP_MS
-from statelog.state.heap.memory import BLOCK
+from statelog.state.heap.memory import BLOCK, blocks
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
 from statelog.state.slots.cell_column import ABSENT, NEVER_MS, CellColumn
 from statelog.state.slots.cold_runs import ColdRuns
 from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_index import SlotIndex, are_in
-from statelog.state.slots.slot_rows import whole_rows
 
 _FIRST_SLOTS: Final = 1024
 _SPARE_SLOTS: Final = 65_536
@@ -45,7 +45,7 @@ class SlotTable:
 
     Args:
         codec: The operator's codec.
-        limit_bytes: Beyond so many bytes keys are moved to cold runs; None for no bound.
+        limit_bytes: Size in bytes beyond which keys move to cold runs; None for no bound.
         files: Opens the host's files for cold runs, if there may be some.
 
     Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `zone`: time zone in
@@ -385,3 +385,56 @@ class SlotTable:
         if key_group >= len(self._counts):
             more = np.zeros(key_group + 1 - len(self._counts), np.int64)
             self._counts = np.concatenate([self._counts, more])
+
+
+# --- rows of slots in the columns of a snapshot
+
+
+def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -> bytes:
+    """Return the state with what is pending as Parquet, in the layout of `write_snapshot`."""
+    key_groups = table.index.all_key_groups
+    order = group_order(key_groups)
+    grouped = key_groups[order]
+
+    def tables() -> Iterator[pa.Table]:
+        for part in blocks(key_group_range):
+            start, stop = np.searchsorted(grouped, [part.start, part.end + 1]).tolist()
+            yield whole_rows(table, order[start:stop], part, now_ms)
+
+    return parquet_of(tables())
+
+
+def whole_rows(table: SlotTable, slots: RowNumbers, part: KeyGroupRange, now_ms: int) -> pa.Table:
+    """Return the rows of some key groups: those of slots, ascending, and the cold ones."""
+    hot = slot_rows(table, slots, now_ms)
+    cold = [without_expired(table.layout, rows, now_ms) for rows in table.cold.table(part)]
+    if not any(rows.num_rows for rows in cold):
+        return hot
+    rows = pa.concat_tables([hot, *cold]).combine_chunks()
+    return rows.take(pa.array(group_order(rows.column(0).to_numpy())))
+
+
+def slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
+    """Return the cells of slots in the columns of a snapshot, without what expired long ago."""
+    until_ms = now_ms - CLOCK_STEP_MS
+    positions_by_state = {
+        state_id: column.live(slots, until_ms) if now_ms >= 0 else column.positions(slots)
+        for state_id, column in table.columns.items()
+    }
+    some = np.zeros(len(slots), np.bool_)
+    for positions in positions_by_state.values():
+        some |= positions >= 0
+    slots = slots[some]
+    arrays = [pa.array(table.index.key_groups(slots), pa.int32()), *table.index.keys(slots)]
+    for state_id, positions in positions_by_state.items():
+        column, kept = table.columns[state_id], positions[some]
+        columns = column.heap.take(kept)
+        if column.is_timers:
+            arrays.append(columns[0])
+            continue
+        fields = column.state.entry_fields()
+        missing = pa.array(kept < 0)
+        arrays.append(pa.StructArray.from_arrays(columns, fields=fields, mask=missing))
+    schema = table.layout.table_schema
+    cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
+    return pa.Table.from_arrays(cast, schema=schema)

@@ -85,7 +85,10 @@ def test_what_is_no_grouped_frame_is_refused() -> None:
         ({"outputMode": "sometimes"}, "outputMode is one of append, update, complete"),
         ({"timeMode": "Lunch"}, "timeMode is one of none, processingtime"),
         ({"outputMode": 3}, "outputMode is one of"),
-        ({"stateLocaton": "x"}, "no argument stateLocaton; did you mean 'stateLocation'. It takes Spark's and"),
+        (
+            {"stateLocaton": "x"},
+            "no argument stateLocaton; did you mean 'stateLocation'. It takes Spark's and",
+        ),
     ],
 )
 def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:

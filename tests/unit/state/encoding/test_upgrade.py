@@ -21,8 +21,8 @@ from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model import METADATA_KEY_GROUP, KeyGroupRange
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.deltas import migrated
 from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
-from statelog.state.encoding.upgrade import migrated
 from statelog.state.heap.expiry import CLOCK_STEP_MS, IncrementalExpiry
 from statelog.state.heap.tables import KeyGroupState
 from statelog.state.kinds import StateKind

@@ -1,0 +1,93 @@
+"""
+Names and phrases that are going away: each may only become rarer.
+
+`patterns.json` has how often each occurs. A count that rose fails; one that fell is written down
+with `python -m tests.house.test_patterns`. See "Words" in docs/contributing/house-rules.md.
+"""
+
+import ast
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.house.sources import ROOT, modules, text_of, tree_of
+from tests.house.test_words import pages
+
+COUNTS = Path(__file__).with_name("patterns.json")
+
+NAMES = ("one", "found", "own", "known", "wanted", "shown", "made")
+"""Participles and pronouns as names: they do not say what the thing is."""
+
+PHRASES = (
+    "any more",
+    "anew",
+    "nevertheless",
+    "beside",
+    "behind",
+    "but for",
+    "so many",
+    "in turns",
+    "that of",
+    "those of",
+    "by which",
+    "of which",
+    "is no",
+    "are no",
+    "has no",
+    "have no",
+    "needs no",
+    "need no",
+)
+"""Pronouns for nouns, negated nouns, chains of relative clauses and rare words."""
+
+
+def assigned_names(tree: ast.Module) -> Iterator[str]:
+    """Every name that is assigned or is a parameter."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+def count() -> dict[str, int]:
+    """Return how often each name is assigned, and each phrase is written."""
+    names = Counter(name for path in modules() for name in assigned_names(tree_of(path)))
+    texts = [text_of(path) for path in (*modules(), *pages())]
+    counts = {f"name {name}": names[name] for name in NAMES}
+    for phrase in PHRASES:
+        pattern = re.compile(rf"\b{phrase}\b".replace(" ", r"\s+"), re.IGNORECASE)
+        counts[f"phrase {phrase}"] = sum(len(pattern.findall(text)) for text in texts)
+    return counts
+
+
+def test_no_name_or_phrase_becomes_more_frequent() -> None:
+    allowed = json.loads(COUNTS.read_text(encoding="utf-8"))
+    now = count()
+    risen = {key: f"{allowed[key]} -> {now[key]}" for key in now if now[key] > allowed[key]}
+    assert {} == risen
+
+
+def test_the_counts_are_written_down() -> None:
+    """A count that fell is the new bound: python -m tests.house.test_patterns"""
+    assert json.loads(COUNTS.read_text(encoding="utf-8")) == count()
+
+
+def main() -> int:
+    """Write the counts; 1 if one of them rose."""
+    before = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
+    now = count()
+    risen = [key for key in now if now[key] > before.get(key, now[key])]
+    for key in risen:
+        print(f"{key}: {before[key]} -> {now[key]}")
+    if not risen:
+        COUNTS.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+        print(f"wrote {COUNTS.relative_to(ROOT)}")
+    return int(bool(risen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
