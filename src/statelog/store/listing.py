@@ -8,7 +8,7 @@ from typing import Final
 import obstore
 
 from statelog.store.client import Client
-from statelog.store.location import StoreKind, kind_of
+from statelog.store.location import kind_of
 
 _PAGE: Final = 1000
 _EXPRESS_BUCKET: Final = "--x-s3"
@@ -17,7 +17,8 @@ _EXPRESS_BUCKET: Final = "--x-s3"
 def lists_in_order(url: str) -> bool:
     """Return whether the store lists names in ascending order, after a given name if asked to."""
     bucket = url.partition("://")[2].partition("/")[0]
-    return kind_of(url) in (StoreKind.S3, StoreKind.GCS) and not bucket.endswith(_EXPRESS_BUCKET)
+    kind = kind_of(url)
+    return kind is not None and kind.lists_in_order and not bucket.endswith(_EXPRESS_BUCKET)
 
 
 class Listing:
