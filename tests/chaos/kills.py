@@ -25,8 +25,7 @@ from statelog.checkpoint.verify import verify_location
 from statelog.demo.data import lay_out, write_orders
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import JobConfig
-from statelog.demo.process import JobProcess
-from statelog.demo.processes import processes_of_session
+from statelog.demo.process import JobProcess, processes_of_session
 from statelog.errors import StatelogError
 from statelog.runtime.fail_points import VARIABLE
 from statelog.state.reader import StateReader

@@ -38,7 +38,7 @@ from tests.model.linearize import check_journal
 from tests.spark.processors import TotalsModel
 
 from statelog.demo.java import prepare_environment
-from statelog.demo.processes import kill_session, start_program
+from statelog.demo.process import kill_session, start_program
 
 KEYS: Final = 5
 ROWS: Final = 12

@@ -14,7 +14,7 @@ import pytest
 from tests.spark.processors import TotalsModel
 
 from statelog.demo.java import prepare_environment
-from statelog.demo.processes import kill_session, start_program
+from statelog.demo.process import kill_session, start_program
 
 ROOT = Path(__file__).parents[2]
 # In a worker, when everything is written and before it is acknowledged: the first attempt of one

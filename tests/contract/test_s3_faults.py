@@ -145,7 +145,7 @@ def listing(exchange: Exchange) -> bool:
 def test_a_listing_continues_where_it_failed(
     proxy: S3Proxy, s3_bucket: str, monkeypatch: pytest.MonkeyPatch, in_order: bool
 ):
-    monkeypatch.setattr("statelog.store.listing._PAGE", 5)
+    monkeypatch.setattr("statelog.store.object_store._PAGE", 5)
     monkeypatch.setattr("statelog.store.object_store.lists_in_order", lambda url: in_order)
     store = opened(proxy.server, s3_bucket, next(PLACES))
     expected = [f"folder/{number:03}" for number in range(30)]

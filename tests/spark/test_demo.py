@@ -28,8 +28,7 @@ from statelog.demo.job import (
     purchases,
     start_job,
 )
-from statelog.demo.process import JobProcess
-from statelog.demo.processes import processes_of_session
+from statelog.demo.process import JobProcess, processes_of_session
 from statelog.errors import StatelogError
 
 if TYPE_CHECKING:

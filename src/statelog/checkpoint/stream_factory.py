@@ -23,7 +23,7 @@ from statelog.model import StreamStateHandle
 from statelog.options import StreamOptions
 from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
-from statelog.store.as_store import as_store
+from statelog.store.opening import as_store
 
 MAX_FILE_STATE_THRESHOLD: Final = INLINE_THRESHOLD_MAX_BYTES
 DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes

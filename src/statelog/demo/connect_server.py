@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from statelog.demo.java import prepare_environment
-from statelog.demo.processes import (
+from statelog.demo.process import (
     ProcessInfo,
     kill_session,
     processes_of_session,

@@ -1,21 +1,158 @@
-"""Run the demonstration's job as a process, and kill it."""
+"""
+Run the demonstration's job as a process, and kill it with all its child processes.
+
+A Spark job is a tree of processes: the driver, its JVM, the Python daemon, the workers.  The daemon
+makes a process group of its own, and orphaned children get another parent, but all of them stay in
+the session of the program.  So they are found by their session and ended by their ids.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from statelog.demo.job import JobConfig
-from statelog.demo.processes import ProcessInfo, kill_session, start_program
 from statelog.errors import StatelogError
 from statelog.runtime.closing import ClosesAtExit
+
+_PROC: Final = Path("/proc")
+_POLL_SECONDS: Final = 0.01
+_PATIENCE_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """
+    One process.
+
+    Args:
+        pid: Its id.
+        parent: Its parent's id.
+        name: The name of its program.
+    """
+
+    pid: int
+    parent: int
+    name: str
+
+
+def start_program(
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+    in_session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """
+    Start a program in a session of its own, or in that of this process.
+
+    Its standard input is a pipe that ends when this process ends, also by a signal.
+
+    Args:
+        arguments: The program and its arguments.
+        log: File for standard output and error.
+        environment: All its environment variables.
+        pass_fds: Open files it inherits.
+        in_session: Whether it stays in the session of this process.
+    """
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            list(arguments),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            pass_fds=tuple(pass_fds),
+            start_new_session=not in_session,
+        )
+
+
+def processes_of_session(leader: int) -> list[ProcessInfo]:
+    """Return the running processes of the session of *leader*."""
+    found = []
+    for process in _all_processes():
+        try:
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+        except OSError:
+            continue  # it has ended, or this process may not read it
+    return found
+
+
+def kill_session(leader: subprocess.Popen[bytes]) -> list[ProcessInfo]:
+    """
+    Kill every process of a session and wait for their end.
+
+    Args:
+        leader: The process of `start_session`, not waited for, because its id may be reused then.
+
+    Returns:
+        The processes that were killed.
+
+    Blocks: Until they have ended, a few milliseconds.
+    """
+    killed: dict[int, ProcessInfo] = {}
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    # Repeated: a process forked while the list is made is in the next list.
+    while running := processes_of_session(leader.pid):
+        for process in running:
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            killed.setdefault(process.pid, process)  # with its parent before the kill
+        if time.monotonic() > deadline:
+            break  # a process that waits in the kernel ends after that
+        time.sleep(_POLL_SECONDS)
+    leader.wait()
+    if leader.stdin is not None:
+        leader.stdin.close()
+    return list(killed.values())
+
+
+def _all_processes() -> list[ProcessInfo]:
+    """Return all running processes that this process may read."""
+    if not (_PROC / "self" / "stat").exists():
+        return _ask_ps()
+    found = []
+    for entry in os.listdir(_PROC):
+        if not entry.isdigit():
+            continue
+        try:
+            stat = (_PROC / entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        # pid (name) state parent ...; the name may hold blanks and brackets
+        head, _, rest = stat.rpartition(")")
+        state, parent = rest.split()[:2]
+        if state not in "ZX":
+            found.append(ProcessInfo(int(entry), int(parent), head.partition("(")[2]))
+    return found
+
+
+def _ask_ps() -> list[ProcessInfo]:
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat=,comm="], capture_output=True, text=True, check=False
+    )
+    found = []
+    for line in listing.stdout.splitlines():
+        fields = line.split(None, 3)
+        if len(fields) == 4 and not fields[2].startswith("Z"):
+            name = os.path.basename(fields[3])
+            found.append(ProcessInfo(int(fields[0]), int(fields[1]), name))
+    return found
+
 
 PROGRAM = ("-m", "statelog.demo.program")
 _LOG_LINES = 15

@@ -21,32 +21,16 @@ from statelog.errors import InvalidOptionsError, StoreError
 from statelog.redaction import redacted, without_secrets
 from statelog.store.explain import one_line
 from statelog.store.location import kind_of, local_path
-from statelog.store.schemes import AZURE, MEMORY, SCHEMES, Scheme
+from statelog.store.schemes import AZURE, MEMORY, SCHEMES, Scheme, words
 
 Client = obstore.store.ObjectStore
 
-_CLIENT_KEYS: Final = [
-    "allow_http",
-    "allow_invalid_certificates",
-    "connect_timeout",
-    "default_content_type",
-    "default_headers",
-    "http1_only",
-    "http2_keep_alive_interval",
-    "http2_keep_alive_timeout",
-    "http2_keep_alive_while_idle",
-    "http2_only",
-    "pool_idle_timeout",
-    "pool_max_idle_per_host",
-    "proxy_ca_certificate",
-    "proxy_excludes",
-    "proxy_url",
-    "randomize_addresses",
-    "read_timeout",
-    "root_certificate",
-    "timeout",
-    "user_agent",
-]
+_CLIENT_KEYS: Final = words(
+    "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
+    "http1_only http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle "
+    "http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate proxy_excludes "
+    "proxy_url randomize_addresses read_timeout root_certificate timeout user_agent"
+)
 _RETRY_KEYS: Final = ("max_retries", "retry_timeout")
 _CREDENTIAL_PROVIDER: Final = "credential_provider"
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from statelog import arguments
 from statelog.errors import InvalidOptionsError, UsageError
+from statelog.store.api import ObjectStore
 from statelog.store.client import check_options
 from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
 from statelog.store.location import is_known, normalize_url
@@ -81,3 +82,29 @@ def open_existing_store(
     if store.local_root is not None and not os.path.isdir(store.local_root):
         raise UsageError(f"{shown or location}: no such directory")
     return store
+
+
+# Take a location where a store is expected, as Flink takes a path.
+
+
+def as_store(
+    location: str | os.PathLike[str] | ObjectStore, name: str, methods: Sequence[str]
+) -> ObjectStore:
+    """
+    Return the store at *location*, or *location* itself if it is a store.
+
+    Args:
+        location: A path, a URL, or an object with all *methods*.
+        name: The name of the argument, for the error.
+        methods: What is called.
+
+    Raises:
+        UsageError: It is something else; the message names the methods that are missing.
+    """
+    if isinstance(location, str | os.PathLike):
+        return open_store(arguments.path(location, name))
+    missing = [method for method in methods if not callable(getattr(location, method, None))]
+    if missing:
+        wanted = f"an ObjectStore, a path or a URL (it has no {', '.join(missing)})"
+        raise arguments.refused(name, wanted, location)
+    return location

@@ -60,7 +60,8 @@ class Scheme:
         return bool(self.bucket)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """Return the names in *text*, which are separated by spaces."""
     return tuple(text.split())
 
 
@@ -90,7 +91,7 @@ S3: Final = Scheme(
     spelling="s3:// (s3a://)",
     aliases=("s3a", "s3n"),
     bucket="bucket",
-    option_keys=_words(
+    option_keys=words(
         "access_key_id checksum_algorithm conditional_put container_authorization_token_file "
         "container_credentials_full_uri container_credentials_relative_uri default_region "
         "disable_bulk_delete disable_tagging endpoint endpoint_url imdsv1_fallback "
@@ -117,7 +118,7 @@ GCS: Final = Scheme(
     spelling="gs://",
     aliases=("gcs",),
     bucket="bucket",
-    option_keys=_words(
+    option_keys=words(
         "application_credentials base_url bearer_token service_account service_account_key "
         "service_account_path skip_signature"
     ),
@@ -137,7 +138,7 @@ AZURE: Final = Scheme(
     spelling="az:// or abfs://",
     aliases=("abfs", "abfss", "adl", "azure"),
     bucket="container",
-    option_keys=_words(
+    option_keys=words(
         "access_key account_key account_name authority_host client_id client_secret "
         "credential_type disable_tagging encryption_key endpoint federated_token_file "
         "msi_endpoint msi_resource_id object_id sas_key sas_token skip_signature tenant_id token "

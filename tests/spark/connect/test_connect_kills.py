@@ -20,7 +20,7 @@ from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsMode
 from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
 
 from statelog.demo.connect_server import ConnectServer
-from statelog.demo.processes import processes_of_session
+from statelog.demo.process import processes_of_session
 from statelog.runtime.fail_points import VARIABLE
 
 for module in (__name__, "tests.spark.processors"):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statelog.demo import processes
-from statelog.demo.processes import kill_session, processes_of_session, start_program
+from statelog.demo import process as processes
+from statelog.demo.process import kill_session, processes_of_session, start_program
 
 # A child in a process group of its own, and a grandchild whose parent is gone.
 FAMILY = """

@@ -57,7 +57,7 @@ from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.store.api import ObjectStore
-from statelog.store.as_store import as_store
+from statelog.store.opening import as_store
 from statelog.store.verified import get_again
 
 _log = logging.getLogger("statelog")

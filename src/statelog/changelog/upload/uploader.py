@@ -35,7 +35,7 @@ from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource, RandomIds
 from statelog.store.api import ObjectStore
-from statelog.store.as_store import as_store
+from statelog.store.opening import as_store
 from statelog.store.paths import LocationPaths
 
 UPLOADER_METHODS = ("upload", "discard", "close")

@@ -13,7 +13,7 @@ from statelog.checkpoint.history import StoredCheckpoint
 from statelog.checkpoint.state_stream import read_stream
 from statelog.errors import CorruptionError
 from statelog.format.arrow_data import python_rows
-from statelog.format.staged_streams import decode_streams
+from statelog.format.checkpoint_metadata import decode_streams
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.types import from_ipc

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import DataFrame
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.format.staged_streams import decode_streams, encode_streams
+from statelog.format.checkpoint_metadata import decode_streams, encode_streams
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.protocol import CommittedRows
