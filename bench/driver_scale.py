@@ -58,7 +58,7 @@ from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.driver.task_runner import one_per_task
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
-from statelog.spark.worker.task_entry import staged_task
+from statelog.spark.worker.task import staged_task
 from statelog.store import LocationPaths, ObjectInfo
 
 CORES = 1_000

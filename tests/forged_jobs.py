@@ -17,7 +17,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from tests.forged import forge_recordings
 from tests.recorded_job import RecordedJob
 
-from statelog.checkpoint.audited import audited
+from statelog.checkpoint.audit import audited
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.errors import ProcessorError
 from statelog.spark.query.record import RecordRule

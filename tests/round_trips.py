@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from statelog.runtime.at_once import CALLS_MAX
+from statelog.runtime.background import CALLS_MAX
 from statelog.store import ObjectStore
 
 T = TypeVar("T")

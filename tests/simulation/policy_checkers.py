@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 from statelog.core import (
     change_log,
-    change_log_events,
     file_ownership,
     local_copies,
     upload_batcher,
-    upload_retry_events,
+    upload_retry,
 )
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import check
@@ -148,25 +147,25 @@ class RetryChecker:
         self._out: set[int] = set()
         self._owed = False
 
-    def see(self, event: upload_retry_events.Event, now_ns: int, actions: Sequence[object]) -> None:
+    def see(self, event: upload_retry.Event, now_ns: int, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         match event:
-            case upload_retry_events.UploadRequested():
+            case upload_retry.UploadRequested():
                 self._hedges_due = 1
-            case upload_retry_events.AttemptStarted(attempt):
+            case upload_retry.AttemptStarted(attempt):
                 self._out.add(attempt)
-            case upload_retry_events.AttemptSucceeded(attempt):
+            case upload_retry.AttemptSucceeded(attempt):
                 self._out.discard(attempt)
                 self._successes.append(attempt)
-            case upload_retry_events.AttemptFailed(attempt, _, retryable, jitter) if retryable:
+            case upload_retry.AttemptFailed(attempt, _, retryable, jitter) if retryable:
                 self._out.discard(attempt)
                 delay_ns = self._policy.delay_after_error_ns(attempt, jitter)
                 if self._earliest_ns is None:
                     self._earliest_ns = now_ns + delay_ns
-            case upload_retry_events.AttemptFailed(attempt):
+            case upload_retry.AttemptFailed(attempt):
                 self._out.discard(attempt)
                 self._hopeless = True
-            case upload_retry_events.TimerFired(threads_hang=True):
+            case upload_retry.TimerFired(threads_hang=True):
                 self._hopeless = True
             case _:
                 pass
@@ -183,9 +182,9 @@ class RetryChecker:
 
     def _act(self, action: object, now_ns: int) -> None:
         match action:
-            case upload_retry_events.ThreadStuck():
+            case upload_retry.ThreadStuck():
                 self._hedges_due += 1
-            case upload_retry_events.StartAttempt():
+            case upload_retry.StartAttempt():
                 self._attempts += 1
                 check(self._attempts <= self._policy.max_attempts, "too many attempts")
                 check(not self._ended, "an attempt after the end")
@@ -195,17 +194,17 @@ class RetryChecker:
                     in_time = self._earliest_ns is not None and now_ns >= self._earliest_ns
                     check(in_time, "a retry before its delay")
                     self._earliest_ns = None
-            case upload_retry_events.UploadWon(attempt, _, attempts_out):
+            case upload_retry.UploadWon(attempt, _, attempts_out):
                 self._ended += 1
                 self._winner = attempt
                 self._end(attempts_out)
-            case upload_retry_events.UploadGivenUp(_, _, attempts_out):
+            case upload_retry.UploadGivenUp(_, _, attempts_out):
                 self._ended += 1
                 self._end(attempts_out)
-            case upload_retry_events.UploadReleased():
+            case upload_retry.UploadReleased():
                 check(self._owed and not self._out, "released while an attempt is out")
                 self._owed = False
-            case upload_retry_events.DiscardAttempt(attempt):
+            case upload_retry.DiscardAttempt(attempt):
                 check(attempt != self._winner, "the winner was discarded")
                 self._discarded.append(attempt)
             case _:
@@ -236,13 +235,13 @@ class UploadOnceChecker:
         self._busy: set[tuple[int, int]] = set()
 
     def see(
-        self, log: change_log.ChangeLog, event: change_log_events.Event, actions: Sequence[object]
+        self, log: change_log.ChangeLog, event: change_log.Event, actions: Sequence[object]
     ) -> None:
         """Compare one step with the rules."""
-        if isinstance(event, change_log_events.UploadFailed):
+        if isinstance(event, change_log.UploadFailed):
             self._busy -= {(id(log), sqn) for sqn in event.sqns}
         for action in actions:
-            if isinstance(action, change_log_events.StartUpload):
+            if isinstance(action, change_log.StartUpload):
                 started = {(id(log), each.sqn.value) for each in action.change_sets}
                 check(not started & self._busy, "a set is sent that is uploading or uploaded")
                 self._busy |= started

@@ -18,26 +18,22 @@ from tests.simulation.world import World
 
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.core.change_log import (
-    ChangeLog,
-    _Uploaded,
-)
-from statelog.core.change_log_events import (
     Action,
+    ChangeLog,
     CompletePersist,
     OfferFiles,
     ReleaseSets,
     StartUpload,
+    _Uploaded,
 )
 from statelog.core.file_ownership import DeleteFile, FileOwner, FileOwnership
 from statelog.core.local_copies import DeleteCopy, LocalCopies
 from statelog.core.upload_batcher import SetTimer, StartBatch, UploadBatcher
 from statelog.core.upload_retry import (
-    UploadRetry,
-    _State,
-)
-from statelog.core.upload_retry_events import (
     AttemptFailed,
+    UploadRetry,
     UploadWon,
+    _State,
 )
 from statelog.errors import InvariantError
 

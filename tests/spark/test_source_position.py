@@ -30,7 +30,7 @@ from statelog.checkpoint.offset_log import read_offsets
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.core.source_position import position_of
 from statelog.errors import CheckpointError
-from statelog.spark.driver.source_position import SourcePositions
+from statelog.spark.driver.batch_times import SourcePositions
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.store import LocationPaths, open_location
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from statelog.changelog.reader import read_change_batches
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
-from statelog.runtime.at_once import CALLS_MAX
+from statelog.runtime.background import CALLS_MAX
 from statelog.store import ObjectStore, ask_at_once, endpoint_of
 
 Part: TypeAlias = tuple[ChangelogStateHandle, KeyGroupRange]

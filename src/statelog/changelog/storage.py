@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Final, Self
 
 import pyarrow as pa
 
 from statelog import arguments
 from statelog.changelog.from_options import checked_job_id, checked_options, retry_policy, store_of
+from statelog.changelog.local.download_cache import DownloadCache
 from statelog.changelog.local.recovery import LocalRecoveryConfig
 from statelog.changelog.local.registry import LocalChangelogRegistry
-from statelog.changelog.parts import (
-    answers_at_once,
-    check_handle,
-    check_parts,
-    check_places,
-    download_cache,
-)
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
@@ -43,6 +37,67 @@ from statelog.runtime.forks import OwningProcess
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.mailbox import MailboxExecutor
 from statelog.store.api import ObjectStore
+
+# Check the parts that a storage is given, and make those that it is not.
+
+_LOW_LATENCY_SCHEMES: Final = ("file:", "memory:")
+
+
+def answers_at_once(store: ObjectStore) -> bool:
+    """Return whether a store answers faster than a thread wakes up."""
+    return store.url.startswith(_LOW_LATENCY_SCHEMES)
+
+
+def download_cache(
+    store: ObjectStore,
+    directories: Sequence[str | os.PathLike[str]],
+    options: ChangelogOptions,
+    runtime: Runtime,
+    metrics: Metrics,
+) -> DownloadCache | None:
+    """Return the cache of downloaded files; None without directories and for local disk."""
+    if not directories or store.url.startswith("file:"):
+        return None
+    return DownloadCache(
+        store,
+        directories,
+        runtime=runtime,
+        max_bytes=options.download_local_cache_max_bytes,
+        idle_timeout=options.download_local_cache_idle_timeout,
+        metrics=metrics,
+    )
+
+
+def check_handle(handle: object) -> None:
+    """Raise `UsageError` for an object that is not a changelog handle."""
+    wanted = "a ChangelogStateHandle, such as SnapshotResult.job_manager_owned"
+    arguments.instance(handle, "handle", ChangelogStateHandle, wanted)
+
+
+def check_parts(metrics: object, scheduler: object, registry: object) -> None:
+    """Raise `UsageError` for a part of the wrong class."""
+    if metrics is not None:
+        arguments.instance(metrics, "metrics", Metrics, "a Metrics")
+    if scheduler is not None:
+        methods, wanted = ("upload", "close"), "a StateChangeUploadScheduler"
+        arguments.acting(scheduler, "scheduler", methods, wanted)
+    if registry is not None:
+        wanted = "a TaskChangelogRegistry"
+        arguments.instance(registry, "registry", TaskChangelogRegistry, wanted)
+
+
+def check_places(local_recovery: object, cache_directories: object) -> None:
+    """Raise `InvalidOptionsError` for local directories of the wrong type."""
+    if local_recovery is not None:
+        arguments.instance(
+            local_recovery,
+            "local_recovery",
+            LocalRecoveryConfig,
+            "a LocalRecoveryConfig",
+            error=InvalidOptionsError,
+        )
+    arguments.paths(cache_directories, "cache_directories", error=InvalidOptionsError)
+
 
 _CLOSE_TIMEOUT_S = 1.0
 

@@ -23,10 +23,8 @@ from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.changelog.upload.task import UploadTask
 from statelog.core.change_log import (
-    ChangeLog,
-)
-from statelog.core.change_log_events import (
     Action,
+    ChangeLog,
     ChangesCut,
     Closed,
     CompletePersist,

@@ -6,8 +6,8 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     history          which checkpoints a location has; restore: where a restart continues
     batched_clean_up the owner deletes what it no longer needs; clean_up: all garbage of a location
     verify           reads all that retained checkpoints need
-    repartition      finds what a repartition by Spark left in a checkpointLocation
-    audited          writes the line of an operation that changes a location; audit reads the lines
+    offset_log       Spark's logs in a checkpointLocation, and what a repartition by Spark left in them
+    audit            writes and reads the lines of operations that change a location
 
 What a person does to a location is in `statelog.operations`.
 """

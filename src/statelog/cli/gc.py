@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from statelog.checkpoint.audited import audited
+from statelog.checkpoint.audit import audited
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.cli.options import is_dry_run
 from statelog.cli.output import (

@@ -9,8 +9,9 @@ What a person does to a state location, without Spark.
     edit_keys      keys set and deleted from Python; edit_files: from Parquet files
     forget_key     a key removed, from its state and from its objects; key_traces: which objects hold it,
                    forget_report: what makes each of them go away
-    key_edits      what is set and deleted, by key group, as deltas; change_writer: deltas as a log handle
-    recommit       a new checkpoint at the same source position; new_snapshot: a snapshot of what a reader returns
+    key_edits      what is set and deleted, by key group, as deltas
+    change_writer  deltas as a log handle, and a snapshot of what a reader returns
+    recommit       a new checkpoint at the same source position
 
 `statelog.spark.operations` edits and writes state from frames. Each name is imported from its module,
 so that a tag does not load what an edit needs.

@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.writer import FsStateChangelogWriter
-from statelog.model import ChangeBatch, ChangelogStateHandle, KeyGroupRange
+from statelog.checkpoint.object_names import random_name
+from statelog.format.buffers import checksum
+from statelog.model import (
+    ChangeBatch,
+    ChangelogStateHandle,
+    FileStateHandle,
+    KeyGroupRange,
+    MaterializedHandle,
+)
 from statelog.options import Options, task_changelog_options
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.snapshot_file import SCHEMA_METADATA, SnapshotWriter
 from statelog.state.heap.tables import Overlay
-from statelog.store import ObjectStore
+from statelog.state.reader import StateReader
+from statelog.store import LocationPaths, ObjectStore
+
+# Write a snapshot from what a reader returns, outside of a query.
+
+
+def snapshot_of(
+    reader: StateReader,
+    key_groups: KeyGroupRange,
+    keep: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda keys: keys,
+) -> bytes:
+    """
+    Return the state of some key groups as a snapshot.
+
+    Args:
+        reader: The checkpoint.
+        key_groups: Which of its key groups.
+        keep: Returns the rows of a part of the keys that the snapshot is to have.
+
+    Blocks: On the store.
+    """
+    metadata = {SCHEMA_METADATA: OperatorCodec(reader.schema).metadata_change()}
+    writer = SnapshotWriter(reader.keys_schema().with_metadata(metadata))
+    for batch in reader.keys(key_groups=key_groups, include_expired=True):
+        writer.write(pa.Table.from_batches([keep(batch)]).replace_schema_metadata(metadata))
+    data: bytes = writer.finish().to_pybytes()
+    return data
+
+
+def put_snapshot(
+    store: ObjectStore, data: bytes, key_groups: KeyGroupRange, checkpoint_id: int
+) -> MaterializedHandle:
+    """
+    Put a snapshot of a checkpoint, and return its handle.
+
+    Blocks: On the store.
+    """
+    path = LocationPaths().task_owned(random_name())
+    store.put(path, data)
+    handle = FileStateHandle(path, len(data), checksum([data]))
+    return MaterializedHandle(key_groups, checkpoint_id, handle)
+
 
 INLINE_BYTES = 64 * 1024
 """Changes of one range up to this size travel inside the checkpoint's own object."""

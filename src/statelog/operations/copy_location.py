@@ -19,7 +19,7 @@ import msgspec
 
 from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
-from statelog.checkpoint.audited import audited
+from statelog.checkpoint.audit import audited
 from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import exists, may_be_claim, present_ids, read_entry
 from statelog.checkpoint.ownership import describe_claim, find_top, new_owner_id, put_claim

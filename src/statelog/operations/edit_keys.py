@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from statelog.arguments import instance, whole_number
-from statelog.checkpoint.audited import audited
+from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot

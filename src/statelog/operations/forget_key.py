@@ -16,7 +16,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from statelog.checkpoint.audited import audited
+from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage, tag_releases
 from statelog.checkpoint.history import read_checkpoint
@@ -33,6 +33,7 @@ from statelog.model import (
     MaterializedHandle,
     TaskStateSnapshot,
 )
+from statelog.operations.change_writer import put_snapshot, snapshot_of
 from statelog.operations.copy_plan import parents_of
 from statelog.operations.edit_keys import EditTarget
 from statelog.operations.forget_report import (
@@ -43,7 +44,6 @@ from statelog.operations.forget_report import (
 )
 from statelog.operations.key_edits import GroupEdits
 from statelog.operations.key_traces import SoughtKey, staged_rows, staged_table
-from statelog.operations.new_snapshot import put_snapshot, snapshot_of
 from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state import recordings

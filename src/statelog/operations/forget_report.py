@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.fork_release import ParentRelease
+from statelog.checkpoint.clean_up import ParentRelease
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.restore import objects_of
 from statelog.checkpoint.tags import list_tags, retained_ids

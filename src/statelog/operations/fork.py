@@ -21,8 +21,8 @@ from typing import Final
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.checkpoint.clean_up import release_parent
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
-from statelog.checkpoint.fork_release import release_parent
 from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored
 from statelog.checkpoint.ownership import put_claim
 from statelog.checkpoint.query_files import StoredQuery

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from statelog.checkpoint.audited import audited
+from statelog.checkpoint.audit import audited
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointState, list_checkpoints

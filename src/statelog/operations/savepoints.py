@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
-from statelog.checkpoint.audited import audited
+from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import load_stored
 from statelog.checkpoint.restore import find_checkpoint, keep_tag

@@ -3,9 +3,50 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+# Run blocking calls at once, on threads that end with the last call.
+
+T = TypeVar("T")
+CALLS_MAX: Final = 256
+"""Calls that run at once; further ones wait."""
+_START_S: Final = 5.0
+
+
+def together(calls: Sequence[Callable[[], T]], *, at_one_moment: bool = False) -> list[T]:
+    """
+    Return the results of *calls* in their order.
+
+    Args:
+        calls: At most `CALLS_MAX` run at once.
+        at_one_moment: Begin the calls when all their threads have started; for at most `CALLS_MAX`.
+
+    Raises:
+        Exception: The error of the first call, in their order, that failed.  Calls that have not
+            begun by then are dropped.
+
+    Blocks: Until every call that has begun has ended.
+    """
+    threads = min(len(calls), CALLS_MAX)
+    start = threading.Barrier(threads) if at_one_moment else None
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="statelog-request")
+    try:
+        pending = [pool.submit(_run, call, start) for call in calls]
+        return [each.result() for each in pending]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _run(call: Callable[[], T], start: threading.Barrier | None) -> T:
+    try:
+        if start is not None:
+            start.wait(_START_S)
+    except threading.BrokenBarrierError:
+        pass  # the system is slow to start threads: the others begin without the last ones
+    return call()
+
 
 _T = TypeVar("_T")
 

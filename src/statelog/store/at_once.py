@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from statelog.runtime.at_once import together
+from statelog.runtime.background import together
 from statelog.store.api import ObjectStore
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     StoreError,
 )
-from statelog.runtime.at_once import together
+from statelog.runtime.background import together
 from statelog.store.api import ObjectStore
 from statelog.store.at_once import endpoint_of
 from statelog.store.conditional_put import put_or_find

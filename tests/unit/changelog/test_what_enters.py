@@ -11,13 +11,11 @@ from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_o
 
 import statelog as sl
 from statelog.core.upload_retry import (
-    UploadRetry,
-)
-from statelog.core.upload_retry_events import (
     AttemptFailed,
     AttemptStarted,
     StartAttempt,
     UploadRequested,
+    UploadRetry,
 )
 from statelog.runtime.driver import system_runtime
 

@@ -9,8 +9,7 @@ from tests.unit.state.reader.histories import History
 
 from statelog.checkpoint.at_time import find_checkpoint_at, parse_time
 from statelog.checkpoint.history import read_checkpoint
-from statelog.checkpoint.reader_position import ReaderPosition
-from statelog.checkpoint.tags import Tag, TagKind, put_tag, retained_checkpoints
+from statelog.checkpoint.tags import ReaderPosition, Tag, TagKind, put_tag, retained_checkpoints
 from statelog.errors import CheckpointError, UsageError
 from statelog.store import LocationPaths
 from statelog.testing.faulty_store import FaultyStore

@@ -21,8 +21,7 @@ from tests.unit.operations.test_killed_commands import Place, key_texts
 
 import statelog
 from statelog.checkpoint import verify_location
-from statelog.checkpoint.audit import AuditLine, read_audit_log
-from statelog.checkpoint.audited import USER_ENVIRONMENT, audited
+from statelog.checkpoint.audit import USER_ENVIRONMENT, AuditLine, audited, read_audit_log
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.cli import main as cli
 from statelog.errors import StoreError

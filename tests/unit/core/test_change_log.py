@@ -3,10 +3,8 @@
 import pytest
 
 from statelog.core.change_log import (
-    ChangeLog,
-)
-from statelog.core.change_log_events import (
     Action,
+    ChangeLog,
     ChangesCut,
     Closed,
     CompletePersist,

@@ -4,9 +4,6 @@ import pytest
 
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_retry import (
-    UploadRetry,
-)
-from statelog.core.upload_retry_events import (
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
@@ -23,6 +20,7 @@ from statelog.core.upload_retry_events import (
     UploadGivenUp,
     UploadReleased,
     UploadRequested,
+    UploadRetry,
     UploadWon,
 )
 from statelog.errors import InvalidOptionsError

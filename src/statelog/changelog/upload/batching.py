@@ -16,10 +16,9 @@ from typing import Self, assert_never
 from statelog import arguments
 from statelog.arguments import Seconds
 from statelog.changelog.api import AvailabilityProvider
-from statelog.changelog.from_options import checked_options, retry_policy
-from statelog.changelog.local.recovery import LocalRecoveryConfig
+from statelog.changelog.from_options import checked_job_id, checked_options, retry_policy, store_of
+from statelog.changelog.local.recovery import LocalBackup, LocalRecoveryConfig
 from statelog.changelog.registry import TaskChangelogRegistry
-from statelog.changelog.upload.open_uploader import open_uploader
 from statelog.changelog.upload.retrying import RetryingUploads
 from statelog.changelog.upload.task import (
     UploadTask,
@@ -28,7 +27,11 @@ from statelog.changelog.upload.task import (
     ends_of,
     fail_tasks,
 )
-from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
+from statelog.changelog.upload.uploader import (
+    UPLOADER_METHODS,
+    StateChangeFsUploader,
+    StateChangeUploader,
+)
 from statelog.core.retry_policy import NS_PER_S, RetryPolicy
 from statelog.core.upload_batcher import (
     Action,
@@ -60,6 +63,55 @@ from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
+
+# The uploader of changelog files that options describe, and its local copies.
+
+
+def open_uploader(
+    options: ChangelogOptions,
+    base_path: str | os.PathLike[str] | ObjectStore | None,
+    *,
+    job_id: str,
+    metrics: Metrics | None,
+    registry: TaskChangelogRegistry | None,
+    local_recovery: LocalRecoveryConfig | None,
+    runtime: Runtime,
+) -> tuple[StateChangeFsUploader, LocalBackup | None]:
+    """
+    Return an uploader, and what writes its local copies, which the caller closes.
+
+    Args:
+        options: Compression, threads, and the base path where none is given.
+        base_path: Path, URL or store; None to take `options.base_path`.
+        job_id: Folder of the job below it; "" for none.
+        metrics: Records durations and local copies; None disables it.
+        registry: Tracks the files; None if the clean-up alone deletes files.
+        local_recovery: Where to write local copies; None for none.
+        runtime: Clock, threads and ids.
+
+    Raises:
+        InvalidOptionsError: No location, or a job id that is not the name of one folder.
+    """
+    backup = None
+    if local_recovery is not None and local_recovery.backup:
+        backup = LocalBackup(
+            local_recovery.folder_of(checked_job_id(job_id)),
+            num_threads=options.upload_num_threads,
+            metrics=metrics,
+            runtime=runtime,
+        )
+    uploader = StateChangeFsUploader(
+        store_of(base_path, options),
+        job_id=job_id,
+        ids=runtime.ids,
+        compress=options.compression_enabled,
+        registry=registry,
+        backup=backup,
+        metrics=metrics,
+        clock=runtime.clock,
+    )
+    return uploader, backup
+
 
 _CLOSE_TIMEOUT_S = 1.0
 

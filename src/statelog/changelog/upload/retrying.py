@@ -20,9 +20,6 @@ from statelog.changelog.upload.task import (
 from statelog.changelog.upload.uploader import PreparingUploader, StateChangeUploader, Write
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_retry import (
-    UploadRetry,
-)
-from statelog.core.upload_retry_events import (
     Action,
     AttemptFailed,
     AttemptStarted,
@@ -40,6 +37,7 @@ from statelog.core.upload_retry_events import (
     UploadGivenUp,
     UploadReleased,
     UploadRequested,
+    UploadRetry,
     UploadWon,
 )
 from statelog.errors import ClosedError, StatelogError, UnavailableError

@@ -22,8 +22,7 @@ from pyspark.sql.functions import lit, spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.offset_log import newest_offsets
-from statelog.checkpoint.repartition import refuse_unfinished_repartition
+from statelog.checkpoint.offset_log import newest_offsets, refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import UnavailableError, UsageError
 from statelog.spark.connect.explained_plan import input_plan

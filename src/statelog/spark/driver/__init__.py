@@ -4,12 +4,11 @@ The driver's side: each micro-batch makes one checkpoint.
     batch_times, no_data_batches   the times of a micro-batch; when one runs without data
     state_location, restart        claim and restore the state; check that the sources fit it
     engine                         trigger, run the operators, commit, deliver
-    operator_run, staged_rows      the tasks of one operator; its rows as the input of the next
+    operator_run                   the tasks of one operator; the warning of columns that no row names
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     recordings                     what tasks recorded, committed with the micro-batch
     snapshot_planner               which key groups get a snapshot
-    batch_reports                  log, callback, metrics and the warning of skew
-    unnamed_output                 the warning of output columns that no row names
+    batch_reports                  log, callback, metrics, the recorded cost and the warning of skew
 
 `batch_frame` runs the operator over a batch frame.  Other packages use `engine`, `batch_frame`,
 `batch_times`, `no_data_batches` and `failures`.

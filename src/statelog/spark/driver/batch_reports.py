@@ -4,23 +4,145 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.snapshot_schedule import LogDistances
 from statelog.metrics import add_entries
 from statelog.spark.driver.progress import (
+    UploadFigures,
     repeated_by,
     slowest_phases,
     summed_catch_up,
     upload_figures,
 )
-from statelog.spark.driver.skew import largest_groups, largest_keys, skew_warning
-from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.progress import BatchProgress, LargeKey, LargeKeyGroup
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.row_counter import MIN_LARGE_ROWS, REPORTED_MAX
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
+
+# What a micro-batch cost, for its record in the checkpoint.
+
+_AFTER: Final = ("commit", "deliver", "clean_up")
+
+
+class CountsPuts(Protocol):
+    """A location that counts the puts it had to repeat; `StateLocation` is one."""
+
+    repeated_puts: int
+
+
+class RecordedCost(NamedTuple):
+    """The fields of these names of a `BatchRecord`."""
+
+    durations_ms: dict[str, int]
+    task_ms: dict[str, int]
+    previous_ms: dict[str, int] | None
+    retries: dict[str, int]
+    objects: int
+    object_bytes: int
+    uploads: dict[str, int] | None
+
+
+class RecordedCosts:
+    """
+    The cost of the micro-batches of one run.
+
+    Args:
+        location: Counts repeated puts.
+    """
+
+    def __init__(self, location: CountsPuts) -> None:
+        self._location = location
+        self._previous: dict[str, int] | None = None
+
+    def before_commit(self, watch: Stopwatch, acks: Sequence[TaskAck]) -> RecordedCost:
+        """Return what is known before the commit: about 100 bytes of JSON, in whole numbers."""
+        slowest = _rounded(slowest_phases(acks))
+        # Those of this commit are counted from now on, for the next record.
+        repeated, self._location.repeated_puts = self._location.repeated_puts, 0
+        return RecordedCost(
+            durations_ms=_rounded(watch.milliseconds),
+            task_ms={phase: ms for phase, ms in slowest.items() if ms},
+            previous_ms=self._previous,
+            retries={
+                "tasks": sum(ack.attempt for ack in acks),
+                "puts": repeated,
+                "requests": repeated_by(acks),
+            },
+            objects=sum(ack.objects for ack in acks),
+            object_bytes=sum(ack.object_bytes for ack in acks),
+            uploads=_uploads(upload_figures(acks)),
+        )
+
+    def committed(self, watch: Stopwatch) -> None:
+        """Keep the phases from the commit on, for the record of the next micro-batch."""
+        self._previous = {
+            phase: ms for phase, ms in _rounded(watch.milliseconds).items() if phase in _AFTER
+        }
+
+
+def _uploads(figures: UploadFigures) -> dict[str, int] | None:
+    """Return what a record has of the uploads; None where there were none."""
+    if not figures.upload_attempts:
+        return None
+    return {
+        "uploads": figures.uploads,
+        "attempts": figures.upload_attempts,
+        "retries": figures.upload_retries,
+        "bytes": figures.upload_bytes,
+        "slowest_ms": round(figures.slowest_upload_ms),
+        "wait_ms": round(figures.upload_wait_ms),
+    }
+
+
+def _rounded(milliseconds: dict[str, float]) -> dict[str, int]:
+    return {phase: round(ms) for phase, ms in milliseconds.items()}
+
+
+# Find the key groups and keys with most of the rows.
+
+DOMINATING_SHARE = 0.5
+
+
+def largest_groups(acks: Sequence[TaskAck]) -> list[LargeKeyGroup]:
+    """Return the largest key groups of a micro-batch."""
+    total = sum(ack.rows for ack in acks)
+    top = sorted((one for ack in acks for one in ack.top_groups), key=lambda one: -one[1])
+    return [
+        {"key_group": key_group, "rows": rows, "share": round(rows / total, 4)}
+        for key_group, rows in top[:REPORTED_MAX]
+    ]
+
+
+def largest_keys(acks: Sequence[TaskAck]) -> list[LargeKey]:
+    """Return the largest keys of a micro-batch."""
+    total = sum(ack.rows for ack in acks)
+    top = sorted((one for ack in acks for one in ack.top_keys), key=lambda one: -one[2])
+    return [
+        {"key": key, "key_group": key_group, "rows": rows, "share": round(rows / total, 4)}
+        for key_group, key, rows in top[:REPORTED_MAX]
+    ]
+
+
+def skew_warning(groups: Sequence[LargeKeyGroup], keys: Sequence[LargeKey]) -> str:
+    """Return a warning of a dominating key or key group, or ""."""
+    if not groups or groups[0]["rows"] < MIN_LARGE_ROWS:
+        return ""
+    if keys and keys[0]["share"] >= DOMINATING_SHARE:
+        return (
+            f"key {keys[0]['key']} has {keys[0]['share']:.0%} of the rows; the rows of one key "
+            "always go to one task, so more tasks do not help"
+        )
+    if groups[0]["share"] >= DOMINATING_SHARE:
+        return (
+            f"key group {groups[0]['key_group']} has {groups[0]['share']:.0%} of the rows, "
+            "which always go to one task"
+        )
+    return ""
+
 
 _log = logging.getLogger("statelog.spark")
 

@@ -18,17 +18,15 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import StatelogError
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch
+from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch, RecordedCosts
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.driver.delivery import deliveries
-from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
+from statelog.spark.driver.delivery.staged import OUTPUT_SECTION, row_files
 from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
-from statelog.spark.driver.recorded_cost import RecordedCosts
 from statelog.spark.driver.recordings import record_keys
 from statelog.spark.driver.restart import FirstBatch
-from statelog.spark.driver.staged_rows import row_files
 from statelog.spark.driver.state_location import StateLocation, now_ms
 from statelog.spark.driver.task_runner import TaskRunner
 from statelog.spark.query.delivery import Delivery, Sink, set_rewound

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
@@ -28,7 +28,6 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause
 from statelog.runtime.ids import RandomIds
-from statelog.spark.driver.last_run import NEVER_RAN, LastRun, last_run_of
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
 from statelog.spark.driver.restart import (
     FirstBatch,
@@ -42,6 +41,31 @@ from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, open_location
+
+# The newest checkpoint in which an operator ran, for the tasks that follow it.
+
+
+class LastRun(NamedTuple):
+    """
+    The newest checkpoint in which an operator ran.
+
+    Args:
+        checkpoint_id: Its id; -1 for none.
+        handles: Ids of the log handles that it added.
+    """
+
+    checkpoint_id: int
+    handles: tuple[str, ...]
+
+
+NEVER_RAN: Final = LastRun(-1, ())
+
+
+def last_run_of(base: CompletedCheckpoint) -> LastRun:
+    """Return *base* as the last run of an operator."""
+    own = base.checkpoint_id
+    return LastRun(own, tuple(log.state_handle_id for log in base.log if log.checkpoint_id == own))
+
 
 _log = logging.getLogger("statelog.spark")
 _LAST_CLEAN_UP_S: Final = 10.0

@@ -12,7 +12,7 @@ from statelog.spark.jvm.arrow_data import ArrowBatches
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.jvm.python_job import PythonJobs
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
-from statelog.spark.worker.task_entry import staged_task
+from statelog.spark.worker.task import staged_task
 from statelog.spark.worker.task_input import changed_partitions
 
 

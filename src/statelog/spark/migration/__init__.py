@@ -5,8 +5,7 @@ Move a query between Spark's own state and statelog, in both directions.
     spark_state        Spark's state store as such a frame
     to_spark           a state location as such a frame, in Parquet
     key_rows           the columns of a snapshot as those of the frame
-    initial_state      a processor that begins with such a frame as its initial state
-    values             the values of the frame as Spark's state takes them
+    initial_state      a processor that begins with such a frame as its initial state, with Spark's values
     spark_checkpoint   a checkpointLocation in which Spark's query begins where statelog's ended
 
 docs/how-to/migration.md has complete examples.

@@ -5,8 +5,7 @@ Carry state in and out of a location by frames.
     state_rows      those rows as the columns of a snapshot
     snapshot_task   a task that writes them
     write_state     the first checkpoint of a new location
-    edit_task       a task that compares such rows with the state, and writes what differs
-    edit_state      the next checkpoint of a location, with keys set and deleted
+    edit_state      the next checkpoint of a location, with keys set and deleted: what differs from the state
 
 docs/how-to/move-and-edit-state.md has complete examples.
 """

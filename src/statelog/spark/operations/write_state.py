@@ -16,7 +16,7 @@ from typing import Final, Unpack
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from statelog.checkpoint.audited import audited
+from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest

@@ -10,8 +10,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from statelog.checkpoint.history import find_newest
-from statelog.checkpoint.reader_position import ReaderPosition
 from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.tags import ReaderPosition
 from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from statelog.checkpoint.repartition import refuse_unfinished_repartition
+from statelog.checkpoint.offset_log import refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError

@@ -30,8 +30,7 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.model.checkpoint import covered_checkpoints
-from statelog.operations.change_writer import ChangeWriter
-from statelog.operations.new_snapshot import put_snapshot, snapshot_of
+from statelog.operations.change_writer import ChangeWriter, put_snapshot, snapshot_of
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.table.merge import changes_of

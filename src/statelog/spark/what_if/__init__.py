@@ -1,8 +1,7 @@
 """
 What-if: a changed processor over the rows that a running query has read, beside the query.
 
-    run         the micro-batches of the running query, one by one, in a fork
-    outputs     the rows that a micro-batch staged, and how two of them differ
+    run         the micro-batches of the running query, one by one, in a fork; how their output rows differ
     result      what differed: output rows by micro-batch, state by key
 
 docs/how-to/change-a-job.md walks through it.

@@ -2,18 +2,17 @@
 One task of one micro-batch, in a Python worker.
 
     protocol        what the driver sends (`TaskSpec`) and what the task answers (`TaskAck`)
-    task_entry      the functions that Spark calls with a partition
-    task            catch up, read the input, run the processor, append the changes, acknowledge
+    task            what Spark calls with a partition: catch up, read the input, run the processor, append the changes, acknowledge
     kept_states     what the process keeps between tasks: the state, its store and its changelog
     connection      the rows come without the delays of TCP
-    task_input      all rows at once, or parts of them from the local disk (large_input, huge_key, spill)
+    task_input      all rows at once, or parts of them from the local disk (large_input, spill)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
-    due_timers      the timers that are due; unencodable: the value of state that does not fit its type
-    output_parts    the output rows as record batches; task_log: the changes into the changelog
-    recorder        what chosen keys see (key_choice, recorded_rows); recording: that as bytes
+    unencodable     the value of state that does not fit its type
+    output_parts    the output rows as record batches; task_uploads: the changes into the changelog
+    recorder        what chosen keys see; recording: that as bytes
     replayable      the command that replays a key that failed
     batch_task      a task over a batch frame, whose state is discarded
 
-Other packages use `protocol`, `task_entry`, `batch_task`, `connection`, `processor_run`, `handle`,
+Other packages use `protocol`, `task`, `batch_task`, `connection`, `processor_run`, `handle`,
 `failures` and `stopwatch`.
 """

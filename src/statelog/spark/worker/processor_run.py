@@ -12,8 +12,10 @@ Deviation: a timer that the call for another timer deleted does not fire (Spark 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import bisect
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
+from operator import itemgetter
 from types import GeneratorType
 from typing import Any
 
@@ -27,7 +29,6 @@ from statelog.spark.query.processor_checks import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, returned
-from statelog.spark.worker.due_timers import due_timers, first_timer_ms
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
@@ -41,6 +42,72 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.objects.bound_state import Cursor
 from statelog.state.objects.timers import Timers
 from statelog.state.schema.descriptors import TIMERS_NAME
+
+# The timers of a task: which are due, and when the next one is due.
+
+_BY_TIME = itemgetter(0)
+
+
+def due_timers(
+    state: KeyedState,
+    key_group_range: KeyGroupRange,
+    timers_id: int,
+    until: int,
+    overlays: Mapping[int, Overlay],
+    retired: RetiredChanges | None,
+) -> list[tuple[int, int, Key]]:
+    """
+    Return the due timers as (time, key group, key), by time.
+
+    Args:
+        state: The state before the micro-batch.
+        key_group_range: The task's key groups.
+        timers_id: The position of the timers among the state variables.
+        until: The time up to which timers are due, in milliseconds.
+        overlays: The changes of the micro-batch, by key group.
+        retired: Its changes that were dropped from memory; None for none.
+    """
+    state.prepare_due(key_group_range, timers_id, until)
+    due = [] if retired is None else retired.due
+    for key_group in key_group_range:
+        overlay = overlays.get(key_group)
+        changed = overlay[timers_id] if overlay is not None else {}
+        superseded = changed if retired is None else retired.superseded(key_group)
+        for time, key in state.groups[key_group].timers_due(timers_id, until):
+            if key not in superseded:
+                due.append((time, key_group, key))
+        for key, times in changed.items():
+            due += [(time, key_group, key) for time in times[: bisect.bisect(times, until)]]
+    due.sort(key=_BY_TIME)
+    return due
+
+
+def first_timer_ms(
+    state: KeyedState,
+    key_group_range: KeyGroupRange,
+    timers_id: int,
+    until: int,
+    overlays: Mapping[int, Overlay],
+    retired: RetiredChanges | None,
+) -> int:
+    """Return when the earliest timer is due after a run; see `due_timers`."""
+    in_columns = state.first_timer_in_columns(key_group_range, timers_id, until)
+    first = NEVER_MS if in_columns is None else in_columns
+    if retired is not None:  # maybe of a deleted timer: then only earlier than needed
+        first = min(first, retired.first_ms)
+    for key_group in key_group_range:
+        overlay = overlays.get(key_group)
+        changed = overlay[timers_id] if overlay is not None else {}
+        superseded: Collection[Key] = changed
+        if retired is not None:
+            superseded = {*changed, *retired.superseded(key_group)}
+        folded = state.groups[key_group].first_timer(timers_id, superseded)
+        if folded is not None:
+            first = min(first, folded)
+        for times in changed.values():
+            if times:
+                first = min(first, times[0])
+    return first
 
 
 class ProcessorRun:

@@ -9,21 +9,163 @@ is left out whole, because a part of its rows cannot be replayed, and is counted
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.errors import ProcessorError
+from statelog.errors import ProcessorError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.interface import KeyedInput, Output, RowLike
-from statelog.spark.worker.key_choice import KeyChoice
-from statelog.spark.worker.recorded_rows import RecordedRows
+from statelog.spark.rows.key_order import KeptRows, KeyedRows
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+from statelog.state.keys.key_groups import key_group_of
+from statelog.state.keys.key_hash import hash_columns
 from statelog.state.recordings.cells import Cells, cells_after, cells_of, entry_count
+
+# The rows of recorded keys, copied out of a task's input in columns.
+
+
+class RecordedRows:
+    """
+    The rows of one part of an input, for the keys that are recorded.
+
+    The rows of all chosen keys are copied together, because a copy for each key would cost more than
+    all else of recording.
+
+    Args:
+        source: The part.
+        key_bytes: Keys with more bytes of rows are not copied.
+
+    Attributes: `row_bytes`: average bytes of a row.
+    """
+
+    def __init__(self, source: KeyedInput, key_bytes: int) -> None:
+        self.source = source
+        self._key_bytes = key_bytes
+        self._kept = source.kept if isinstance(source, KeyedRows) else None
+        self.row_bytes = 0.0
+        if self._kept is not None and self._kept.batches:
+            size = sum(int(batch.nbytes) for batch in self._kept.batches)
+            rows = sum(batch.num_rows for batch in self._kept.batches)
+            self.row_bytes = size / max(rows, 1)
+        self._copied: dict[tuple[int, Key], pa.Table | None] = {}
+
+    def copy(self, chosen: Mapping[int, Iterable[Key]]) -> None:
+        """Copy the rows of keys, given by key group."""
+        kept = self._kept
+        if kept is None:
+            return
+        found: list[tuple[int, Key, np.ndarray]] = []
+        for key_group, keys in chosen.items():
+            wanted = set(keys)
+            for position, key in enumerate(self.source.table_keys(key_group)):
+                if key not in wanted:
+                    continue
+                numbers = kept.numbers(kept.key_at(key_group, position))
+                if len(numbers) * self.row_bytes > self._key_bytes:
+                    self._copied[key_group, key] = None
+                else:
+                    found.append((key_group, key, numbers))
+        if not found:
+            return
+        rows = _taken(kept, np.concatenate([numbers for _, _, numbers in found]))
+        start = 0
+        for key_group, key, numbers in found:
+            self._copied[key_group, key] = rows.slice(start, len(numbers))
+            start += len(numbers)
+
+    def of(self, key_group: int, key: Key) -> pa.Table | None:
+        """Return the rows of a key, which may be none; None if they are too large."""
+        if (key_group, key) not in self._copied:
+            if key not in self.source.table_keys(key_group):
+                return _NO_ROWS
+            if self._kept is None:  # they do not fit in memory
+                return None
+            self.copy({key_group: [key]})  # a key that failed
+        return self._copied[key_group, key]
+
+
+_NO_ROWS = pa.table({})
+
+
+def _taken(kept: KeptRows, numbers: np.ndarray) -> pa.Table:
+    """Return the rows with these numbers, in this order."""
+    return pa.Table.from_batches(kept.batches).take(pa.array(numbers)).combine_chunks()
+
+
+# Choose the keys that a task records.
+
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class KeyChoice:
+    """
+    Chooses the keys to record.
+
+    Args:
+        spec: The rule.
+        codec: The operator's codec.
+        key_groups: All key groups of the operator.
+    """
+
+    def __init__(self, spec: RecordSpec, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
+        self._schema = codec.schema.key_schema
+        self._key = codec.key
+        self._rate = spec.rate
+        self._wanted: dict[int | None, set[Key]] = {}
+        for key in spec.keys:
+            try:
+                group = key_groups.start + key_group_of(key, self._schema, len(key_groups))
+            except UsageError:  # only Spark hashes such a key
+                self._wanted.setdefault(None, set()).add(self._key.freeze(key))
+            else:
+                self._wanted.setdefault(group, set()).add(self._key.freeze(key))
+
+    def _sampled(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
+        """Return which keys are in the sample: the same in every task, at every parallelism."""
+        # The key group is the hash modulo their number: the choice takes other bits.
+        mixed = hash_columns(columns, self._schema)
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * _MIX
+        chosen: npt.NDArray[np.bool_] = (mixed >> np.uint64(11)).astype(np.float64) < (
+            self._rate * 2.0**53
+        )
+        return chosen
+
+    def of_rows(self, rows: KeyedInput) -> dict[int, set[Key]]:
+        """Return the chosen keys of an input by key group."""
+        chosen: dict[int, set[Key]] = {}
+        kept = rows.kept if isinstance(rows, KeyedRows) else None
+        if self._rate and kept is not None and kept.key_columns:
+            at = np.flatnonzero(self._sampled(kept.key_columns))
+            for key_group, (first, end) in kept.order.ranges.items() if len(at) else ():
+                inside = at[np.searchsorted(at, first) : np.searchsorted(at, end)]
+                if len(inside):
+                    keys = list(rows.table_keys(key_group))
+                    chosen[key_group] = {keys[one - first] for one in inside.tolist()}
+        if self._wanted:
+            for key_group in rows.key_groups():
+                wanted = self._wanted_of(key_group)
+                if wanted and (found := wanted.intersection(rows.table_keys(key_group))):
+                    chosen.setdefault(key_group, set()).update(found)
+        return chosen
+
+    def of_keys(self, keys: Sequence[tuple[int, Key]]) -> set[tuple[int, Key]]:
+        """Return the chosen ones of (key group, key)."""
+        chosen = {one for one in keys if self._wanted and one[1] in self._wanted_of(one[0])}
+        if self._rate and keys:
+            columns = self._key.encode([key for _, key in keys])
+            chosen.update(keys[at] for at in np.flatnonzero(self._sampled(columns)).tolist())
+        return chosen
+
+    def _wanted_of(self, key_group: int) -> set[Key]:
+        return self._wanted.get(key_group, set()) | self._wanted.get(None, set())
+
 
 TOO_LARGE: Final = "more bytes than one key may take"
 TOO_MANY: Final = "more bytes than one micro-batch may take"

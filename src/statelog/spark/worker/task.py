@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.accumulators import Accumulator
 
 from statelog.checkpoint.history import fetch_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
@@ -28,6 +30,8 @@ from statelog.runtime.fail_points import fail_point
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
+from statelog.spark.worker.connection import without_delay
+from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
@@ -282,3 +286,27 @@ def _write_snapshot(task: _Task, checkpoint_id: int) -> MaterializedHandle:
     snapshot = MaterializedHandle(key_group_range, checkpoint_id, handle)
     kept.state.end_snapshot(snapshot)
     return snapshot
+
+
+# The functions that Spark calls with a partition, one for each delivery.
+
+
+def staged_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run a task whose only result is its answer."""
+    acks: list[TaskAck] = []
+    with reported_to_driver(spec.state.location):
+        for _ in run_task(spec, without_delay(batches), acks.append):
+            pass
+    yield pa.RecordBatch.from_pydict({"ack": [pickle.dumps(ack) for ack in acks]})
+
+
+def direct_task(
+    spec: TaskSpec, acks: Accumulator[list[TaskAck]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """
+    Run a task whose result is its output rows.
+
+    Its answer is added to an accumulator.
+    """
+    with reported_to_driver(spec.state.location):
+        yield from run_task(spec, without_delay(batches), lambda ack: acks.add([ack]))

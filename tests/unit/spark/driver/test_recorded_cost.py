@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.recorded_cost import RecordedCosts
+from statelog.spark.driver.batch_reports import RecordedCosts
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.stopwatch import Stopwatch
 

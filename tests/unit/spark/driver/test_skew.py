@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.skew import (
+from statelog.spark.driver.batch_reports import (
     DOMINATING_SHARE,
     largest_groups,
     largest_keys,

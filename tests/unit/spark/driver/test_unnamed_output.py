@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.unnamed_output import UnnamedOutput
+from statelog.spark.driver.operator_run import UnnamedOutput
 from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.worker.protocol import TaskAck
 

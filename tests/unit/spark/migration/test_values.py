@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
 from statelog.spark import with_initial_state
-from statelog.spark.migration.values import plain_struct
+from statelog.spark.migration.initial_state import plain_struct
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.testing import ProcessorTester
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.model import KeyGroupRange
-from statelog.spark.source.filters import key_groups_left
+from statelog.spark.source.readers import key_groups_left
 from statelog.state.keys.key_groups import key_group_of
 
 ALL = KeyGroupRange(128, 255)

@@ -25,7 +25,7 @@ from statelog.spark.jvm.python_job import PythonJobs
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
-from statelog.spark.worker.task_entry import direct_task
+from statelog.spark.worker.task import direct_task
 
 
 class _AckParam(AccumulatorParam[list[TaskAck]]):

@@ -8,20 +8,113 @@ is repeated delivers the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
-from pyspark.sql import DataFrame
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.state_stream import read_stream
 from statelog.format.checkpoint_metadata import decode_streams, encode_streams
 from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.protocol import CommittedRows
-from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.task_runner import TaskRunner
+from statelog.spark.jvm.arrow_data import frame_of_arrow, frame_of_few_rows
+from statelog.spark.jvm.gateway import is_connect, with_setting
 from statelog.spark.query.delivery import Sink
-from statelog.spark.query.query import Query
+from statelog.spark.query.query import OperatorDefinition, Query
+from statelog.spark.rows.types import from_ipc
+from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.store import open_location
+
+# Make a frame of the rows that tasks staged.
+
+_FEW_ROWS = 10_000
+"""Staged rows up to this number are in one partition of the frame."""
+_LOCAL_ROWS = "spark.sql.execution.arrow.localRelationThreshold"
+"""Spark converts Arrow data below this size to rows in the driver."""
+
+
+def inline_rows(acks: Sequence[TaskAck]) -> list[bytes]:
+    """Return the rows in the answers, as Arrow IPC streams."""
+    return [ack.output for ack in acks if isinstance(ack.output, bytes)]
+
+
+def row_files(acks: Sequence[TaskAck]) -> list[FileStateHandle]:
+    """Return the files with rows that the answers name."""
+    return [handle for ack in acks if isinstance(ack.output, tuple) for handle in ack.output]
+
+
+def frame_of_rows(
+    session: SparkSession,
+    query: Query,
+    operator: OperatorDefinition,
+    inline: Sequence[bytes],
+    files: Sequence[FileStateHandle],
+) -> DataFrame:
+    """
+    Return the staged rows of one operator and micro-batch as a frame.
+
+    Args:
+        session: The session of the micro-batch.
+        query: The query.
+        operator: The operator whose rows they are.
+        inline: Arrow IPC streams.
+        files: Files with such streams.
+    """
+    schema, arrow = operator.output, operator.arrow_output
+    tables = [from_ipc(stream) for stream in inline]
+    table = pa.concat_tables(tables) if tables else arrow.empty_table()
+    if table.num_rows <= _FEW_ROWS:
+        frame = frame_of_few_rows(session, table, schema)
+        frame = frame.coalesce(1)  # one task and, in a sink of files, one file
+    else:
+        frame = _frame_of_tasks(session, table, schema)
+    if not files:
+        return frame
+    names = [(msgspec.json.encode(handle.to_json()).decode("utf-8"),) for handle in files]
+    read = partial(_read_rows, query.location, query.settings.store_options, arrow)
+    spilled = (
+        session.createDataFrame(names, "handle string")
+        .repartition(len(names))
+        .mapInArrow(read, schema)
+    )
+    return frame.unionAll(spilled) if table.num_rows else spilled
+
+
+def _read_rows(
+    location: str,
+    options: Mapping[str, object],
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    with reported_to_driver(location):
+        store = open_location(location, options=dict(options))
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                handle = stream_handle_from_json(msgspec.json.decode(text))
+                data = read_stream(store, handle, what="staged rows")
+                yield from from_ipc(data).cast(schema).to_batches()
+
+
+def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
+    """
+    Return a frame whose tasks convert their rows from Arrow.
+
+    Spark converts less than 48 MB in the driver, to optimize the plan with the values.  Here that
+    has no use, and takes about half of a delivery's time.
+    """
+    if is_connect(session):  # before 4.3 its configuration is that of the user's own session
+        return frame_of_arrow(session, table, schema)
+    with with_setting(session, _LOCAL_ROWS, "0"):
+        return frame_of_arrow(session, table, schema)
+
 
 OUTPUT_SECTION = b"OUTP"
 """Trailer section of `_metadata` that holds staged rows: a msgpack list of Arrow IPC streams."""
