@@ -12,12 +12,15 @@ from tests.servers import KEY, SECRET, S3Server
 
 from statelog.store import EncryptedStore, ObjectStore, ObstoreStore, open_store
 from statelog.store.encryption import EncryptionKeys
+from statelog.store.schemes import AZURE, LOCAL, MEMORY, NOT_TRIED, S3, SCHEMES, Scheme
 from statelog.testing.store_contract import StoreContract
 
 MEMORY_STORES = iter(range(10**9))
 
 
 class LocalContract(StoreContract):
+    SCHEME = LOCAL
+
     def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
         assert isinstance(store, ObstoreStore)
         assert store.local_root is not None
@@ -52,12 +55,15 @@ class TestEncrypted(LocalContract):
 
 
 class TestMemory(StoreContract):
+    SCHEME = MEMORY
+
     @pytest.fixture
     def store(self) -> ObstoreStore:
         return open_store(f"memory://contract-{os.getpid()}-{next(MEMORY_STORES)}")
 
 
 class S3Contract(StoreContract):
+    SCHEME = S3
     PREFIX = ""
 
     @pytest.fixture(autouse=True)
@@ -107,6 +113,8 @@ class TestSeaweedFS(TestS3):
 class TestAzure(StoreContract):
     """Azurite, opened by options, below a folder of the container."""
 
+    SCHEME = AZURE
+
     @pytest.fixture
     def store(self, azurite: AzureServer, azure_container: str) -> ObstoreStore:
         options = azurite.options
@@ -122,3 +130,14 @@ class TestAzure(StoreContract):
             name.removeprefix("team a/jobs/"): bytes(obstore.get(self.container, name).bytes())
             for name in names
         }
+
+
+def _is_tried(scheme: Scheme) -> bool:
+    texts = (scheme.tried.emulator, scheme.tried.server, scheme.tried.cloud)
+    return any(text != "-" and not text.startswith(NOT_TRIED) for text in texts)
+
+
+def test_every_scheme_that_was_tried_runs_the_contract() -> None:
+    contracts = (LocalContract, TestMemory, S3Contract, TestAzure)
+    covered = {contract.SCHEME.name for contract in contracts}
+    assert {scheme.name for scheme in SCHEMES if _is_tried(scheme)} == covered

@@ -31,11 +31,15 @@ from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError
 from statelog.format.arrow_data import write_stream
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, OUTPUT_TAG, rewrite_metadata
+from statelog.format.checkpoint_metadata import (
+    CHECKPOINT_TAG,
+    OUTPUT_TAG,
+    decode_streams,
+    rewrite_metadata,
+)
 from statelog.format.checkpoint_record import decode_record
 from statelog.format.claim_record import ClaimRecord
 from statelog.format.segment import SegmentWriter, parse_segment
-from statelog.format.staged_streams import decode_streams
 from statelog.format.trailer import SETS_TAG
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.operations.key_traces import staged_rows as python_rows

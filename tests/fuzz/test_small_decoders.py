@@ -19,9 +19,9 @@ from statelog.checkpoint.source_logs import files_upto
 from statelog.checkpoint.tags import TagKind, list_tags, read_tag
 from statelog.core.source_position import log_entry, parse_files, parse_offsets
 from statelog.errors import CorruptionError, StatelogError
+from statelog.format.checkpoint_metadata import decode_streams
 from statelog.format.checkpoint_record import CHECKPOINT_TAG, CLAIM_KIND, seal_record
 from statelog.format.segment import SegmentWriter
-from statelog.format.staged_streams import decode_streams
 from statelog.store import LocationPaths, open_store
 
 DEEP = b"[" * 200_000

@@ -135,7 +135,7 @@ def test_more_retained_checkpoints_than_a_record_holds_are_refused_as_an_option(
 
 
 def test_a_section_of_staged_rows_is_read_as_it_is_written() -> None:
-    from statelog.format.staged_streams import decode_streams, encode_streams
+    from statelog.format.checkpoint_metadata import decode_streams, encode_streams
 
     assert decode_streams(None) == []
     assert decode_streams(encode_streams([b"a", b""])) == [b"a", b""]

@@ -26,8 +26,8 @@ from statelog.format.segment import parse_segment
 from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore, ask_at_once, read_verified
+from statelog.store.at_once import read_tail
 from statelog.store.paths import parse_checkpoint_folder
-from statelog.store.tail import read_tail
 
 _TAIL_SIZE: Final = 64 * 1024
 

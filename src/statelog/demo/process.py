@@ -1,4 +1,10 @@
-"""Run the demonstration's job as a process, and kill it."""
+"""
+Run the demonstration's job as a process, and kill it with all its child processes.
+
+A Spark job is a tree of processes: the driver, its JVM, the Python daemon, the workers.  The daemon
+makes a process group of its own, and orphaned children get another parent, but all of them stay in
+the session of the program.  So they are found by their session and ended by their ids.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +24,6 @@ import msgspec
 from statelog.demo.job import JobConfig
 from statelog.errors import StatelogError
 from statelog.runtime.closing import ClosesAtExit
-
-# Start a program, and end it with all its child processes.
 
 _PROC: Final = Path("/proc")
 _POLL_SECONDS: Final = 0.01

@@ -9,11 +9,14 @@ The format is documented in docs/reference/formats/checkpoint_metadata.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
+
 from statelog.errors import CorruptionError, InvariantError, UsageError
+from statelog.format.bounds import decode_msgpack
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_set_decoder import decode_change_set, group_index
 from statelog.format.change_set_encoder import EncodedChangeSet
@@ -42,7 +45,9 @@ __all__ = [
     "CheckpointRecord",
     "MetadataFile",
     "decode_record",
+    "decode_streams",
     "encode_record",
+    "encode_streams",
     "rewrite_metadata",
     "write_metadata",
 ]
@@ -223,3 +228,34 @@ def _extent(
         segment.payload, entry.offset, size_bytes=entry.size_bytes, where=segment.where
     )
     return decoded.end, group_index(decoded.batch)
+
+
+# The section `OUTP` of a `_metadata` object: staged rows, as a msgpack list of Arrow IPC streams.
+
+_streams_decoder: Final = msgspec.msgpack.Decoder(list[bytes])
+
+
+def encode_streams(streams: Sequence[Buffer]) -> bytes:
+    """Return the section with these streams."""
+    return msgspec.msgpack.encode(streams)
+
+
+def decode_streams(section: Buffer | None, *, where: str = "") -> list[bytes]:
+    """
+    Return the streams in a section; none without one.
+
+    Args:
+        section: The body of the section.
+        where: Name of the object, for messages.
+
+    Raises:
+        CorruptionError: It is not a list of streams.
+    """
+    if section is None:
+        return []
+    try:
+        return decode_msgpack(section, _streams_decoder)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(
+            f"damaged staged rows in {where or 'a checkpoint'}: {error}", path=where
+        ) from error

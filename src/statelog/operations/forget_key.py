@@ -25,8 +25,7 @@ from statelog.checkpoint.state_stream import read_stream
 from statelog.errors import ObjectNotFoundError
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
-from statelog.format.checkpoint_metadata import OUTPUT_TAG
-from statelog.format.staged_streams import decode_streams, encode_streams
+from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams, encode_streams
 from statelog.model import (
     CompletedCheckpoint,
     FileStateHandle,

@@ -19,9 +19,8 @@ from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogEr
 from statelog.format.arrow_data import open_parquet, python_rows, read_stream_table
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.checkpoint_metadata import OUTPUT_TAG
+from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams
 from statelog.format.segment import Segment, parse_whole_file
-from statelog.format.staged_streams import decode_streams
 from statelog.model import METADATA_KEY_GROUP, FileStateHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, rows_of_groups

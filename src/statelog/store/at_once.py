@@ -1,5 +1,5 @@
 """
-Send several requests at once, to a store whose requests take a round trip.
+Save round trips: send several requests at once, and read the end of an object in one request.
 
 Local disk and memory answer faster than a thread starts, and a simulated store draws its faults in the
 order of the requests: there the requests are sent one after another.
@@ -53,3 +53,27 @@ def ask_both(store: ObjectStore, first: Callable[[], T], second: Callable[[], U]
     seconds: list[U] = []
     ask_at_once(store, [lambda: firsts.append(first()), lambda: seconds.append(second())])
     return firsts[0], seconds[0]
+
+
+def read_tail(store: ObjectStore, path: str, length: int) -> tuple[memoryview, int]:
+    """
+    Return the last bytes of an object, and the size of the whole.
+
+    Args:
+        store: The store.  Its method `get_tail`, which has the same arguments, is used if it has one.
+        path: Name of the object.
+        length: How many bytes, >= 1; a smaller object is returned whole.
+
+    Raises:
+        ObjectNotFoundError: There is no such object.
+        StoreError: The store failed.
+
+    Blocks: On the store: one request, or two.
+    """
+    get_tail = getattr(store, "get_tail", None)
+    if get_tail is not None:
+        tail: tuple[memoryview, int] = get_tail(path, length)
+        return tail
+    size = store.head(path).size_bytes
+    start = max(0, size - length)
+    return store.get_range(path, start, size - start), size

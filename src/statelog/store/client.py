@@ -20,39 +20,12 @@ from statelog.core.request_policy import RequestPolicy
 from statelog.errors import InvalidOptionsError, StoreError
 from statelog.redaction import redacted, without_secrets
 from statelog.store.explain import one_line
-from statelog.store.location import StoreKind, kind_of, local_path
+from statelog.store.location import kind_of, local_path
+from statelog.store.schemes import AZURE, MEMORY, SCHEMES, Scheme, words
 
 Client = obstore.store.ObjectStore
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-_STORE_KEYS: Final = {
-    StoreKind.S3: _words(
-        "access_key_id checksum_algorithm conditional_put container_authorization_token_file "
-        "container_credentials_full_uri container_credentials_relative_uri default_region "
-        "disable_bulk_delete disable_tagging endpoint endpoint_url imdsv1_fallback "
-        "metadata_endpoint region request_payer role_arn role_session_name s3_express "
-        "secret_access_key server_side_encryption session_token skip_signature "
-        "sse_bucket_key_enabled sse_customer_key_base64 sse_kms_key_id token "
-        "unsigned_payload virtual_hosted_style_request web_identity_token_file"
-    ),
-    StoreKind.GCS: _words(
-        "application_credentials base_url bearer_token service_account service_account_key "
-        "service_account_path skip_signature"
-    ),
-    StoreKind.AZURE: _words(
-        "access_key account_key account_name authority_host client_id client_secret "
-        "credential_type disable_tagging encryption_key endpoint federated_token_file "
-        "msi_endpoint msi_resource_id object_id sas_key sas_token skip_signature tenant_id token "
-        "use_azure_cli use_emulator use_fabric_endpoint"
-    ),
-}
-"""Options of a store; the bucket is part of the URL."""
-
-_CLIENT_KEYS: Final = _words(
+_CLIENT_KEYS: Final = words(
     "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
     "http1_only http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle "
     "http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate proxy_excludes "
@@ -60,19 +33,6 @@ _CLIENT_KEYS: Final = _words(
 )
 _RETRY_KEYS: Final = ("max_retries", "retry_timeout")
 _CREDENTIAL_PROVIDER: Final = "credential_provider"
-
-_PREFIXES: Final = {
-    StoreKind.S3: ("aws_",),
-    StoreKind.GCS: ("google_",),
-    StoreKind.AZURE: ("azure_storage_", "azure_"),
-}
-"""Prefixes of options and environment variables, which obstore accepts with and without them."""
-
-_ENDPOINTS: Final = {
-    StoreKind.S3: ("endpoint_url_s3", "endpoint_url", "endpoint"),
-    StoreKind.GCS: ("base_url",),
-    StoreKind.AZURE: ("endpoint",),
-}
 
 _memory_stores: dict[str, Client] = {}
 """Memory stores of this process by URL, so that two openings of one URL see the same objects."""
@@ -96,7 +56,7 @@ def request_policy(url: str, options: Mapping[str, object]) -> RequestPolicy | N
         InvalidOptionsError: A retry option is not a number.
     """
     kind = kind_of(url)
-    if kind not in _STORE_KEYS:
+    if kind is None or not kind.is_remote:
         return None
     plain = {_plain(kind, given): value for given, value in options.items()}
     numbers = {key: _number(key, plain[key]) for key in _RETRY_KEYS if key in plain}
@@ -115,13 +75,13 @@ def endpoint(url: str, options: Mapping[str, object]) -> str | None:
     provider's own.
     """
     kind = kind_of(url)
-    if kind not in _STORE_KEYS:
+    if kind is None or not kind.is_remote:
         return None
     plain = {_plain(kind, given): value for given, value in options.items()}
     servers = _servers(kind, plain)
     bucket = redacted("/".join(url.split("/", 3)[:3]))
     account = plain.get("account_name", os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
-    place = f"{bucket} of {account}" if kind is StoreKind.AZURE and account else bucket
+    place = f"{bucket} of {account}" if kind is AZURE and account else bucket
     return f"{place} at {redacted(servers[0])}" if servers else place
 
 
@@ -142,7 +102,7 @@ def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
             _make_root(root, fsync)
             # Empty folders are deleted with their last object, as in an object store.
             return obstore.store.LocalStore(root, automatic_cleanup=True)
-        if kind_of(url) is StoreKind.MEMORY:
+        if kind_of(url) is MEMORY:
             return _memory_stores.setdefault(url, obstore.store.MemoryStore())
         # `store/requests.py` repeats requests.  The client must not: it would hide that an earlier
         # attempt of a put-if-absent may have written the object.
@@ -164,18 +124,19 @@ def without_caches(options: Mapping[str, object]) -> dict[str, object]:
 def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Sort the flat options into the arguments of obstore."""
     kind = kind_of(url)
-    if kind not in _STORE_KEYS:
+    if kind is None or not kind.is_remote:
         if options:
+            *first, last = (f"{scheme.name}://" for scheme in SCHEMES if scheme.is_remote)
             raise InvalidOptionsError(
                 f"{url} has no store options, but got {', '.join(sorted(options))}; they apply to "
-                "s3://, gs:// and az:// stores"
+                f"{', '.join(first)} and {last} stores"
             )
         return {}
     arguments: dict[str, Any] = {}
     client: dict[str, Any] = {}
     for given, value in options.items():
         key = _plain(kind, given)
-        if key in _STORE_KEYS[kind]:
+        if key in kind.option_keys:
             arguments[key] = value if isinstance(value, bool) else str(value)
         elif key in _CLIENT_KEYS:
             client[key] = (
@@ -193,9 +154,9 @@ def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
     return arguments
 
 
-def _plain(kind: StoreKind, key: str) -> str:
+def _plain(kind: Scheme, key: str) -> str:
     lower = key.lower()
-    for prefix in _PREFIXES[kind]:
+    for prefix in kind.prefixes:
         if lower.startswith(prefix):
             return lower.removeprefix(prefix)
     return lower
@@ -214,21 +175,21 @@ def _number(key: str, value: object) -> float:
     return number
 
 
-def _unknown_key(kind: StoreKind, given: str) -> str:
-    known = [*_STORE_KEYS[kind], *_CLIENT_KEYS, *_RETRY_KEYS, _CREDENTIAL_PROVIDER]
+def _unknown_key(kind: Scheme, given: str) -> str:
+    accepted = [*kind.option_keys, *_CLIENT_KEYS, *_RETRY_KEYS, _CREDENTIAL_PROVIDER]
     if given.lower().startswith(("fs.", "spark.hadoop.")):
         hint = "Hadoop's options do not apply to this store"
     elif "bucket" in given.lower() or "container" in given.lower():
         hint = "the bucket or container is part of the URL"
     else:
-        near = difflib.get_close_matches(_plain(kind, given), known, n=1)
-        listed = f"{kind.value}:// stores have {', '.join(sorted(known))}"
+        near = difflib.get_close_matches(_plain(kind, given), accepted, n=1)
+        listed = f"{kind.name}:// stores have {', '.join(sorted(accepted))}"
         hint = f"did you mean {near[0]!r}?" if near else listed
     return f"unknown store option {given!r}; {hint}"
 
 
 def _client_options(
-    kind: StoreKind, arguments: Mapping[str, object], given: Mapping[str, object]
+    kind: Scheme, arguments: Mapping[str, object], given: Mapping[str, object]
 ) -> dict[str, Any]:
     """
     Return the HTTP client's options; an http:// endpoint allows plain http.
@@ -237,7 +198,7 @@ def _client_options(
     here.
     """
     from_environment: dict[str, Any] = {}
-    for prefix in reversed(_PREFIXES[kind]):
+    for prefix in reversed(kind.prefixes):
         for key in _CLIENT_KEYS:
             value = os.environ.get(f"{prefix}{key}".upper())
             if value:
@@ -250,12 +211,12 @@ def _client_options(
     return options
 
 
-def _servers(kind: StoreKind, arguments: Mapping[str, object]) -> list[str]:
+def _servers(kind: Scheme, arguments: Mapping[str, object]) -> list[str]:
     """Return the servers that the options name, or else the environment; the first one counts."""
-    servers = [str(arguments[key]) for key in _ENDPOINTS[kind] if key in arguments]
-    for prefix in reversed(_PREFIXES[kind]):
+    servers = [str(arguments[key]) for key in kind.endpoint_keys if key in arguments]
+    for prefix in reversed(kind.prefixes):
         if not servers:
-            named = (os.environ.get(f"{prefix}{key}".upper()) for key in _ENDPOINTS[kind])
+            named = (os.environ.get(f"{prefix}{key}".upper()) for key in kind.endpoint_keys)
             servers = [value for value in named if value]
     return servers
 

@@ -7,44 +7,16 @@ obstore supports; a normalized URL is unchanged.
 
 from __future__ import annotations
 
-import enum
 import os
 import urllib.parse
-from typing import Final
 
 from statelog.errors import InvalidOptionsError
-
-_SCHEME_ALIASES: Final = {
-    "local": "file",
-    "s3a": "s3",
-    "s3n": "s3",
-    "gcs": "gs",
-    "abfs": "az",
-    "abfss": "az",
-    "adl": "az",
-    "azure": "az",
-}
+from statelog.store.schemes import BY_NAME, BY_SPELLING, LOCAL, MEMORY, SCHEMES, Scheme
 
 
-class StoreKind(enum.Enum):
-    """The kind of client that a URL needs."""
-
-    LOCAL = "file"
-    MEMORY = "memory"
-    S3 = "s3"
-    GCS = "gs"
-    AZURE = "az"
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether requests leave this process for a server."""
-        return self not in (StoreKind.LOCAL, StoreKind.MEMORY)
-
-
-def kind_of(url: str) -> StoreKind | None:
-    """Return the kind of a normalized URL; None for other stores."""
-    scheme = url.partition(":")[0]
-    return next((kind for kind in StoreKind if kind.value == scheme), None)
+def kind_of(url: str) -> Scheme | None:
+    """Return the scheme of a normalized URL; None for other stores."""
+    return BY_NAME.get(url.partition(":")[0])
 
 
 def is_known(location: str) -> bool:
@@ -52,8 +24,7 @@ def is_known(location: str) -> bool:
     scheme, separator, _ = location.partition("://")
     if not separator or len(scheme) < 2 or "/" in scheme:
         return True
-    scheme = scheme.lower()
-    return kind_of(f"{_SCHEME_ALIASES.get(scheme, scheme)}:") is not None
+    return scheme.lower() in BY_SPELLING
 
 
 def normalize_url(location: str) -> str:
@@ -70,24 +41,26 @@ def normalize_url(location: str) -> str:
     scheme, separator, rest = location.partition(":")
     if not separator or len(scheme) < 2 or "/" in scheme:  # a plain path (or a drive letter)
         return _file_url(location)
-    scheme = _SCHEME_ALIASES.get(scheme.lower(), scheme.lower())
-    kind = kind_of(f"{scheme}:")
+    kind = BY_SPELLING.get(scheme.lower())
     if kind is None:
+        spellings = ", ".join(scheme.spelling for scheme in SCHEMES)
         raise InvalidOptionsError(
-            f"cannot open {location!r}: unknown scheme {scheme!r}; use a path, file://, memory://, "
-            "s3:// (s3a://), gs://, az:// or abfs://"
+            f"cannot open {location!r}: unknown scheme {scheme.lower()!r}; use a path, {spellings}"
         )
-    if kind is StoreKind.LOCAL:
+    if kind is LOCAL:
         # Hadoop and Spark write file:/path, URLs have file:///path: both are one absolute path.
         return _file_url("/" + urllib.parse.unquote(rest).lstrip("/"))
-    if kind is StoreKind.MEMORY:
+    if kind is MEMORY:
         return "memory://" + rest.strip("/")
     if not rest.startswith("//") or not rest[2:].partition("/")[0]:
-        bucket = "container" if kind is StoreKind.AZURE else "bucket"
         # Without its slashes, credentials in the URL would not be recognized, and shown.
-        shown = repr(location) if rest.startswith("//") or "@" not in rest else f"the {scheme} URL"
-        raise InvalidOptionsError(f"{shown} names no {bucket}; write {scheme}://{bucket}/path")
-    return f"{scheme}:{rest}".rstrip("/")
+        shown = (
+            repr(location) if rest.startswith("//") or "@" not in rest else f"the {kind.name} URL"
+        )
+        raise InvalidOptionsError(
+            f"{shown} names no {kind.bucket}; write {kind.name}://{kind.bucket}/path"
+        )
+    return f"{kind.name}:{rest}".rstrip("/")
 
 
 def _file_url(path: str) -> str:
@@ -97,6 +70,6 @@ def _file_url(path: str) -> str:
 
 def local_path(url: str) -> str | None:
     """Return the directory of a normalized `file://` URL, None for every other URL."""
-    if kind_of(url) is not StoreKind.LOCAL:
+    if kind_of(url) is not LOCAL:
         return None
     return urllib.parse.unquote(url.removeprefix("file://"))

@@ -25,7 +25,7 @@ from statelog.errors import (
 )
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
-from statelog.store.at_once import endpoint_of
+from statelog.store.at_once import endpoint_of, read_tail
 from statelog.store.encrypted import EncryptedStore
 from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, split_options
 from statelog.store.opening import open_existing_store as _open_existing
@@ -41,7 +41,6 @@ from statelog.store.parents import (
     named_parents,
 )
 from statelog.store.paths import LocationPaths
-from statelog.store.tail import read_tail
 from statelog.store.verified import get_again
 
 __all__ = [

@@ -44,7 +44,7 @@ from statelog.store.local_disk import (
     with_folders,
     write_object,
 )
-from statelog.store.location import StoreKind, kind_of, local_path
+from statelog.store.location import kind_of, local_path
 from statelog.store.paths import TEMPORARY_FOLDER
 from statelog.store.requests import Requests, failure_of
 
@@ -57,7 +57,8 @@ _EXPRESS_BUCKET: Final = "--x-s3"
 def lists_in_order(url: str) -> bool:
     """Return whether the store lists names in ascending order, after a given name if asked to."""
     bucket = url.partition("://")[2].partition("/")[0]
-    return kind_of(url) in (StoreKind.S3, StoreKind.GCS) and not bucket.endswith(_EXPRESS_BUCKET)
+    kind = kind_of(url)
+    return kind is not None and kind.lists_in_order and not bucket.endswith(_EXPRESS_BUCKET)
 
 
 class Listing:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 
 from statelog import arguments
-from statelog.arguments import path, refused
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.store.api import ObjectStore
 from statelog.store.client import check_options
@@ -103,9 +102,9 @@ def as_store(
         UsageError: It is something else; the message names the methods that are missing.
     """
     if isinstance(location, str | os.PathLike):
-        return open_store(path(location, name))
+        return open_store(arguments.path(location, name))
     missing = [method for method in methods if not callable(getattr(location, method, None))]
     if missing:
         wanted = f"an ObjectStore, a path or a URL (it has no {', '.join(missing)})"
-        raise refused(name, wanted, location)
+        raise arguments.refused(name, wanted, location)
     return location

@@ -8,12 +8,12 @@ from statelog.errors import InvalidOptionsError
 from statelog.store import open_store
 from statelog.store.client import (
     _CLIENT_KEYS,
-    _STORE_KEYS,
     _arguments,
     make_client,
     request_policy,
 )
-from statelog.store.location import StoreKind, local_path, normalize_url
+from statelog.store.location import local_path, normalize_url
+from statelog.store.schemes import AZURE, GCS, S3, SCHEMES
 
 ENVIRONMENT = ("AWS_", "GOOGLE_", "AZURE_")
 SECRET = "do-not-show-me"
@@ -109,14 +109,14 @@ def test_azure_names_container_and_account():
 
 
 URLS = {
-    StoreKind.S3: "s3://bucket/x",
-    StoreKind.GCS: "gs://bucket/x",
-    StoreKind.AZURE: "az://container/x",
+    S3: "s3://bucket/x",
+    GCS: "gs://bucket/x",
+    AZURE: "az://container/x",
 }
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"), [(kind, key) for kind, keys in _STORE_KEYS.items() for key in keys]
+    ("kind", "key"), [(kind, key) for kind in SCHEMES for key in kind.option_keys]
 )
 def test_obstore_knows_every_option_we_let_through(kind, key):
     try:

@@ -27,7 +27,7 @@ from statelog.checkpoint.state_stream import read_stream
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
 from statelog.errors import CheckpointError, CorruptionError, UsageError
 from statelog.format.arrow_data import python_rows
-from statelog.format.staged_streams import decode_streams
+from statelog.format.checkpoint_metadata import decode_streams
 from statelog.operations.fork import Fork, apply_fork, fork_source
 from statelog.operations.position_files import batch_files
 from statelog.operations.rewind_plan import check_sources

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.state_stream import read_stream
-from statelog.format.staged_streams import decode_streams, encode_streams
+from statelog.format.checkpoint_metadata import decode_streams, encode_streams
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.runtime.fail_points import fail_point
