@@ -59,7 +59,8 @@ def count() -> dict[str, int]:
     texts = [text_of(path) for path in (*modules(), *pages())]
     counts = {f"name {name}": names[name] for name in NAMES}
     for phrase in PHRASES:
-        pattern = re.compile(rf"\b{phrase}\b".replace(" ", r"\s+"), re.IGNORECASE)
+        words = phrase.replace(" ", r"\s+")
+        pattern = re.compile(rf"\b{words}\b(?!\s+longer\b)", re.IGNORECASE)
         counts[f"phrase {phrase}"] = sum(len(pattern.findall(text)) for text in texts)
     return counts
 
