@@ -197,7 +197,7 @@ def options_page() -> str:
         specs = [spec for spec in OPTIONS if spec.section == section]
         parts.append(f"\n## `{section}`\n\n| Key | Kind | Default | Meaning |\n|---|---|---|---|\n")
         parts += [
-            f"| `{spec.key}` | {spec.kind.value} | {default_text(spec)} | {spec.description} |\n"
+            f"| `{spec.key}` | {spec.kind.value} | {default_text(spec)} | {spec.text} |\n"
             for spec in specs
         ]
         with_flink = [spec for spec in specs if spec.flink_keys]

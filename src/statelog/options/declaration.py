@@ -85,6 +85,9 @@ class OptionSpec:
         description: What it does, in a sentence.
         not_in_query: Why a query on Spark rejects it; "" where it takes effect there.
         least: Its least value, where it is a number.
+        most: Its greatest value, where it has a bound.
+        choices: All its values, where it is one of a few words; letter case is ignored.
+        advice: What to do instead of a value out of the range.
     """
 
     section: str
@@ -95,6 +98,24 @@ class OptionSpec:
     description: str
     not_in_query: str = ""
     least: int = 0
+    most: int | None = None
+    choices: tuple[str, ...] = ()
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        """What the option does, with its range."""
+        least = f"at least {self.least:,}" if self.least else ""
+        size = self.kind is OptionKind.SIZE
+        most = (
+            ""
+            if self.most is None
+            else units.describe_size(self.most)
+            if size
+            else f"{self.most:,}"
+        )
+        bounds = " and ".join(filter(None, (least, most and f"at most {most}")))
+        return f"{self.description} {bounds.capitalize()}." if bounds else self.description
 
     @property
     def key(self) -> str:
@@ -139,6 +160,9 @@ def option(
     flink_keys: tuple[str, ...] = (),
     not_in_query: str = "",
     least: int = 0,
+    most: int | None = None,
+    choices: tuple[str, ...] = (),
+    advice: str = "",
 ) -> T:
     """Return a dataclass field that declares an option; see `OptionSpec` for the arguments."""
     declared = partial(
@@ -149,6 +173,9 @@ def option(
         description=description,
         not_in_query=not_in_query,
         least=least,
+        most=most,
+        choices=choices,
+        advice=advice,
     )
     return dataclasses.field(default=default, metadata={"option": declared})
 
@@ -161,11 +188,7 @@ def declared_options(section: str, kind: type[DataclassInstance]) -> Iterator[Op
 
 def documented(kind: type[OptionsT]) -> type[OptionsT]:
     """Put the descriptions of the options of a class into its docstring."""
-    bounded = {
-        spec.field: spec.description + (f" At least {spec.least}." if spec.least else "")
-        for spec in declared_options("", kind)
-    }
-    describe_arguments(kind, bounded)
+    describe_arguments(kind, {spec.field: spec.text for spec in declared_options("", kind)})
     return kind
 
 
@@ -198,10 +221,10 @@ _CHECKS: Final[Mapping[str, Callable[..., object]]] = {
 
 def check_fields(options: DataclassInstance) -> None:
     """
-    Convert each field of an option class to its plain type.
+    Convert each field of an option class to its plain type, and check its range.
 
     Raises:
-        InvalidOptionsError: A field is of another type, or below its least value.
+        InvalidOptionsError: A field is of another type or out of its range.
     """
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)
@@ -210,16 +233,38 @@ def check_fields(options: DataclassInstance) -> None:
         checked = _CHECKS[str(each.type)](value, each.name, error=InvalidOptionsError)
         object.__setattr__(options, each.name, checked)
     for spec in declared_options("", type(options)):
-        _check_least(spec, getattr(options, spec.field))
+        if spec.choices:
+            chosen = _choose(spec, getattr(options, spec.field))
+            object.__setattr__(options, spec.field, chosen)
+        else:
+            _check_range(spec, getattr(options, spec.field))
 
 
-def _check_least(spec: OptionSpec, value: object) -> None:
-    is_negative = (isinstance(value, int) and value < 0) or (
-        isinstance(value, dt.timedelta) and value < dt.timedelta(0)
+def _choose(spec: OptionSpec, value: str) -> str:
+    if value.lower() in spec.choices:
+        return value.lower()
+    raise InvalidOptionsError(
+        f"{spec.field} is {value!r}; it must be one of {', '.join(spec.choices)}",
+        fields=(spec.field,),
     )
-    if is_negative or (isinstance(value, int) and value < spec.least):
-        bound = "not be negative" if is_negative else f"be at least {spec.least}"
-        raise InvalidOptionsError(f"{spec.field} is {value}; it must {bound}", fields=(spec.field,))
+
+
+def _check_range(spec: OptionSpec, value: object) -> None:
+    bound = ""
+    if isinstance(value, dt.timedelta):
+        bound = "not be negative" if value < dt.timedelta(0) else ""
+    elif isinstance(value, int):
+        if value < min(spec.least, 0):
+            bound = "not be negative"
+        elif value < spec.least:
+            bound = f"be at least {spec.least}"
+        elif spec.most is not None and value > spec.most:
+            bound = f"be at most {spec.most}"
+    if bound:
+        advice = f". {spec.advice}" if spec.advice else ""
+        raise InvalidOptionsError(
+            f"{spec.field} is {value}; it must {bound}{advice}", fields=(spec.field,)
+        )
 
 
 # --- keys -------------------------------------------------------------------------------------

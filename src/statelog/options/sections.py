@@ -137,6 +137,7 @@ class ChangelogOptions:
         OptionKind.TEXT,
         "`fixed`, `none`, or (not in Flink) `exponential`.",
         flink_keys=_dfs("upload.retry-policy"),
+        choices=RETRY_POLICIES,
     )
     upload_timeout: dt.timedelta = option(
         dt.timedelta(seconds=1),
@@ -193,13 +194,6 @@ class ChangelogOptions:
                 "the first or raise the second",
                 fields=("batch_persist_size_threshold_bytes", "upload_max_in_flight_bytes"),
             )
-        policy = self.upload_retry_policy
-        object.__setattr__(self, "upload_retry_policy", policy.lower())
-        if self.upload_retry_policy not in RETRY_POLICIES:
-            raise InvalidOptionsError(
-                f"unknown retry policy {policy!r}; use one of {', '.join(RETRY_POLICIES)}",
-                fields=("upload_retry_policy",),
-            )
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, object]) -> ChangelogOptions:
@@ -245,9 +239,11 @@ class CheckpointOptions:
         3,
         "retained",
         OptionKind.COUNT,
-        "Completed checkpoints that can be restored; at most 65,536.",
+        "Completed checkpoints that can be restored.",
         flink_keys=(f"{EXECUTION}num-retained", "state.checkpoints.num-retained"),
         least=1,
+        most=RETAINED_MAX,
+        advice="A tag keeps a single checkpoint for as long as you need it",
     )
     compress_metadata: bool = option(
         True,
@@ -266,12 +262,6 @@ class CheckpointOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.retained > RETAINED_MAX:
-            raise InvalidOptionsError(
-                f"retained is {self.retained}; it must be at most {RETAINED_MAX}. A tag keeps a single "
-                "checkpoint for as long as you need it",
-                fields=("retained",),
-            )
 
 
 @documented
@@ -288,7 +278,7 @@ class StreamOptions:
         20 * KIB,
         "data-inline-threshold",
         OptionKind.SIZE,
-        "State up to this size stays in its handle; at most 1 mb.",
+        "State up to this size stays in its handle.",
         flink_keys=(
             f"{EXECUTION}data-inline-threshold",
             "state.storage.fs.memory-threshold",
@@ -298,6 +288,7 @@ class StreamOptions:
             "changes and rows of a task up to inlineBytes are stored in the object of the "
             "micro-batch, and a snapshot is always a file; set inlineBytes"
         ),
+        most=INLINE_THRESHOLD_MAX_BYTES,
     )
     write_buffer_size_bytes: int = option(
         4096,
@@ -315,12 +306,6 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.data_inline_threshold_bytes > INLINE_THRESHOLD_MAX_BYTES:
-            raise InvalidOptionsError(
-                f"data_inline_threshold_bytes is {self.data_inline_threshold_bytes}; it must be at "
-                f"most {INLINE_THRESHOLD_MAX_BYTES}",
-                fields=("data_inline_threshold_bytes",),
-            )
 
 
 @documented
