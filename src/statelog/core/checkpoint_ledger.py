@@ -267,7 +267,9 @@ class CheckpointLedger:
 
     def _plan(self, event: CommitRequested, now_ns: int) -> WriteMetadata:
         pending = self._pending_for(event.checkpoint_id)
-        missing = tuple(one for one in pending.ranges if one not in pending.snapshots)
+        missing = tuple(
+            key_range for key_range in pending.ranges if key_range not in pending.snapshots
+        )
         if missing:
             waited_ms = (now_ns - pending.triggered_ns) // _NS_PER_MS
             raise CheckpointError(
@@ -278,12 +280,12 @@ class CheckpointLedger:
                 missing=missing,
             )
         pending.committing = True
-        snapshots = [pending.snapshots[one] for one in pending.ranges]
+        snapshots = [pending.snapshots[key_range] for key_range in pending.ranges]
         latest = self._latest
         fresh_log = tuple(
-            replace(one.log, checkpoint_id=event.checkpoint_id)
-            for one in snapshots
-            if one.log is not None and one.log.handles_and_offsets
+            replace(snapshot.log, checkpoint_id=event.checkpoint_id)
+            for snapshot in snapshots
+            if snapshot.log is not None and snapshot.log.handles_and_offsets
         )
         log = latest.inherited_log() if latest else ()
         materialized = latest.materialized if latest else ()
@@ -370,7 +372,7 @@ class CheckpointLedger:
             for snapshot in self._pending.snapshots.values()
             if snapshot.materialized is not None
         ]
-        return frozenset(one.path for one in handles if isinstance(one, FileStateHandle))
+        return frozenset(handle.path for handle in handles if isinstance(handle, FileStateHandle))
 
     def check_invariants(self) -> None:
         """Raise `InvariantError` if a numbered invariant does not hold."""
@@ -386,7 +388,7 @@ class CheckpointLedger:
             check(latest is None or self._pending.checkpoint_id > latest, "3: pending is too old")
             ranges = self._pending.ranges
             check(
-                all(one in ranges for one in self._pending.snapshots)
+                all(key_range in ranges for key_range in self._pending.snapshots)
                 and all(a.end < b.start for a, b in itertools.pairwise(ranges)),
                 "5: pending snapshots do not fit the ranges",
             )
@@ -402,7 +404,7 @@ def _unknown(
     """Return the snapshots acknowledged for the first time."""
     before = frozenset(known)
     return [
-        one.materialized
-        for one in snapshots
-        if one.materialized is not None and one.materialized not in before
+        snapshot.materialized
+        for snapshot in snapshots
+        if snapshot.materialized is not None and snapshot.materialized not in before
     ]

@@ -42,7 +42,9 @@ def pinned(pins: Iterable[Pin], checkpoint_ids: Iterable[int], latest_id: int) -
     """Return those of *checkpoint_ids* that a pin holds."""
     known = tuple(pins)
     return frozenset(
-        one for one in checkpoint_ids if any(pin.holds(one, latest_id) for pin in known)
+        checkpoint_id
+        for checkpoint_id in checkpoint_ids
+        if any(pin.holds(checkpoint_id, latest_id) for pin in known)
     )
 
 
@@ -52,4 +54,8 @@ def retained_ids(
     """Return the newest of *checkpoint_ids* (ascending), so many as *retained*, and the pinned ones."""
     newest = checkpoint_ids[-retained:]
     held = pinned(pins, checkpoint_ids, checkpoint_ids[-1])
-    return tuple(one for one in checkpoint_ids if one in held or one in newest)
+    return tuple(
+        checkpoint_id
+        for checkpoint_id in checkpoint_ids
+        if checkpoint_id in held or checkpoint_id in newest
+    )

@@ -142,9 +142,13 @@ def rewrite_metadata(data: Buffer, record: CheckpointRecord, *, where: str = "")
     extra[CHECKPOINT_TAG] = body
     for compress in (True, False) if segment.compressed else (False,):
         writer = SegmentWriter(compress=compress)
-        for one in segment.trailer.sets:
-            encoded = segment.payload[one.offset : one.offset + one.size_bytes]
-            writer.add_encoded(EncodedChangeSet((encoded,), one.size_bytes, one.crc32c, one.groups))
+        for change_set in segment.trailer.sets:
+            encoded = segment.payload[change_set.offset : change_set.offset + change_set.size_bytes]
+            writer.add_encoded(
+                EncodedChangeSet(
+                    (encoded,), change_set.size_bytes, change_set.crc32c, change_set.groups
+                )
+            )
         try:
             return MetadataFile(tuple(writer.finish(extra)), record, len(body))
         except UsageError:

@@ -182,7 +182,11 @@ class Segment:
 
     def sets_by_offset(self) -> dict[int, SetEntry]:
         """Return the trailer's index by payload offset; empty for a file without a trailer."""
-        return {} if self.trailer is None else {one.offset: one for one in self.trailer.sets}
+        return (
+            {}
+            if self.trailer is None
+            else {change_set.offset: change_set for change_set in self.trailer.sets}
+        )
 
     def set_ranges(self) -> list[tuple[int, int]]:
         """Return offset and encoded length of all change sets; decodes a file without index."""
@@ -264,12 +268,15 @@ def verify_set(encoded: Buffer, crc32c: int, *, where: str = "", offset: int = 0
 
 def _damaged_payload(where: str, payload: memoryview, trailer: Trailer) -> CorruptionError:
     """Return the error for a payload with a wrong checksum; it names the first damaged set."""
-    for one in trailer.sets:
-        if checksum([payload[one.offset : one.offset + one.size_bytes]]) != one.crc32c:
+    for change_set in trailer.sets:
+        if (
+            checksum([payload[change_set.offset : change_set.offset + change_set.size_bytes]])
+            != change_set.crc32c
+        ):
             return CorruptionError(
                 f"damaged changelog file {where}: the payload's checksum does not match, because of "
-                f"the change set at payload offset {one.offset} ({one.size_bytes} bytes)",
+                f"the change set at payload offset {change_set.offset} ({change_set.size_bytes} bytes)",
                 path=where,
-                offset=one.offset,
+                offset=change_set.offset,
             )
     return damaged(where, "the payload's checksum does not match")

@@ -80,8 +80,8 @@ class KeyGroupRange(FlinkNames):
         if not len(self):
             return (self,)
         return tuple(
-            KeyGroupRange(self.start + one.start, self.start + one.end)
-            for one in split_key_groups(len(self), max(1, min(parts, len(self))))
+            KeyGroupRange(self.start + part.start, self.start + part.end)
+            for part in split_key_groups(len(self), max(1, min(parts, len(self))))
         )
 
     def __str__(self) -> str:

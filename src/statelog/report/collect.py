@@ -121,7 +121,9 @@ def _with_newest(
 ) -> Figures:
     """Add what is said of the newest checkpoint: query, restart, bill, key groups."""
     record = _record_of(newest)
-    operators = () if record is None else tuple(one.operator_id for one in record.operators)
+    operators = (
+        () if record is None else tuple(operator.operator_id for operator in record.operators)
+    )
     restart = restart_of(
         newest,
         paths,
@@ -130,11 +132,13 @@ def _with_newest(
         operators=max(len(operators), 1),
         speeds=plan.speeds,
     )
-    counted = [one.objects for one in figures.checkpoints if one.objects is not None]
+    counted = [
+        checkpoint.objects for checkpoint in figures.checkpoints if checkpoint.objects is not None
+    ]
     bill = bill_of(
         puts_per_batch=sum(counted) / len(counted) if counted else 1.0,
         seconds_per_batch=_seconds_per_batch(figures.checkpoints),
-        stored_bytes=sum(one.size_bytes for one in figures.stored),
+        stored_bytes=sum(stored_kind.size_bytes for stored_kind in figures.stored),
         prices=plan.prices,
     )
     skew, problem = _skew(store, paths, newest, operators, plan)
@@ -317,7 +321,7 @@ def _older_changes(listing: _Listing) -> tuple[tuple[int, int], ...]:
 
 def _seconds_per_batch(checkpoints: Sequence[CheckpointFigures]) -> float | None:
     """Return the mean time between two micro-batches of one run; None if there are no two."""
-    known = [one for one in checkpoints if one.created_at_ms is not None]
+    known = [checkpoint for checkpoint in checkpoints if checkpoint.created_at_ms is not None]
     gaps = [
         (after.created_at_ms or 0) - (before.created_at_ms or 0)
         for before, after in pairwise(known)

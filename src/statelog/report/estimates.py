@@ -24,8 +24,8 @@ _STORED = {
 def restart_section(restart: Restart) -> Html:
     """Return what a restart reads, and the estimate of its time."""
     rows = [
-        [_KINDS[one.kind], texts.count(one.objects), texts.size(one.size_bytes)]
-        for one in restart.parts
+        [_KINDS[part.kind], texts.count(part.objects), texts.size(part.size_bytes)]
+        for part in restart.parts
     ]
     rows.append(["All", texts.count(restart.objects), texts.size(restart.size_bytes)])
     requests = restart.driver_requests + restart.task_requests
@@ -92,12 +92,12 @@ def bill_section(figures: Figures, bill: Bill) -> Html:
     """Return requests and storage of a month, and the prices."""
     stored = [
         [
-            _STORED[one.kind],
-            texts.count(one.objects),
-            texts.size(one.size_bytes),
-            _orphans(one.orphans, one.orphan_bytes),
+            _STORED[stored_kind.kind],
+            texts.count(stored_kind.objects),
+            texts.size(stored_kind.size_bytes),
+            _orphans(stored_kind.orphans, stored_kind.orphan_bytes),
         ]
-        for one in figures.stored
+        for stored_kind in figures.stored
     ]
     return section(
         "bill",
@@ -207,14 +207,14 @@ def _price_table(bill: Bill) -> Html:
         listed.insert(0, bill.prices)
     rows = [
         [
-            f"{one.title}{' (used)' if one == bill.prices else ''}",
-            texts.price(one.puts_per_1000),
-            texts.price(one.gets_per_1000),
-            texts.price(one.gb_month),
-            one.source,
-            one.noted_on,
+            f"{entry.title}{' (used)' if entry == bill.prices else ''}",
+            texts.price(entry.puts_per_1000),
+            texts.price(entry.gets_per_1000),
+            texts.price(entry.gb_month),
+            entry.source,
+            entry.noted_on,
         ]
-        for one in listed
+        for entry in listed
     ]
     heads = ["Store", "1,000 puts", "1,000 gets", "GB-month", "Source", "Noted on"]
     return table(heads, rows, caption="Price lists", left=(0, 4, 5))

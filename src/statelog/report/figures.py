@@ -141,13 +141,17 @@ class Figures:
     @property
     def newest(self) -> CheckpointFigures | None:
         """The newest retained checkpoint."""
-        found = [one for one in self.checkpoints if one.checkpoint_id == self.newest_id]
+        found = [
+            checkpoint
+            for checkpoint in self.checkpoints
+            if checkpoint.checkpoint_id == self.newest_id
+        ]
         return found[0] if found else None
 
     @property
     def is_damaged(self) -> bool:
         """Whether a checkpoint is damaged."""
-        return any(one.state == "damaged" for one in self.checkpoints)
+        return any(checkpoint.state == "damaged" for checkpoint in self.checkpoints)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""

@@ -46,18 +46,20 @@ def findings_of(figures: Figures) -> tuple[Finding, ...]:
 
 
 def _damage(figures: Figures) -> Iterator[Finding]:
-    for one in figures.checkpoints:
-        if one.state == "damaged":
-            yield Finding("damage", f"Checkpoint {one.checkpoint_id} is damaged: {one.problem}")
-        elif one.state == "incompatible":
-            yield Finding("attention", one.problem)
+    for checkpoint in figures.checkpoints:
+        if checkpoint.state == "damaged":
+            yield Finding(
+                "damage", f"Checkpoint {checkpoint.checkpoint_id} is damaged: {checkpoint.problem}"
+            )
+        elif checkpoint.state == "incompatible":
+            yield Finding("attention", checkpoint.problem)
     if figures.skew_problem:
         yield Finding("attention", f"The key groups were not counted: {figures.skew_problem}")
 
 
 def _retries(figures: Figures) -> Iterator[Finding]:
-    tasks = sum(one.task_retries or 0 for one in figures.checkpoints)
-    puts = sum(one.put_retries or 0 for one in figures.checkpoints)
+    tasks = sum(checkpoint.task_retries or 0 for checkpoint in figures.checkpoints)
+    puts = sum(checkpoint.put_retries or 0 for checkpoint in figures.checkpoints)
     if tasks:
         yield Finding(
             "attention",
@@ -70,9 +72,9 @@ def _retries(figures: Figures) -> Iterator[Finding]:
             f"Puts of claims and commits were repeated {texts.plural(puts, 'time')} because the "
             "store answered that the name is taken.",
         )
-    repeated = sum(one.upload_retries or 0 for one in figures.checkpoints)
+    repeated = sum(checkpoint.upload_retries or 0 for checkpoint in figures.checkpoints)
     if repeated:
-        uploads = sum(one.uploads or 0 for one in figures.checkpoints)
+        uploads = sum(checkpoint.uploads or 0 for checkpoint in figures.checkpoints)
         yield Finding(
             "note",
             f"Uploads of tasks were repeated {texts.plural(repeated, 'time')}, of "
@@ -114,9 +116,9 @@ def _skew(figures: Figures) -> Iterator[Finding]:
 
 
 def _orphans(figures: Figures) -> Iterator[Finding]:
-    orphans = sum(one.orphans for one in figures.stored)
+    orphans = sum(stored_kind.orphans for stored_kind in figures.stored)
     if orphans:
-        size = texts.size(sum(one.orphan_bytes for one in figures.stored))
+        size = texts.size(sum(stored_kind.orphan_bytes for stored_kind in figures.stored))
         yield Finding(
             "note",
             f"{texts.plural(orphans, 'object')} ({size}) older than an hour are needed by no "
@@ -125,19 +127,21 @@ def _orphans(figures: Figures) -> Iterator[Finding]:
 
 
 def _runs(figures: Figures) -> Iterator[Finding]:
-    epochs = [one.epoch for one in figures.checkpoints if one.epoch is not None]
+    epochs = [
+        checkpoint.epoch for checkpoint in figures.checkpoints if checkpoint.epoch is not None
+    ]
     runs = len(set(epochs))
     if runs > 1:
         yield Finding("note", f"The stored checkpoints were committed by {runs} runs of the query.")
-    rewinds = [one.checkpoint_id for one in figures.checkpoints if one.rewound]
+    rewinds = [checkpoint.checkpoint_id for checkpoint in figures.checkpoints if checkpoint.rewound]
     if rewinds:
         yield Finding("note", f"Checkpoint {rewinds[0]} went back to an older one.")
 
 
 def _phases(figures: Figures) -> Iterator[Finding]:
     sums: dict[str, int] = {}
-    for one in figures.checkpoints:
-        for phase, ms in one.durations_ms.items():
+    for checkpoint in figures.checkpoints:
+        for phase, ms in checkpoint.durations_ms.items():
             sums[phase] = sums.get(phase, 0) + ms
     total = sum(sums.values())
     if total < _MIN_TOTAL_MS:

@@ -154,7 +154,9 @@ def _navigation(sections: list[tuple[str, str, Html]]) -> Html:
 def _overview(figures: Figures) -> Html:
     if figures.findings:
         found: Child = tag(
-            "ul", {"class": "findings"}, [_finding(one.level, one.text) for one in figures.findings]
+            "ul",
+            {"class": "findings"},
+            [_finding(finding.level, finding.text) for finding in figures.findings],
         )
     elif figures.checkpoints:
         found = tag("p", {"class": "card"}, "Nothing stands out.")
@@ -177,14 +179,14 @@ def _tiles(figures: Figures) -> list[Html]:
     newest, rows = figures.newest, shown(figures)
     if newest is None:
         return []
-    stored = sum(one.size_bytes for one in figures.stored)
-    objects = sum(one.objects for one in figures.stored)
+    stored = sum(stored_kind.size_bytes for stored_kind in figures.stored)
+    objects = sum(stored_kind.objects for stored_kind in figures.stored)
     tiles = [
         _tile("State entries", texts.count(newest.state_entries), _growth(rows)),
         _tile("Stored", texts.size(stored), texts.plural(objects, "object")),
         _tile("Log to replay", texts.size(newest.log_bytes), _log_note(newest)),
     ]
-    totals = [one.total_ms for one in rows if one.total_ms is not None]
+    totals = [row.total_ms for row in rows if row.total_ms is not None]
     if totals:
         largest = f"the longest {texts.duration(max(totals))}"
         tiles.append(
@@ -216,7 +218,7 @@ def _tile(name: str, value: str, note: str) -> Html:
 
 
 def _growth(rows: list[CheckpointFigures]) -> str:
-    known = [one for one in rows if one.state_entries is not None]
+    known = [row for row in rows if row.state_entries is not None]
     if len(known) < 2 or not known[0].state_entries:
         return f"as of checkpoint {known[-1].checkpoint_id}" if known else ""
     change = (known[-1].state_entries or 0) / known[0].state_entries - 1
@@ -237,7 +239,7 @@ def _checkpoint_section(figures: Figures) -> Html:
         "Checkpoint", "State", "Committed", "Run", "Batch", "Rows", "Changes", "Commit", "Objects",
         "Snapshots", "Time",
     ]  # fmt: skip
-    rows = [_row(one) for one in reversed(listed)]
+    rows = [_row(entry) for entry in reversed(listed)]
     return section(
         "checkpoints",
         "Checkpoints",
@@ -251,8 +253,8 @@ def _checkpoint_section(figures: Figures) -> Html:
 
 
 def _retention(figures: Figures) -> str:
-    retained = sum(one.state == "retained" for one in figures.checkpoints)
-    subsumed = sum(one.state == "subsumed" for one in figures.checkpoints)
+    retained = sum(checkpoint.state == "retained" for checkpoint in figures.checkpoints)
+    subsumed = sum(checkpoint.state == "subsumed" for checkpoint in figures.checkpoints)
     text = (
         f"{texts.plural(retained, 'checkpoint')} can be restored. A report knows only what is stored: "
         "checkpoints beyond the setting retainedCheckpoints are deleted, and with them their figures."

@@ -45,15 +45,17 @@ def section(identity: str, title: str, *children: Child) -> Html:
 
 def shown(figures: Figures) -> list[CheckpointFigures]:
     """Return the checkpoints that charts show: readable ones, the newest of them."""
-    readable = [one for one in figures.checkpoints if one.created_at_ms is not None]
+    readable = [
+        checkpoint for checkpoint in figures.checkpoints if checkpoint.created_at_ms is not None
+    ]
     return readable[-SHOWN_MAX:]
 
 
 def state_section(figures: Figures) -> Html:
     """Return the growth of state and log."""
     rows = shown(figures)
-    labels = [str(one.checkpoint_id) for one in rows]
-    when = [texts.moment(one.created_at_ms) for one in rows]
+    labels = [str(row.checkpoint_id) for row in rows]
+    when = [texts.moment(row.created_at_ms) for row in rows]
     return section(
         "state",
         "State and log",
@@ -67,7 +69,7 @@ def state_section(figures: Figures) -> Html:
                     note="Values, list elements, map entries and timers before each micro-batch.",
                     head="Checkpoint",
                     labels=labels,
-                    series=[Series("Entries", [one.state_entries for one in rows], 1)],
+                    series=[Series("Entries", [row.state_entries for row in rows], 1)],
                     is_area=True,
                     extra=[("Committed", when)],
                 )
@@ -81,14 +83,14 @@ def state_section(figures: Figures) -> Html:
                     head="Checkpoint",
                     labels=labels,
                     series=[
-                        Series("Snapshots", [one.full_snapshot_bytes for one in rows], 1),
-                        Series("Log behind them", [one.log_bytes for one in rows], 2),
+                        Series("Snapshots", [row.full_snapshot_bytes for row in rows], 1),
+                        Series("Log behind them", [row.log_bytes for row in rows], 2),
                     ],
                     show=texts.size,
                     binary=True,
                     is_area=True,
                     extra=[
-                        ("Log handles", [texts.count(one.log_handles) for one in rows]),
+                        ("Log handles", [texts.count(row.log_handles) for row in rows]),
                         ("Committed", when),
                     ],
                 )
@@ -111,7 +113,7 @@ def batch_section(figures: Figures) -> Html:
 
 def _durations(rows: Sequence[CheckpointFigures]) -> Chart:
     series = [
-        Series(name, [one.durations_ms.get(phase) for one in rows], tone)
+        Series(name, [row.durations_ms.get(phase) for row in rows], tone)
         for (phase, name), tone in zip(PHASES.items(), _TONES, strict=True)
     ]
     return Chart(
@@ -120,12 +122,12 @@ def _durations(rows: Sequence[CheckpointFigures]) -> Chart:
         note="On the driver. The phases after the commit are recorded by the next micro-batch of the "
         "run, so the newest one lacks them.",
         head="Checkpoint",
-        labels=[str(one.checkpoint_id) for one in rows],
+        labels=[str(row.checkpoint_id) for row in rows],
         series=series,
         show=texts.duration,
         extra=[
-            ("Micro-batch", [texts.count(one.batch_id) for one in rows]),
-            ("Tasks", [texts.count(one.tasks) for one in rows]),
+            ("Micro-batch", [texts.count(row.batch_id) for row in rows]),
+            ("Tasks", [texts.count(row.tasks) for row in rows]),
         ],
     )
 
@@ -146,11 +148,11 @@ def _bytes(figures: Figures, rows: Sequence[CheckpointFigures]) -> Chart:
         title="Bytes of each checkpoint",
         note=note,
         head="Checkpoint",
-        labels=[*(str(one) for one, _ in older), *(str(one.checkpoint_id) for one in rows)],
+        labels=[*(str(one) for one, _ in older), *(str(row.checkpoint_id) for row in rows)],
         series=[
             Series("Changes", [*(size for _, size in older), *(x.change_bytes for x in rows)], 1),
-            Series("Staged rows", [*nothing, *(one.output_bytes for one in rows)], 3),
-            Series("Snapshots", [*nothing, *(one.snapshot_bytes for one in rows)], 2),
+            Series("Staged rows", [*nothing, *(row.output_bytes for row in rows)], 3),
+            Series("Snapshots", [*nothing, *(row.snapshot_bytes for row in rows)], 2),
         ],
         show=texts.size,
         binary=True,
@@ -164,9 +166,9 @@ def _objects(rows: Sequence[CheckpointFigures]) -> Chart:
         note="Each is one put. The commit is one; large changes, large outputs and snapshots are "
         "objects of their own.",
         head="Checkpoint",
-        labels=[str(one.checkpoint_id) for one in rows],
-        series=[Series("Objects", [one.objects for one in rows], 1)],
-        extra=[("Size of the commit", [texts.size(one.commit_bytes) for one in rows])],
+        labels=[str(row.checkpoint_id) for row in rows],
+        series=[Series("Objects", [row.objects for row in rows], 1)],
+        extra=[("Size of the commit", [texts.size(row.commit_bytes) for row in rows])],
     )
 
 
@@ -176,11 +178,11 @@ def _rows(rows: Sequence[CheckpointFigures]) -> Chart:
         title="Input rows",
         note="Rows of each micro-batch; the table has keys and output rows too.",
         head="Checkpoint",
-        labels=[str(one.checkpoint_id) for one in rows],
-        series=[Series("Rows", [one.rows for one in rows], 1)],
+        labels=[str(row.checkpoint_id) for row in rows],
+        series=[Series("Rows", [row.rows for row in rows], 1)],
         extra=[
-            ("Keys", [texts.count(one.keys) for one in rows]),
-            ("Output rows", [texts.count(one.output_rows) for one in rows]),
+            ("Keys", [texts.count(row.keys) for row in rows]),
+            ("Output rows", [texts.count(row.output_rows) for row in rows]),
         ],
     )
 
@@ -188,14 +190,14 @@ def _rows(rows: Sequence[CheckpointFigures]) -> Chart:
 def _phases(rows: Sequence[CheckpointFigures]) -> Html | None:
     """Return a table of the phases: median, 95th percentile, share."""
     parts: list[list[str | Html]] = []
-    total = sum(one.total_ms or 0 for one in rows)
+    total = sum(row.total_ms or 0 for row in rows)
     for phase, name in PHASES.items():
-        parts += _phase(name, [one.durations_ms.get(phase) for one in rows], total)
+        parts += _phase(name, [row.durations_ms.get(phase) for row in rows], total)
         if phase == "run":
-            inner = {inside for one in rows for inside in one.task_ms}
+            inner = {inside for row in rows for inside in row.task_ms}
             for inside in sorted(inner, key=_place):
                 text = tag("span", {"class": "inner"}, inside.replace("_", " "))
-                parts += _phase(text, [one.task_ms.get(inside, 0) for one in rows if one.task_ms])
+                parts += _phase(text, [row.task_ms.get(inside, 0) for row in rows if row.task_ms])
     if not parts:
         return None
     return tag(
@@ -235,8 +237,8 @@ def _place(phase: str) -> tuple[int, str]:
 def _retries(rows: Sequence[CheckpointFigures]) -> Html:
     """Return a table of the runs, with what was repeated in each."""
     runs: dict[int, list[CheckpointFigures]] = {}
-    for one in rows:
-        runs.setdefault(one.epoch or 0, []).append(one)
+    for row in rows:
+        runs.setdefault(row.epoch or 0, []).append(row)
     parts = [
         [
             str(epoch),
@@ -282,13 +284,13 @@ def _retried(rows: Sequence[CheckpointFigures]) -> Html | None:
     """Return the checkpoints whose micro-batch or commit was repeated in part."""
     retried = [
         [
-            str(one.checkpoint_id),
-            texts.count(one.task_retries),
-            texts.count(one.put_retries),
-            texts.count(one.upload_retries),
+            str(row.checkpoint_id),
+            texts.count(row.task_retries),
+            texts.count(row.put_retries),
+            texts.count(row.upload_retries),
         ]
-        for one in rows
-        if one.task_retries or one.put_retries or one.upload_retries
+        for row in rows
+        if row.task_retries or row.put_retries or row.upload_retries
     ]
     if not retried:
         return None
