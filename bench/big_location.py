@@ -29,7 +29,7 @@ from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import StateKind
 from statelog.state.kinds.kind import OP_CLEAR, OP_SET
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
-from statelog.store import LocationPaths, open_store
+from statelog.store import PATHS, open_store
 
 GROUPS = 128
 KEY = pa.schema([("key", pa.int64())])
@@ -56,7 +56,6 @@ class BigLocation:
         self._storage = FsStateChangelogStorage(self.store, job_id="")
         self._coordinator = CheckpointCoordinator(
             self.store,
-            LocationPaths(),
             owner_id="bench",
             max_parallelism=GROUPS,
             options=CheckpointOptions(retained=retained),
@@ -80,7 +79,7 @@ class BigLocation:
             run = build_run(self._layout, part, table)
             rows = pa.Table.from_batches([run.rows]).drop_columns(["$hash"])
             data = parquet_of([rows.cast(self._layout.table_schema)])
-            path = LocationPaths().task_owned(self._ids.new_id())
+            path = PATHS.task_owned(self._ids.new_id())
             self.store.put(path, data)
             handle = FileStateHandle(path, len(data), checksum([data]))
             tasks.append(

@@ -59,7 +59,7 @@ from statelog.spark.driver.task_runner import one_per_task
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
 from statelog.spark.worker.task import staged_task
-from statelog.store import LocationPaths, ObjectInfo
+from statelog.store import PATHS, ObjectInfo
 
 CORES = 1_000
 TASKS = 5_000
@@ -209,7 +209,6 @@ class Driver:
         recorder = CheckpointRecorder(Metrics())
         self.coordinator = CheckpointCoordinator(
             self.store,
-            LocationPaths(),
             owner_id="simulated",
             max_parallelism=self._groups,
             options=CheckpointOptions(),
@@ -236,7 +235,7 @@ class Driver:
         )[:handles]
         plan = WriteMetadata(newest, None, (), log, (newest,))
         author = CommitAuthor("simulated", 0, self._groups, 0)
-        path = LocationPaths().metadata(newest)
+        path = PATHS.metadata(newest)
         properties = self._record(newest, ()).to_properties()
         made = prepare_commit(plan, author, path, properties=properties, sections={}, compress=True)
         self.store.put(path, made.buffers)

@@ -36,7 +36,7 @@ from tests.s3_faults import S3Proxy
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.spark import transform_with_state
-from statelog.store import LocationPaths, open_location
+from statelog.store import open_location
 
 WARM_UP = 10
 RETAINED, HANDLES = 100, 250
@@ -91,7 +91,6 @@ def restore(location: str, options: dict[str, Any]) -> None:
     """Claim the location and restore the newest checkpoint, as a driver does."""
     driver = CheckpointCoordinator(
         open_location(location, options=options),
-        LocationPaths(),
         owner_id="bench",
         max_parallelism=128,
         options=CheckpointOptions(retained=RETAINED),

@@ -35,7 +35,7 @@ from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.spark.worker import stopwatch, task
 from statelog.spark.worker.protocol import TaskAck
-from statelog.store import LocationPaths, open_location
+from statelog.store import open_location
 
 
 class CpuClock:
@@ -50,7 +50,6 @@ class Location:
     def __init__(self, url: str) -> None:
         self._coordinator = CheckpointCoordinator(
             open_location(url, fsync=False),
-            LocationPaths(),
             owner_id="bench",
             max_parallelism=128,
             options=CheckpointOptions(),

@@ -36,14 +36,13 @@ from statelog.model import (
     MaterializedHandle,
     TaskStateSnapshot,
 )
-from statelog.store import LocationPaths, open_store
+from statelog.store import PATHS, open_store
 
 GROUPS = 128
 VALUES = 200
 VALUE_BYTES = 100
 SNAPSHOT_ROWS = 25_000
 FILES_PER_SNAPSHOT = 50
-PATHS = LocationPaths()
 
 
 def build(folder: Path, objects: int) -> int:
@@ -51,7 +50,6 @@ def build(folder: Path, objects: int) -> int:
     store = open_store(str(folder), fsync=False)
     one = CheckpointCoordinator(
         store,
-        PATHS,
         owner_id="bench",
         max_parallelism=GROUPS,
         options=CheckpointOptions(retained=1),
@@ -129,7 +127,7 @@ def verify(folder: str) -> dict[str, float]:
     before = peak_kib(reset=True)
     begin = time.perf_counter()
     found = read = problems = 0
-    for one in verify_location(open_store(folder), PATHS):
+    for one in verify_location(open_store(folder)):
         found += 1
         read += one.size_bytes
         problems += bool(one.problem)

@@ -9,16 +9,16 @@ from statelog.format.buffers import Buffer
 from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord
 from statelog.format.claim_record import ClaimRecord, decode_entry
 from statelog.format.segment import parse_segment
-from statelog.store import LocationPaths, open_location
+from statelog.store import PATHS, open_location
 
 
 def entries(state: Path | str) -> dict[int, Entry]:
     """Return the claims and checkpoints there are, by number."""
-    store, paths = open_location(str(state)), LocationPaths()
+    store = open_location(str(state))
     present: dict[int, Entry] = {}
-    for number in present_ids(store, paths):
+    for number in present_ids(store):
         with suppress(ObjectNotFoundError):  # SeaweedFS lists a folder for a while without objects
-            present[number] = read_entry(store, paths, number)
+            present[number] = read_entry(store, number)
     return present
 
 
@@ -40,4 +40,4 @@ def committed(state: Path) -> list[int]:
 def objects(state: Path) -> set[str]:
     """Return the names of all objects but the claims."""
     names = {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
-    return names - {LocationPaths().metadata(number) for number in claims(state)}
+    return names - {PATHS.metadata(number) for number in claims(state)}

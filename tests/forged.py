@@ -8,7 +8,7 @@ import msgspec
 
 from statelog.state.recordings import encode_file, list_recordings, read_recording
 from statelog.state.recordings.format import TaskRecording, encode_recording
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 NAMES = (
     "\x1b[2J\x1b]0;title\x07",
@@ -28,7 +28,7 @@ NAMES = (
 
 def forge_recordings(store: ObjectStore, **changes: Any) -> None:
     """Write all recordings of a location again with other fields, and the right checksums."""
-    for stored in list_recordings(store, LocationPaths()):
+    for stored in list_recordings(store):
         tasks = read_recording(store, stored)
         put_recording(
             store, stored.path, [msgspec.structs.replace(one, **changes) for one in tasks]

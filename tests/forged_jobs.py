@@ -58,7 +58,7 @@ def hostile_location(folder: Path) -> str:
     for number in range(3):
         job.run([("k1", 1), (BAD, number)], 1000 + number)
     tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=1)
-    put_tag(job.store, job.paths, tag, clock_ms=lambda: 0, facts={"comment": BAD})
+    put_tag(job.store, tag, clock_ms=lambda: 0, facts={"comment": BAD})
     with audited(open_location(str(folder)), BAD, **{BAD: BAD}) as operation:
         operation.begin()
     (folder / "audit" / "20260101T000000000Z-0123456789abcdef.begin").write_bytes(BAD.encode())

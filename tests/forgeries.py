@@ -28,10 +28,9 @@ from statelog.model import (
     FileStateHandle,
     HandleAndOffset,
 )
-from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.store import ObjectStore, open_store
 from statelog.store.parents import ParentReference
 
-PATHS = LocationPaths()
 FORK_ID = "0123456789abcdef"
 """A fork that no parent has."""
 
@@ -113,7 +112,7 @@ class Forger:
             job.micro_batch()
         (self.case / "query" / "statelog").symlink_to(self.case / "state")
         tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=2)
-        put_tag(job.store, PATHS, tag, clock_ms=lambda: 0)
+        put_tag(job.store, tag, clock_ms=lambda: 0)
         return job
 
     def _recordings(self) -> None:
@@ -271,7 +270,7 @@ class Forger:
         tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=2)
         facts = {"comment": path, "location": self.server}
         files = {"offsets/1": b"v1", path: b"evil"}
-        put_tag(job.store, PATHS, tag, clock_ms=lambda: 0, facts=facts, files=files)
+        put_tag(job.store, tag, clock_ms=lambda: 0, facts=facts, files=files)
 
 
 def forge_checkpoints(
@@ -281,7 +280,7 @@ def forge_checkpoints(
     store: ObjectStore = open_store(str(folder), fsync=False)
     for metadata in folder.glob("chk-*/_metadata"):
         name = f"{metadata.parent.name}/_metadata"
-        entry = read_entry(store, PATHS, int(metadata.parent.name[4:]))
+        entry = read_entry(store, int(metadata.parent.name[4:]))
         if isinstance(entry, ClaimRecord):
             continue
         changed = replace(entry.record, checkpoint=change(entry.checkpoint))

@@ -32,7 +32,7 @@ from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_groups import key_group_of
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 GROUPS = 16
 
@@ -66,7 +66,6 @@ class RecordedJob:
 
     def __post_init__(self) -> None:
         self.store = open_store(self.location, fsync=False)
-        self.paths = LocationPaths()
         self.input = arrow_schema(parse_ddl(self.columns))
         self.key = pa.schema([self.input.field(0)])
         self.schema = operator_schema(
@@ -74,7 +73,6 @@ class RecordedJob:
         )
         self.coordinator = CheckpointCoordinator(
             self.store,
-            self.paths,
             owner_id=self.owner_id,
             max_parallelism=GROUPS,
             options=CheckpointOptions(retained=self.retained),
@@ -190,7 +188,7 @@ class RecordedJob:
         for ack in acks:
             snapshot = TaskStateSnapshot(ack.key_group_range, ack.log)
             self.coordinator.acknowledge(checkpoint_id, snapshot)
-        files = partial(recording_files, self.store, self.paths, task_changelog_options())
+        files = partial(recording_files, self.store, task_changelog_options())
         fresh = committed_recordings(files, acks, checkpoint_id, now_ms)
         before = () if self.base is None else BatchRecord.of(self.base).recordings
         record = BatchRecord(

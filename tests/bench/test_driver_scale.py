@@ -11,7 +11,6 @@ from statelog.checkpoint.history import load_checkpoint
 from statelog.errors import ObjectExistsError, ObjectNotFoundError
 from statelog.model import KeyGroupRange
 from statelog.options import SnapshotPolicy
-from statelog.store import LocationPaths
 
 pytestmark = pytest.mark.campaign
 
@@ -21,7 +20,7 @@ TASKS = 60
 def test_a_micro_batch_is_a_real_checkpoint() -> None:
     driver = Driver(TASKS, SnapshotPolicy())
     facts = [driver.micro_batch() for _ in range(3)]
-    stored = load_checkpoint(driver.store, LocationPaths(), 3)
+    stored = load_checkpoint(driver.store, 3)
     record = BatchRecord.of(stored)
     assert 3 * TASKS == len(stored.log) == facts[-1]["log_handles"]
     assert (TASKS, TASKS * EVENTS_PER_TASK) == (record.tasks, record.rows)

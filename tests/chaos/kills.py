@@ -29,7 +29,7 @@ from statelog.demo.process import JobProcess, processes_of_session
 from statelog.errors import StatelogError
 from statelog.runtime.fail_points import VARIABLE
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_location
+from statelog.store import PATHS, open_location
 
 DRIVER_POINTS = ("before-commit", "after-commit", "after-sink")
 WORKER_POINTS = ("before-upload", "after-upload", "between-uploads", "before-acknowledge")
@@ -169,18 +169,18 @@ class Campaign:
 
     def check_leavings(self) -> None:
         """Sweep, and check that everything needed is left, whole, and nothing else."""
-        store, paths = open_location(self.location), LocationPaths()
+        store = open_location(self.location)
         kept = self.state()
         now = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
-        report = collect_garbage(store, paths, min_age=dt.timedelta(0), dry_run=False, now=now)
+        report = collect_garbage(store, min_age=dt.timedelta(0), dry_run=False, now=now)
         assert () == report.failed
         if self.inline_bytes == NO_INLINE:
             assert report.deleted, "dead tasks left no file behind?"
         kept_always = ("probed/", "audit/")
         left = {info.path for info in store.list() if not info.path.startswith(kept_always)}
-        claimed = {paths.metadata(number) for number in claims(self.location)}
-        assert left - claimed == reachable_objects(store, paths)
-        assert [] == [one for one in verify_location(store, paths) if one.problem]
+        claimed = {PATHS.metadata(number) for number in claims(self.location)}
+        assert left - claimed == reachable_objects(store)
+        assert [] == [one for one in verify_location(store) if one.problem]
         assert kept == self.state()
 
     def _log(self) -> str:

@@ -24,7 +24,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals  # noqa: E402
 from tests.spark.streams import BatchSource, Job, workers_get_by_value  # noqa: E402
 
 from statelog.checkpoint import collect_garbage  # noqa: E402
-from statelog.store import LocationPaths, open_store  # noqa: E402
+from statelog.store import open_store  # noqa: E402
 
 workers_get_by_value(processors.__name__)
 KEYS = 40
@@ -69,7 +69,6 @@ def orphans(job: Job) -> dict[str, int]:
     for again in ("", "again "):
         report = collect_garbage(
             store,
-            LocationPaths(),
             min_age=dt.timedelta(0),
             dry_run=False,
             now=dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1),

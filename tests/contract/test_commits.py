@@ -13,7 +13,7 @@ from tests.servers import S3Server
 from tests.unit.checkpoint.helpers import coordinator, read_log, started
 
 from statelog.errors import FencedError, ObjectExistsError, StoreError
-from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store, verify_put_if_absent
+from statelog.store import CachedStore, ObjectStore, open_store, verify_put_if_absent
 from statelog.store.api import Buffers
 from statelog.store.probe import ROUNDS, WRITERS
 from statelog.testing.faulty_store import FaultyStore
@@ -87,23 +87,22 @@ def test_a_store_that_ignores_the_condition_is_refused():
 
 
 def test_the_probe_costs_its_requests_once_for_a_location(proxy, place, monkeypatch):
-    paths = LocationPaths("job")
-    verify_put_if_absent(place, paths)
+    verify_put_if_absent(place)
     puts = [each for each in proxy.exchanges if each.conditional]
     assert len(puts) == WRITERS * ROUNDS + 1
-    assert all("/job/tmp/probe-" in each.path for each in puts)
+    assert all("/tmp/probe-" in each.path for each in puts)
     others = Counter(each.method for each in proxy.exchanges if not each.conditional)
     # The result is not there; the winners' objects; the deletion; the result is put.
     assert others == {"GET": 1 + ROUNDS, "POST": 1, "PUT": 1}
     requests = len(proxy.exchanges)
     for again in (place, CachedStore(pickle.loads(pickle.dumps(place)), 1000)):
-        verify_put_if_absent(again, paths)
+        verify_put_if_absent(again)
     assert len(proxy.exchanges) == requests
     monkeypatch.setattr("statelog.store.probe._verified", set())  # as in the next process
-    verify_put_if_absent(place, paths)
+    verify_put_if_absent(place)
     assert [each.method for each in proxy.exchanges[requests:]] == ["GET"]
     (result,) = names(place)
-    assert result.startswith("job/probed/")
+    assert result.startswith("probed/")
 
 
 def test_the_probe_costs_a_micro_batch_nothing(proxy, place):
@@ -119,7 +118,7 @@ def test_the_probe_costs_a_micro_batch_nothing(proxy, place):
 def test_known_stores_are_not_probed(tmp_path):
     memory = open_store(f"memory://probe-{next(PLACES)}")
     for store in (memory, open_store(str(tmp_path / "job")), FaultyStore()):
-        verify_put_if_absent(store, LocationPaths())
+        verify_put_if_absent(store)
     assert not (tmp_path / "job").exists()
     assert names(memory) == []
 
@@ -130,7 +129,7 @@ def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place, nth):
     proxy.faults = lambda exchange: (
         Fault.LOST_ANSWER if exchange.method == "PUT" and next(puts) == nth else None
     )
-    verify_put_if_absent(place, LocationPaths())
+    verify_put_if_absent(place)
     assert proxy.count("PUT") == WRITERS * ROUNDS + 1 + 1 + 1, "the lost one again, and the result"
     assert [name for name in names(place) if not name.startswith("probed/")] == []
 
@@ -254,7 +253,7 @@ def test_a_claim_that_conflicts_skips_no_number(proxy, place):
 
 def test_a_probe_that_conflicts_is_asked_again(proxy, place):
     conflict_at_first(proxy, "tmp/probe-", 1)
-    verify_put_if_absent(place, LocationPaths())
+    verify_put_if_absent(place)
     assert proxy.count("PUT") == WRITERS * ROUNDS + 1 + 1 + 1, (
         "the refused one again, and the result"
     )

@@ -10,7 +10,7 @@ from tests.unit.checkpoint.helpers import read_log, started
 
 from statelog.errors import FencedError, ObjectExistsError
 from statelog.runtime.background import together
-from statelog.store import LocationPaths, ObjectStore, open_store, verify_put_if_absent
+from statelog.store import ObjectStore, open_store, verify_put_if_absent
 
 RACES = 10
 WRITERS = 8
@@ -29,7 +29,7 @@ def place(request: pytest.FixtureRequest) -> ObjectStore:
 
 
 def test_the_server_passes_the_probe(place: ObjectStore):
-    verify_put_if_absent(place, LocationPaths())
+    verify_put_if_absent(place)
     assert [info.path.partition("/")[0] for info in place.list()] == ["probed"]
 
 

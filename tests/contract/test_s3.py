@@ -15,7 +15,7 @@ from tests.unit.checkpoint.helpers import read_log, started
 import statelog as sl
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.errors import ObjectNotFoundError, StoreError
-from statelog.store import LocationPaths, ObstoreStore, open_store
+from statelog.store import ObstoreStore, open_store
 
 
 def credentials() -> dict[str, str]:
@@ -51,7 +51,6 @@ def test_checkpoints_by_url_alone(s3_environment: S3Server, s3_bucket: str):
     store.put("dstl/orphan", b"x")
     swept = collect_garbage(
         store,
-        LocationPaths(),
         min_age=dt.timedelta(0),
         dry_run=False,
         now=dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1),

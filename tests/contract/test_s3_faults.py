@@ -16,7 +16,7 @@ from statelog.changelog.reader import read_changes
 from statelog.checkpoint.verify import VerifiedObject, verify_location
 from statelog.errors import CheckpointError, ObjectExistsError, StoreError
 from statelog.model import StateChange
-from statelog.store import LocationPaths, ObstoreStore, open_store
+from statelog.store import ObstoreStore, open_store
 from statelog.store.requests import repeated_requests
 
 PLACES = itertools.count()
@@ -250,4 +250,4 @@ def open_again(store: ObstoreStore) -> ObstoreStore:
 
 
 def verified(store: ObstoreStore) -> list[VerifiedObject]:
-    return list(verify_location(open_again(store), LocationPaths()))
+    return list(verify_location(open_again(store)))

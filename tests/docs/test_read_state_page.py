@@ -24,7 +24,7 @@ from statelog.state.schema.descriptors import (
     OperatorStateSchema,
     StateDescriptor,
 )
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 PAGE = "docs/how-to/read-state.md"
 GROUPS = KeyGroupRange(0, 3)
@@ -49,7 +49,6 @@ def write(location: Path, checkpoints: int) -> None:
     store = open_store(str(location), fsync=False)
     coordinator = CheckpointCoordinator(
         store,
-        LocationPaths(),
         owner_id="writer",
         max_parallelism=len(GROUPS),
         options=sl.CheckpointOptions(retained=3),

@@ -61,13 +61,12 @@ from statelog.state.reader import LocationState
 from statelog.state.recordings.format import decode_file
 from statelog.state.recordings.step import steps_of
 from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 from statelog.store.encrypted import EncryptedStore
 from statelog.store.encryption import EncryptionKeys, encrypt
 from statelog.store.parents import ParentReference, confirmed_by
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-PATHS = LocationPaths()
 ALL_GROUPS = KeyGroupRange(0, GROUPS - 1)
 KEYS = EncryptionKeys({"k1": b"\x01" * 32})
 
@@ -114,7 +113,7 @@ def read_metadata(data: bytes) -> Any:
     record = decode_record(sections.get(CHECKPOINT_TAG, b""))
     number = record.checkpoint.checkpoint_id
     where = PATHS.metadata(number)
-    stored = read_checkpoint(store_with(**{where: data}), PATHS, number)
+    stored = read_checkpoint(store_with(**{where: data}), number)
     staged = decode_streams(stored.sections.get(OUTPUT_TAG), where=where)
     rows = [python_rows(from_ipc(stream)) for stream in staged]
     batch = BatchRecord.of(stored.checkpoint)
@@ -282,7 +281,7 @@ def tags(history: History, kind: TagKind, job: StoredJob) -> list[bytes]:
         name: job.query.read(name) or b"" for name in ("offsets/1", "commits/1", "sources/0/1")
     }
     tag = Tag(kind=kind, name="name", checkpoint_id=history.checkpoint_id)
-    made = put_tag(history.store, PATHS, tag, clock_ms=lambda: 5, facts=facts, files=files)
+    made = put_tag(history.store, tag, clock_ms=lambda: 5, facts=facts, files=files)
     data = history.store.objects.pop(made.path)[0]
     return [data]
 
@@ -291,7 +290,7 @@ def tag_reader(kind: TagKind) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         store = store_with(**{tag_path(kind): data})
         confirmed_by(store, tag_path(kind))
-        return repr(read_tag(store, list_tags(store, PATHS)[0]))
+        return repr(read_tag(store, list_tags(store)[0]))
 
     return read
 
@@ -310,9 +309,9 @@ def read_parent(data: bytes) -> Any:
 def read_claim(data: bytes) -> Any:
     """Read a claim, as a new owner and as a fenced one do."""
     store = store_with(**{PATHS.metadata(0): data})
-    entry = read_entry(store, PATHS, 0, whole=True)
-    top = find_top(store, PATHS, present_ids(store, PATHS))
-    said = describe_claim(entry, PATHS) if isinstance(entry, ClaimRecord) else ""
+    entry = read_entry(store, 0, whole=True)
+    top = find_top(store, present_ids(store))
+    said = describe_claim(entry) if isinstance(entry, ClaimRecord) else ""
     return repr((entry, top, said))
 
 
@@ -442,7 +441,7 @@ def location_kind(
     def read(data: bytes) -> Any:
         store = DictStore()
         store.objects = {**history.store.objects, path: (data, store.now)}
-        list(verify_location(store, PATHS))
+        list(verify_location(store))
         found: dict[int, Any] = {}
         refused: StatelogError | None = None
         with LocationState(store) as state:

@@ -22,7 +22,7 @@ from statelog.errors import CorruptionError, StatelogError
 from statelog.format.checkpoint_metadata import decode_streams
 from statelog.format.checkpoint_record import CHECKPOINT_TAG, CLAIM_KIND, seal_record
 from statelog.format.segment import SegmentWriter
-from statelog.store import LocationPaths, open_store
+from statelog.store import PATHS, open_store
 
 DEEP = b"[" * 200_000
 HOSTILE = (
@@ -108,8 +108,8 @@ def claim_text(**changes: Any) -> bytes:
 
 
 def test_a_claim_of_any_content_is_refused(tmp_path: Any) -> None:
-    store, paths = open_store(tmp_path, fsync=False), LocationPaths()
-    path = paths.metadata(3)
+    store = open_store(tmp_path, fsync=False)
+    path = PATHS.metadata(3)
     hostile = [
         claim_text(**changes)
         for changes in (
@@ -121,31 +121,31 @@ def test_a_claim_of_any_content_is_refused(tmp_path: Any) -> None:
     for data in (*HOSTILE, *hostile):
         store.put(path, claim_object(data))
         with pytest.raises(CorruptionError, match="chk-3/_metadata") as caught:
-            read_entry(store, paths, 3)
+            read_entry(store, 3)
         assert caught.value.path == path
-        assert describe_newest_claim(store, paths).startswith("unknown (")
+        assert describe_newest_claim(store).startswith("unknown (")
 
 
 @pytest.mark.parametrize(
     "time", [1, -(2**62), 2**63, 10**400], ids=["1", "before", "after", "huge"]
 )
 def test_a_claim_of_any_time_is_described(time: int, tmp_path: Any) -> None:
-    store, paths = open_store(tmp_path, fsync=False), LocationPaths()
+    store = open_store(tmp_path, fsync=False)
     data = claim_text(created_at_ms=0).replace(b'"created_at_ms":0', b'"created_at_ms":%d' % time)
-    store.put(paths.metadata(3), claim_object(data))
-    said = describe_newest_claim(store, paths)
+    store.put(PATHS.metadata(3), claim_object(data))
+    said = describe_newest_claim(store)
     assert said.startswith("chk-3/_metadata, claimed by 'o'")
     assert (" at 1970-01-01 " in said) == (time == 1)
 
 
 def test_a_tag_of_any_content_is_refused(tmp_path: Any) -> None:
-    store, paths = open_store(tmp_path, fsync=False), LocationPaths()
-    path = paths.tag(TagKind.TAG.value, "t", 1, 0, "0" * 16)
+    store = open_store(tmp_path, fsync=False)
+    path = PATHS.tag(TagKind.TAG.value, "t", 1, 0, "0" * 16)
     good = b'{"version":1,"created_at_ms":1,"facts":{}}'
     hostile = (*HOSTILE, b"\x81" * 100_000, b"\x81\xdb\xff\xff\xff\xff", b"\x81\xa1\xff\xc4\x00")
     for data in hostile:
         for sections in ({b"TAGS": data, b"FILE": b"\x80"}, {b"TAGS": good, b"FILE": data}):
             store.put(path, b"".join(SegmentWriter().finish(sections)))
             with pytest.raises(CorruptionError, match="damaged") as caught:
-                read_tag(store, list_tags(store, paths)[0])
+                read_tag(store, list_tags(store)[0])
             assert caught.value.path == path

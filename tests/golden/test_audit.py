@@ -34,7 +34,7 @@ def test_an_audit_line_is_read(tmp_path: Path) -> None:
     (tmp_path / "audit").mkdir()
     for part in ("begin", "end"):
         shutil.copy(VECTORS / f"audit_{part}_v1.bin", tmp_path / "audit" / f"{LINE}.{part}")
-    (line,) = read_audit_log(open_store(tmp_path), LocationPaths()).lines
+    (line,) = read_audit_log(open_store(tmp_path)).lines
     assert (LINE, BEGIN, END, "") == (line.name, line.begin, line.end, line.problem)
 
 

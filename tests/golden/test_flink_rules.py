@@ -30,7 +30,7 @@ from statelog.model import (
 )
 from statelog.model.checkpoint import TaskStateSnapshot
 from statelog.options import CheckpointOptions
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 HERE = Path(__file__).parent
 
@@ -92,7 +92,6 @@ def test_the_object_that_commits_a_checkpoint_is_such_a_file(compress: bool) -> 
     store = open_store(f"memory://flink-rules-{compress}")
     coordinator = CheckpointCoordinator(
         store,
-        LocationPaths(),
         owner_id="me",
         max_parallelism=128,
         options=CheckpointOptions(compress_metadata=compress),

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from statelog.checkpoint.tags import Tag, TagKind, read_tag
-from statelog.store import open_store
+from statelog.store import PATHS, open_store
 from statelog.store.parents import ParentReference
-from statelog.store.paths import LocationPaths, parse_tag
+from statelog.store.paths import parse_tag
 
 VECTORS = Path(__file__).parent / "vectors"
 FORK = "00112233445566778899aabbccddeeff"[:16]
@@ -24,7 +24,7 @@ def test_a_tag_is_read() -> None:
 
 def test_a_reference_to_a_parent_is_read(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    store.put(LocationPaths().parent(FORK), (VECTORS / "parent_v1.bin").read_bytes())
+    store.put(PATHS.parent(FORK), (VECTORS / "parent_v1.bin").read_bytes())
     expected = ParentReference(location="s3://bucket/jobs/totals", checkpoint_id=7)
     assert expected == ParentReference.read(store, FORK)
 

@@ -197,8 +197,8 @@ def test_an_owner_that_deletes_a_claim_does_not_conform() -> None:
 
 
 def ignores_entries_above(store: Any, paths: Any, claim: ClaimRecord, known: Any) -> Any:
-    ids = tuple(one for one in present_ids(store, paths) if one <= claim.number)
-    return ownership.Place(claim, ids, read_pins(store, paths))
+    ids = tuple(one for one in present_ids(store) if one <= claim.number)
+    return ownership.Place(claim, ids, read_pins(store))
 
 
 def lists_nothing(store: Any, paths: Any, claim: ClaimRecord, known: Any) -> Any:

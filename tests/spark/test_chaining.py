@@ -21,7 +21,7 @@ from statelog.checkpoint.clean_up import reachable_objects
 from statelog.errors import CheckpointError, UsageError
 from statelog.spark import BatchProgress, disable, enable, transform_with_state
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_store
+from statelog.store import PATHS, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +134,7 @@ def test_two_operators_commit_one_object(chain: Chain, delivery: str) -> None:
     assert expected[:3] == chain.run(tasks=2, delivery=delivery)
     assert [1, 1, 1] == [one.objects for one in chain.progress]
     assert [4, 2, 1] == [one.rows for one in chain.progress]
-    assert {LocationPaths().metadata(one) for one in committed(chain.state)} == objects(chain.state)
+    assert {PATHS.metadata(one) for one in committed(chain.state)} == objects(chain.state)
     for rows in BATCHES[3:]:
         chain.source.add(rows)
     # Another run, with another number of tasks, restores both operators.
@@ -181,7 +181,7 @@ def test_rows_between_operators_that_are_many_use_files_and_leave_none(chain: Ch
     assert expected == chain.run(tasks=2, inlineBytes=10)
     assert min(one.objects for one in chain.progress) > 2
     assert any(path.startswith("output") for path in objects(chain.state)), "of the last operator"
-    needed = reachable_objects(open_store(str(chain.state)), LocationPaths())
+    needed = reachable_objects(open_store(str(chain.state)))
     assert objects(chain.state) == needed
 
 

@@ -16,7 +16,7 @@ from tests.spark.versions import needs
 
 import statelog as sl
 from statelog.checkpoint.tags import TagKind, list_tags
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
@@ -106,7 +106,7 @@ class Follower:
 
 
 def reader_tags(location: Path) -> list[tuple[str, int]]:
-    tags = list_tags(open_store(location), LocationPaths())
+    tags = list_tags(open_store(location))
     return [(one.name, one.checkpoint_id) for one in tags if one.kind is TagKind.READER]
 
 

@@ -11,14 +11,12 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import read_checkpoint
 from statelog.report import ReportPlan, collect, page
 from statelog.spark import SnapshotPolicy
-from statelog.store import LocationPaths, open_existing_store
+from statelog.store import open_existing_store
 
 
 def records(location: Path) -> list[BatchRecord]:
-    store, paths = open_existing_store(location), LocationPaths()
-    return [
-        BatchRecord.of(read_checkpoint(store, paths, one).checkpoint) for one in committed(location)
-    ]
+    store = open_existing_store(location)
+    return [BatchRecord.of(read_checkpoint(store, one).checkpoint) for one in committed(location)]
 
 
 def test_costs_are_recorded_and_those_after_the_commit_by_the_next(

@@ -21,7 +21,7 @@ from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.spark import replay, transform_with_state, transform_with_state_in_pandas
 from statelog.state.recordings import list_recordings
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -153,7 +153,7 @@ def test_both_deliveries_record_with_any_number_of_tasks(
     assert [] == [one for one in steps if one.differences]
     assert [4, 9, 15, 20] == [one.recorded_result.output[-1].total for one in steps]  # type: ignore[union-attr]
     store = open_store(str(job.state))
-    assert 4 == len(list_recordings(store, LocationPaths()))
+    assert 4 == len(list_recordings(store))
 
 
 class Marks(Totals):

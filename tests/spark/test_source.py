@@ -20,7 +20,7 @@ from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list
 from statelog.spark import transform_with_state
 from statelog.spark.jvm.gateway import jvm_of
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
@@ -104,7 +104,7 @@ def flat(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 def summaries(location: Path) -> list[CheckpointSummary]:
-    return list_checkpoints(open_store(location), LocationPaths())
+    return list_checkpoints(open_store(location))
 
 
 def retained(location: Path) -> list[int]:

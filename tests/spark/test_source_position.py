@@ -32,7 +32,7 @@ from statelog.core.source_position import position_of
 from statelog.errors import CheckpointError
 from statelog.spark.driver.batch_times import SourcePositions
 from statelog.spark.jvm.files import checkpoint_files
-from statelog.store import LocationPaths, open_location
+from statelog.store import open_location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def a_job(spark: "SparkSession", folder: Path, options: dict[str, Any]) -> Job:
 
 
 def record_of(job: Job) -> BatchRecord:
-    found = find_newest(open_location(str(job.state)), LocationPaths()).newest
+    found = find_newest(open_location(str(job.state))).newest
     assert found is not None
     return BatchRecord.of(found)
 

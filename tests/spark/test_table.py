@@ -23,7 +23,7 @@ from statelog.spark.rows.types import arrow_schema
 from statelog.spark.table.commit import TableBatch, commit_batch, writers_of
 from statelog.spark.table.options import TableColumns, TableOptions
 from statelog.spark.table.parts import write_part
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 COLUMNS = "shop string, n bigint, amount double, note struct<text:string>, gone boolean, at bigint"
 
@@ -116,7 +116,7 @@ def test_a_stream_becomes_a_table_with_history(spark: SparkSession, tmp_path: Pa
 
 
 def newest(table: Path) -> Any:
-    return find_newest(open_store(table), LocationPaths()).newest
+    return find_newest(open_store(table)).newest
 
 
 def test_a_batch_frame_upserts(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from statelog.options import (
     SnapshotPolicy,
     StreamOptions,
 )
-from statelog.store import LocationPaths, open_store
+from statelog.store import PATHS, LocationPaths, open_store
 
 NAN = float("nan")
 
@@ -96,7 +96,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: open_store("a", options=["x"]), "options .*mapping"),
     (lambda: LocationPaths("../a"), "root"),
     (lambda: LocationPaths("/a"), "root"),
-    (lambda: LocationPaths().checkpoint(1.5), "checkpoint id .*whole number"),
+    (lambda: PATHS.checkpoint(1.5), "checkpoint id .*whole number"),
 ]
 
 

@@ -16,7 +16,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     UsageError,
 )
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 CheckpointName = int | str | dt.datetime
 """How callers name a checkpoint: an id, `latest`, `earliest`, a tag, or a time."""
@@ -25,15 +25,12 @@ EARLIEST: Final = "earliest"
 _ID: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
-def checkpoint_id_of(
-    store: ObjectStore, paths: LocationPaths, given: CheckpointName, name: str = "checkpoint"
-) -> int:
+def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "checkpoint") -> int:
     """
     Return the id of the checkpoint that a caller names.
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         given: An id, as a number or as text; "latest" or "earliest" for the newest or the oldest
             retained one; the name of a tag; or a time, as text of ISO 8601 (without a zone it is UTC)
             or as a `datetime`: the newest one that was created at or before it.
@@ -47,21 +44,21 @@ def checkpoint_id_of(
     Blocks: On the store, except for an id.
     """
     if isinstance(given, dt.datetime):
-        return find_checkpoint_at(store, paths, _with_zone(given))
+        return find_checkpoint_at(store, _with_zone(given))
     if not isinstance(given, str):
         return whole_number(given, name, low=0)
     text = given.strip()
     if _ID.fullmatch(text):
         return int(text)
     if text == LATEST:
-        newest = find_newest(store, paths).newest
+        newest = find_newest(store).newest
         if newest is not None:
             return newest.checkpoint_id
-    if text == EARLIEST and (retained := retained_checkpoints(store, paths)):
+    if text == EARLIEST and (retained := retained_checkpoints(store)):
         return retained[0]
     if text in (LATEST, EARLIEST):
         raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
-    tags = {tag.name: tag for tag in list_tags(store, paths) if tag.kind is TagKind.TAG}
+    tags = {tag.name: tag for tag in list_tags(store) if tag.kind is TagKind.TAG}
     if text in tags:
         return tags[text].checkpoint_id
     try:
@@ -72,7 +69,7 @@ def checkpoint_id_of(
             f"{', '.join(tags) or 'none'}), not {LATEST} or {EARLIEST}, and no time of ISO 8601 such as "
             "2026-11-22T10:30:00+01:00"
         ) from error
-    return find_checkpoint_at(store, paths, time)
+    return find_checkpoint_at(store, time)
 
 
 def parse_time(text: str) -> dt.datetime:
@@ -96,7 +93,7 @@ def _with_zone(time: dt.datetime) -> dt.datetime:
     return time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time
 
 
-def find_checkpoint_at(store: ObjectStore, paths: LocationPaths, time: dt.datetime) -> int:
+def find_checkpoint_at(store: ObjectStore, time: dt.datetime) -> int:
     """
     Return the newest retained checkpoint that was created at or before a time.
 
@@ -104,7 +101,6 @@ def find_checkpoint_at(store: ObjectStore, paths: LocationPaths, time: dt.dateti
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         time: With a zone.
 
     Raises:
@@ -114,9 +110,9 @@ def find_checkpoint_at(store: ObjectStore, paths: LocationPaths, time: dt.dateti
     Blocks: On the store, up to two requests for each retained checkpoint.
     """
     oldest = ""
-    for checkpoint_id in reversed(retained_checkpoints(store, paths)):
+    for checkpoint_id in reversed(retained_checkpoints(store)):
         try:
-            found = read_checkpoint(store, paths, checkpoint_id).checkpoint
+            found = read_checkpoint(store, checkpoint_id).checkpoint
         except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
             continue
         created = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(

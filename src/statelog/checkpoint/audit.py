@@ -32,7 +32,13 @@ from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import Json, JsonObject
 from statelog.redaction import redacted
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.store import LocationPaths, LocationStore, ObjectInfo, ObjectStore, read_verified
+from statelog.store import (
+    PATHS,
+    LocationStore,
+    ObjectInfo,
+    ObjectStore,
+    read_verified,
+)
 from statelog.store.paths import parse_audit_part
 
 BEGIN: Final = "begin"
@@ -140,13 +146,12 @@ def encoded(part: BeginPart | EndPart) -> bytes:
     return b"".join(SegmentWriter().finish({_SECTION: msgspec.json.encode(part)}))
 
 
-def read_audit_log(store: ObjectStore, paths: LocationPaths, limit: int | None = None) -> AuditLog:
+def read_audit_log(store: ObjectStore, limit: int | None = None) -> AuditLog:
     """
     Return the audit lines of a location; objects that are damaged are reported as such.
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         limit: Read only so many of the newest lines; None for all.
 
     Raises:
@@ -156,9 +161,9 @@ def read_audit_log(store: ObjectStore, paths: LocationPaths, limit: int | None =
     """
     lines: dict[str, dict[str, ObjectInfo]] = {}
     unknown = []
-    for info in store.list(paths.audit):
+    for info in store.list(PATHS.audit):
         parsed = parse_audit_part(info.path)
-        if parsed is None or info.path != paths.audit_part(*parsed):
+        if parsed is None or info.path != PATHS.audit_part(*parsed):
             unknown.append(info.path)
         else:
             lines.setdefault(parsed[0], {})[parsed[1]] = info
@@ -226,7 +231,6 @@ USER_ENVIRONMENT: Final = "STATELOG_AUDIT_USER"
 """The variable with the name of the person, where processes share a user."""
 
 _LOG = logging.getLogger("statelog")
-_PATHS: Final = LocationPaths()
 _TEXT_MAX: Final = 300
 _ITEMS_MAX: Final = 32
 
@@ -298,7 +302,7 @@ class AuditedOperation:
             location=_text(self._store.url),
             began_at_ms=began_at_ms,
         )
-        self._store.put_if_absent(_PATHS.audit_part(line, BEGIN), encoded(part))
+        self._store.put_if_absent(PATHS.audit_part(line, BEGIN), encoded(part))
         self._line = line
 
     def result(self, **facts: Json) -> None:
@@ -322,7 +326,7 @@ class AuditedOperation:
             ended_at_ms=_now_ms(),
         )
         try:
-            self._store.put_if_absent(_PATHS.audit_part(self._line, END), encoded(part))
+            self._store.put_if_absent(PATHS.audit_part(self._line, END), encoded(part))
         except StatelogError as failure:
             _LOG.warning("the end of %s was not written to audit/: %s", self._operation, failure)
 

@@ -29,7 +29,7 @@ from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.core.pins import Pin
 from statelog.errors import StoreError
 from statelog.runtime.background import in_background
-from statelog.store import LocationPaths, ObjectStore, ask_at_once
+from statelog.store import ObjectStore, ask_at_once
 
 BATCH_COMMITS: Final = 20
 """A batch begins when this many checkpoints wait; twice as many wait at most."""
@@ -61,7 +61,6 @@ class BatchedCleanUp:
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         clock_ms: Milliseconds of any clock; decides when a batch begins, nothing else.
         start: Runs requests in another thread.
 
@@ -71,12 +70,11 @@ class BatchedCleanUp:
     def __init__(
         self,
         store: ObjectStore,
-        paths: LocationPaths,
         *,
         clock_ms: Callable[[], int],
         start: _Start = _in_thread,
     ) -> None:
-        self._store, self._paths = store, paths
+        self._store = store
         self._clock_ms, self._start = clock_ms, start
         self._running: Future[_Result] | None = None
         self._waits_since_ms: int | None = None
@@ -107,7 +105,7 @@ class BatchedCleanUp:
         leftovers = self._read_leftovers()
         if ledger.subsumed or leftovers:
             # Read after the commit: a caller that tags a checkpoint then sees that it is subsumed.
-            pins = read_pins(self._store, self._paths)
+            pins = read_pins(self._store)
         self._leftovers = ()
         self._waits_since_ms = None
         requested = CleanUpRequested(pins, leftovers)
@@ -147,12 +145,10 @@ class BatchedCleanUp:
 
     def _listed(self, subsumed: tuple[int, ...]) -> _Listed:
         leftovers = self._read_leftovers()
-        return _Listed(subsumed, read_pins(self._store, self._paths), leftovers)
+        return _Listed(subsumed, read_pins(self._store), leftovers)
 
     def _read_leftovers(self) -> tuple[RetainedCheckpoint, ...]:
-        reads = [
-            partial(kept_checkpoint, self._store, self._paths, each) for each in self._leftovers
-        ]
+        reads = [partial(kept_checkpoint, self._store, each) for each in self._leftovers]
         return tuple(one for one in ask_at_once(self._store, reads) if one is not None)
 
     def _take_result(self, ledger: CheckpointLedger) -> None:

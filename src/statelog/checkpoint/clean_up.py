@@ -19,7 +19,7 @@ from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import find_newest, may_be_claim, present_ids, read_checkpoint
 from statelog.checkpoint.tags import retained_ids
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
-from statelog.store import LocationPaths, LocationStore, ObjectInfo, ObjectStore
+from statelog.store import PATHS, LocationStore, ObjectInfo, ObjectStore
 from statelog.store.location_store import is_fork_id, parent_path
 from statelog.store.paths import (
     RECORDINGS_FOLDER,
@@ -29,8 +29,6 @@ from statelog.store.paths import (
 )
 
 # Release the parent of a fork: delete there the tag that keeps a checkpoint for the fork.
-
-_PATHS: Final = LocationPaths()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,7 @@ def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False)
         with audited(parent, "release", fork_id=fork_id, fork=store.url):
             parent.delete(released[1])
     if not dry_run:
-        store.delete([_PATHS.parent(fork_id)])
+        store.delete([PATHS.parent(fork_id)])
     if released is None:
         return ParentRelease(fork_id=fork_id)
     return ParentRelease(fork_id=fork_id, parent=released[0].url, tags=released[1])
@@ -182,7 +180,6 @@ def _report(waiting: Sequence[str], deleted: Sequence[str], reason: str) -> Clea
 
 def collect_garbage(
     store: ObjectStore,
-    paths: LocationPaths,
     *,
     min_age: dt.timedelta,
     dry_run: bool,
@@ -197,7 +194,6 @@ def collect_garbage(
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         min_age: Younger objects are kept.
         dry_run: Only report what would be deleted.
         now: The time, with a time zone; compared with the store's own times.
@@ -212,19 +208,19 @@ def collect_garbage(
     Blocks: On the store (a listing, all retained checkpoints, requests to delete).
     """
     # Listed first: the objects of a checkpoint committed after the listing are marked below.
-    listed = list(store.list(paths.root))
-    marked = reachable_objects(store, paths)
+    listed = list(store.list())
+    marked = reachable_objects(store)
     if marked is None:
         reason = f"{store.url} holds neither a checkpoint nor a claim of statelog"
         return CleanUpReport(unknown=len(listed), reason=reason, dry_run=dry_run)
-    ours = [info for info in listed if is_ours(paths, info.path)]
+    ours = [info for info in listed if is_ours(info.path)]
     newest = max(filter(None, map(parse_checkpoint_metadata, marked)), default=0)
     orphans = [
         info
         for info in ours
-        if info.path not in marked and not is_kept_entry(store, paths, info.path, newest)
+        if info.path not in marked and not is_kept_entry(store, info.path, newest)
     ]
-    failed = paths.failed_recordings + "/"
+    failed = PATHS.failed_recordings + "/"
     ages = {True: max(failed_recording_age, min_age), False: min_age}
     old = [
         info for info in orphans if now - info.last_modified >= ages[info.path.startswith(failed)]
@@ -233,14 +229,14 @@ def collect_garbage(
     sizes = {info.path: info.size_bytes for info in old}
     report = CleanUpReport(deleted=tuple(sizes)) if dry_run else delete_objects(store, sizes)
     # Without a checkpoint, a fork may be about to commit its first one.
-    releases = _release_parents(store, paths, marked, dry_run=dry_run) if marked else ()
+    releases = _release_parents(store, marked, dry_run=dry_run) if marked else ()
     return CleanUpReport(
         deleted=report.deleted,
         failed=report.failed,
         deleted_bytes=sum(sizes[path] for path in report.deleted),
         reachable=sum(info.path in marked for info in listed),
         too_young=len(orphans) - len(old),
-        unknown=_count_unknown(paths, listed),
+        unknown=_count_unknown(listed),
         released=tuple(each.fork_id for each in releases if not each.problem),
         outside=tuple(each for each in releases if each.tags or each.problem),
         reason=report.reason,
@@ -248,7 +244,7 @@ def collect_garbage(
     )
 
 
-def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str] | None:
+def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
     """
     Return every object that some retained checkpoint needs, metadata included.
 
@@ -261,15 +257,15 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
 
     Blocks: On the store.
     """
-    ids = present_ids(store, paths)
-    newest = find_newest(store, paths, ids=ids).newest
+    ids = present_ids(store)
+    newest = find_newest(store, ids=ids).newest
     if newest is None:
-        return frozenset() if ids or newest_epoch(store, paths) else None
+        return frozenset() if ids or newest_epoch(store) else None
     marked: set[str] = set()
-    for checkpoint_id in retained_ids(store, paths, newest, ids):
-        path = paths.metadata(checkpoint_id)
+    for checkpoint_id in retained_ids(store, newest, ids):
+        path = PATHS.metadata(checkpoint_id)
         try:
-            checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
+            checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
         except (CorruptionError, ObjectNotFoundError) as error:
             raise CheckpointError(
                 f"retained checkpoint {checkpoint_id} cannot be read, so its objects are unknown "
@@ -283,13 +279,12 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
     return frozenset(marked)
 
 
-def is_kept_entry(store: ObjectStore, paths: LocationPaths, path: str, newest: int) -> bool:
+def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
     """
     Return whether an object that no retained checkpoint needs is an entry that has to stay.
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         path: Name of the object.
         newest: The newest checkpoint.  A number above it may be that of a claim, or of a late commit of
             statelog 0.2.
@@ -297,7 +292,7 @@ def is_kept_entry(store: ObjectStore, paths: LocationPaths, path: str, newest: i
     Blocks: On the store, for an entry.
     """
     number = parse_checkpoint_metadata(path)
-    return number is not None and (number > newest or may_be_claim(store, paths, number))
+    return number is not None and (number > newest or may_be_claim(store, number))
 
 
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
@@ -310,45 +305,42 @@ def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
 
     Blocks: On the stores.
     """
-    releases = _release_parents(store, LocationPaths(), frozenset(), dry_run=True)
+    releases = _release_parents(store, frozenset(), dry_run=True)
     return tuple(each for each in releases if each.tags or each.problem)
 
 
 def _release_parents(
-    store: ObjectStore, paths: LocationPaths, needed: frozenset[str], *, dry_run: bool
+    store: ObjectStore, needed: frozenset[str], *, dry_run: bool
 ) -> tuple[ParentRelease, ...]:
     """Delete the tags by which a fork keeps checkpoints of parents that it needs no more."""
     if not isinstance(store, LocationStore):
         return ()
     releases = []
-    for info in list(store.list(paths.parents)):
-        fork_id = info.path.removeprefix(f"{paths.parents}/")
+    for info in list(store.list(PATHS.parents)):
+        fork_id = info.path.removeprefix(f"{PATHS.parents}/")
         is_needed = any(path.startswith(parent_path(fork_id, "")) for path in needed)
         if is_fork_id(fork_id) and not is_needed:
             releases.append(release_parent(store, fork_id, dry_run=dry_run))
     return tuple(releases)
 
 
-def is_ours(paths: LocationPaths, path: str) -> bool:
+def is_ours(path: str) -> bool:
     """Return whether the path is one of state, log, output or a checkpoint."""
-    relative = path[len(paths.root) + 1 :] if paths.root else path
-    folder, separator, _ = relative.partition("/")
+    folder, separator, _ = path.partition("/")
     if not separator:
         return False
-    if folder in ("dstl", "shared", "taskowned", "output", RECORDINGS_FOLDER):
+    if folder in ("dstl", "shared", "taskowned", "output", RECORDINGS_FOLDER, TEMPORARY_FOLDER):
         return True
-    if folder == TEMPORARY_FOLDER:  # of the whole store, which may contain other locations
-        return not paths.root
     return parse_checkpoint_folder(folder) is not None
 
 
-def _count_unknown(paths: LocationPaths, listed: Iterable[ObjectInfo]) -> int:
+def _count_unknown(listed: Iterable[ObjectInfo]) -> int:
     never_garbage = tuple(
-        f"{one}/" for one in (paths.owners, paths.tags, paths.parents, paths.audit, paths.probes)
+        f"{one}/" for one in (PATHS.owners, PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
     )
     return sum(
-        not is_ours(paths, info.path)
+        not is_ours(info.path)
         and not info.path.startswith(never_garbage)
-        and info.path != paths.copied_from
+        and info.path != PATHS.copied_from
         for info in listed
     )

@@ -18,7 +18,7 @@ from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
 from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint, Json
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 from statelog.store.conditional_put import put_or_find
 
 
@@ -95,7 +95,6 @@ def prepare_commit(
 
 def put_commit(
     store: ObjectStore,
-    paths: LocationPaths,
     prepared: MetadataFile,
     pause: Callable[[float], None],
 ) -> CommitConflict | None:
@@ -108,26 +107,26 @@ def put_commit(
     Blocks: On the store.
     """
     own = prepared.record.checkpoint
-    path = paths.metadata(own.checkpoint_id)
+    path = PATHS.metadata(own.checkpoint_id)
     # A lost answer looks like a fault, or (repeated by the client) like a conflict.
     try:
         found = put_or_find(
             store,
             path,
             prepared.buffers,
-            lambda: read_entry(store, paths, own.checkpoint_id),
+            lambda: read_entry(store, own.checkpoint_id),
             pause,
         )
     except (CorruptionError, IncompatibleFormatError) as unreadable:
         reason = f"{path} exists and this owner did not write it: {unreadable}"
         return CommitConflict(reason, unreadable)
-    return None if found is None else _conflict(found, prepared.record, paths)
+    return None if found is None else _conflict(found, prepared.record)
 
 
-def _conflict(found: Entry, own: CheckpointRecord, paths: LocationPaths) -> CommitConflict | None:
+def _conflict(found: Entry, own: CheckpointRecord) -> CommitConflict | None:
     """Return the conflict of a commit with the entry under its number; None if it is the same."""
     if isinstance(found, ClaimRecord):
-        return CommitConflict(f"another owner has the location: {describe_claim(found, paths)}")
+        return CommitConflict(f"another owner has the location: {describe_claim(found)}")
     if found.record.attempt == own.attempt and found.checkpoint.owner_id == own.checkpoint.owner_id:
         return None
     other, mine = found.checkpoint, own.checkpoint

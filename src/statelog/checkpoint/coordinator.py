@@ -48,7 +48,7 @@ from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSn
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
-from statelog.store import LocationPaths, ObjectStore, verify_put_if_absent
+from statelog.store import PATHS, ObjectStore, verify_put_if_absent
 
 _NS_PER_MS = 1_000_000
 
@@ -62,7 +62,6 @@ class CheckpointCoordinator:
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         owner_id: Name of this owner.
         max_parallelism: Number of key groups of the job.
         options: Retention and compression.
@@ -76,7 +75,6 @@ class CheckpointCoordinator:
     def __init__(
         self,
         store: ObjectStore,
-        paths: LocationPaths,
         *,
         owner_id: str,
         max_parallelism: int,
@@ -86,7 +84,7 @@ class CheckpointCoordinator:
         pause: Callable[[float], None] = pause_thread,
     ) -> None:
         self._recorder, self._pause = recorder, pause
-        self._store, self._paths = store, paths
+        self._store = store
         self._owner_id, self._max_parallelism = owner_id, max_parallelism
         self._options, self._clock_ms = options, clock_ms
         self._ledger = self._new_ledger()
@@ -94,7 +92,7 @@ class CheckpointCoordinator:
         self._known: KnownEntries = {}
         self._pins: tuple[Pin, ...] | None = None
         self._restored = False
-        self._clean_ups = BatchedCleanUp(store, paths, clock_ms=clock_ms)
+        self._clean_ups = BatchedCleanUp(store, clock_ms=clock_ms)
         self._next_id = 0
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
@@ -155,12 +153,11 @@ class CheckpointCoordinator:
         self._known = dict(known or {})
         self._place = claim_place(
             self._store,
-            self._paths,
             self._owner_id,
             self._clock_ms,
             self._pause,
             known=self._known,
-            verify=lambda: verify_put_if_absent(self._store, self._paths, self._pause),
+            verify=lambda: verify_put_if_absent(self._store, self._pause),
         )
         self._pins = self._place.pins
         self._ledger = self._new_ledger()
@@ -196,7 +193,6 @@ class CheckpointCoordinator:
         place = self._place
         point = find_restore_point(
             self._store,
-            self._paths,
             checkpoint_id,
             known=self._known,
             listed=None if place is None else place.ids,
@@ -320,7 +316,7 @@ class CheckpointCoordinator:
             self._prepared = prepare_commit(
                 plan,
                 self._author(),
-                self._paths.metadata(checkpoint_id),
+                PATHS.metadata(checkpoint_id),
                 properties=properties,
                 sections=sections or {},
                 compress=self._options.compress_metadata,
@@ -328,7 +324,7 @@ class CheckpointCoordinator:
         prepared = self._prepared
         fail_point("before-commit")
         self._was_put = True
-        conflict = put_commit(self._store, self._paths, prepared, self._pause)
+        conflict = put_commit(self._store, prepared, self._pause)
         if conflict is not None:
             self._fence(conflict.reason, conflict.cause)
         fail_point("after-commit")
@@ -337,7 +333,7 @@ class CheckpointCoordinator:
         self._next_id = checkpoint_id + 1
         self._forget_prepared()
         previous = self._ledger.latest
-        committed = Committed(checkpoint, objects_of(self._paths, checkpoint))
+        committed = Committed(checkpoint, objects_of(checkpoint))
         self._ledger.handle(committed, self._now_ns())
         if self._recorder is not None:
             self._recorder.completed(checkpoint, previous)
@@ -366,7 +362,7 @@ class CheckpointCoordinator:
         Blocks: On the store, before the first `restore`.   Thread: the driver's.
         """
         if not self._restored:
-            return list(retained_checkpoints(self._store, self._paths))
+            return list(retained_checkpoints(self._store))
         return list(self._ledger.retained)
 
     def load(self, checkpoint_id: int) -> CompletedCheckpoint:
@@ -377,7 +373,7 @@ class CheckpointCoordinator:
         """
         if (latest := self._ledger.latest) and latest.checkpoint_id == checkpoint_id:
             return latest
-        return load_checkpoint(self._store, self._paths, checkpoint_id)
+        return load_checkpoint(self._store, checkpoint_id)
 
     def section(self, checkpoint_id: int, tag: bytes) -> bytes | None:
         """
@@ -388,7 +384,7 @@ class CheckpointCoordinator:
         stored = self._restored_from
         if stored is not None and stored.checkpoint.checkpoint_id == checkpoint_id:
             return stored.sections.get(tag)
-        return load_section(self._store, self._paths, checkpoint_id, tag)
+        return load_section(self._store, checkpoint_id, tag)
 
     def clean_up(self) -> CleanUpReport:
         """

@@ -15,14 +15,14 @@ from functools import partial
 import msgspec
 
 from statelog.model import CompletedCheckpoint
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 from statelog.store.conditional_put import put_or_find
 from statelog.store.paths import parse_owner
 
 
-def newest_epoch(store: ObjectStore, paths: LocationPaths) -> int:
+def newest_epoch(store: ObjectStore) -> int:
     """Return the newest epoch that drivers of statelog 0.2 have claimed, 0 if there is none."""
-    epochs = (parse_owner(info.path) for info in store.list(paths.owners))
+    epochs = (parse_owner(info.path) for info in store.list(PATHS.owners))
     return max((epoch for epoch in epochs if epoch is not None), default=0)
 
 
@@ -43,7 +43,6 @@ def is_zombie(checkpoint: CompletedCheckpoint, others: Iterable[CompletedCheckpo
 
 def fence_drivers(
     store: ObjectStore,
-    paths: LocationPaths,
     owner_id: str,
     clock_ms: Callable[[], int],
     pause: Callable[[float], None],
@@ -55,7 +54,6 @@ def fence_drivers(
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         owner_id: Name of the owner, for information.
         clock_ms: Milliseconds since 1970, for information.
         pause: Waits so many seconds if the store answers "exists" and returns no claim.
@@ -68,7 +66,7 @@ def fence_drivers(
 
     Blocks: On the store.
     """
-    epoch = newest_epoch(store, paths)
+    epoch = newest_epoch(store)
     if not epoch:
         return 0
     body = msgspec.json.encode(
@@ -81,7 +79,7 @@ def fence_drivers(
     )
     while True:
         epoch += 1
-        path = paths.owner(epoch)
+        path = PATHS.owner(epoch)
         found = put_or_find(store, path, body, partial(store.get, path), pause)
         if found is None or found == body:
             return epoch

@@ -25,7 +25,7 @@ from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord, decode_en
 from statelog.format.segment import parse_segment
 from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
-from statelog.store import LocationPaths, ObjectStore, ask_at_once, read_verified
+from statelog.store import PATHS, ObjectStore, ask_at_once, read_verified
 from statelog.store.at_once import read_tail
 from statelog.store.paths import parse_checkpoint_folder
 
@@ -83,21 +83,18 @@ class History:
         return None if self.stored is None else self.stored.checkpoint
 
 
-def present_ids(store: ObjectStore, paths: LocationPaths) -> list[int]:
+def present_ids(store: ObjectStore) -> list[int]:
     """Return the numbers of the folders of all entries, ascending; one may have no metadata."""
-    ids = (parse_checkpoint_folder(name) for name in store.list_folders(paths.root))
+    ids = (parse_checkpoint_folder(name) for name in store.list_folders())
     return sorted(one for one in ids if one is not None)
 
 
-def read_entry(
-    store: ObjectStore, paths: LocationPaths, number: int, *, whole: bool = False
-) -> Entry:
+def read_entry(store: ObjectStore, number: int, *, whole: bool = False) -> Entry:
     """
     Read one entry, verified.
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         number: Its number.
         whole: Also read and verify the change sets inside; otherwise only the trailer is read.
 
@@ -109,7 +106,7 @@ def read_entry(
 
     Blocks: On the store.
     """
-    path = paths.metadata(number)
+    path = PATHS.metadata(number)
 
     def parsed(data: memoryview) -> Entry:
         return _entry(parse_segment(data, where=path).trailer, path, len(data), number)
@@ -122,7 +119,7 @@ def read_entry(
 
 
 def read_checkpoint(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, *, whole: bool = False
+    store: ObjectStore, checkpoint_id: int, *, whole: bool = False
 ) -> StoredCheckpoint:
     """
     Read one checkpoint, verified; arguments, errors and `Blocks:` are those of `read_entry`.
@@ -130,29 +127,27 @@ def read_checkpoint(
     Raises:
         ObjectNotFoundError: There is no such checkpoint: nothing has the number, or a claim has it.
     """
-    return _no_claim(read_entry(store, paths, checkpoint_id, whole=whole), paths)
+    return _no_claim(read_entry(store, checkpoint_id, whole=whole))
 
 
-def fetch_checkpoint(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
-) -> StoredCheckpoint:
+def fetch_checkpoint(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
     """
     Read one checkpoint with a single request, for a reader that will need the change sets inside.
 
     They are verified when they are read.  Arguments, errors and `Blocks:` are those of
     `read_checkpoint`.
     """
-    path = paths.metadata(checkpoint_id)
+    path = PATHS.metadata(checkpoint_id)
 
     def parsed(data: memoryview) -> Entry:
         return _entry(read_trailer(data, where=path), path, len(data), checkpoint_id)
 
-    return _no_claim(read_verified(store, path, parsed), paths)
+    return _no_claim(read_verified(store, path, parsed))
 
 
-def _no_claim(entry: Entry, paths: LocationPaths) -> StoredCheckpoint:
+def _no_claim(entry: Entry) -> StoredCheckpoint:
     if isinstance(entry, ClaimRecord):
-        path = paths.metadata(entry.number)
+        path = PATHS.metadata(entry.number)
         raise ObjectNotFoundError(
             f"{path} is a claim, of {entry.owner_id!r}, no checkpoint", path=path
         )
@@ -181,15 +176,12 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
     return entry
 
 
-def read_whole_entry(
-    store: ObjectStore, paths: LocationPaths, number: int, known: KnownEntries | None = None
-) -> Entry:
+def read_whole_entry(store: ObjectStore, number: int, known: KnownEntries | None = None) -> Entry:
     """
     Read one entry with the change sets inside, unless it is *known*; raises as `read_entry`.
 
     Args:
         store: Where it is stored.
-        paths: The location in the store.
         number: Its number.
         known: What was read before, and gets what is read now; entries never change.
 
@@ -197,18 +189,17 @@ def read_whole_entry(
     """
     known = {} if known is None else known
     if number not in known:
-        known[number] = read_entry(store, paths, number, whole=True)
+        known[number] = read_entry(store, number, whole=True)
     return known[number]
 
 
 def read_whole(
     store: ObjectStore,
-    paths: LocationPaths,
     checkpoint_id: int,
     known: KnownEntries | None = None,
 ) -> StoredCheckpoint:
     """Read one checkpoint as `read_whole_entry` does; raises as `read_checkpoint`."""
-    return _no_claim(read_whole_entry(store, paths, checkpoint_id, known), paths)
+    return _no_claim(read_whole_entry(store, checkpoint_id, known))
 
 
 def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
@@ -223,7 +214,6 @@ def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
 
 def find_newest(
     store: ObjectStore,
-    paths: LocationPaths,
     *,
     ids: list[int] | None = None,
     known: KnownEntries | None = None,
@@ -233,7 +223,6 @@ def find_newest(
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         ids: Result of `present_ids`, if known.
         known: As for `read_whole_entry`.
 
@@ -245,9 +234,9 @@ def find_newest(
 
     Blocks: On the store.
     """
-    ids = present_ids(store, paths) if ids is None else ids
+    ids = present_ids(store) if ids is None else ids
     while True:
-        top, ids = read_top(store, paths, ids, known)
+        top, ids = read_top(store, ids, known)
         if top is None:
             return History(None)
         number = ids[-1]
@@ -257,24 +246,24 @@ def find_newest(
             if isinstance(top, StoredCheckpoint):
                 if not top.is_of_first_edition:
                     return History(top, top)
-                return History(_newest_of_first_edition(store, paths, ids, known), top)
+                return History(_newest_of_first_edition(store, ids, known), top)
             if top.newest is None:
                 return History(None, top)
             number = top.newest
-            return History(read_whole(store, paths, number, known), top)
+            return History(read_whole(store, number, known), top)
         except ObjectNotFoundError as error:
-            listed = present_ids(store, paths)
+            listed = present_ids(store)
             if listed[-1:] == ids[-1:]:  # nothing came after the claim, so the checkpoint is lost
                 older = [one for one in ids if one < number]
-                raise _damaged(store, paths, number, older, error) from error
+                raise _damaged(store, number, older, error) from error
             ids = listed
         except CorruptionError as error:
             older = [one for one in ids if one < number]
-            raise _damaged(store, paths, number, older, error) from error
+            raise _damaged(store, number, older, error) from error
 
 
 def read_top(
-    store: ObjectStore, paths: LocationPaths, ids: list[int], known: KnownEntries | None
+    store: ObjectStore, ids: list[int], known: KnownEntries | None
 ) -> tuple[Entry | CorruptionError | None, list[int]]:
     """
     Read the highest entry.
@@ -283,7 +272,6 @@ def read_top(
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         ids: Result of `present_ids`.
         known: As for `read_whole_entry`.
 
@@ -295,20 +283,20 @@ def read_top(
     missing: set[int] = set()
     while ids:
         try:
-            return read_whole_entry(store, paths, ids[-1], known), ids
+            return read_whole_entry(store, ids[-1], known), ids
         except CorruptionError as error:
             return error, ids
         except ObjectNotFoundError:
             missing.add(ids[-1])  # a folder on local disk may stay without a metadata object
-            ids = [one for one in present_ids(store, paths) if one not in missing]
+            ids = [one for one in present_ids(store) if one not in missing]
     return None, ids
 
 
 def _newest_of_first_edition(
-    store: ObjectStore, paths: LocationPaths, ids: list[int], known: KnownEntries | None
+    store: ObjectStore, ids: list[int], known: KnownEntries | None
 ) -> StoredCheckpoint | None:
     """Return the newest checkpoint of a location of statelog 0.2; the highest one may be a zombie."""
-    reads = [partial(_quietly, store, paths, one) for one in ids]
+    reads = [partial(_quietly, store, one) for one in ids]
     entries = [one for one in ask_at_once(store, reads) if one is not None]
     checkpoints = [one for one in entries if isinstance(one, StoredCheckpoint)]
     if any(not one.is_of_first_edition for one in checkpoints) or len(checkpoints) < len(entries):
@@ -316,15 +304,15 @@ def _newest_of_first_edition(
         raise CheckpointError(
             f"checkpoint {late.checkpoint_id} of {store.url} was committed by {late.owner_id!r}, a driver "
             "of statelog 0.2, after the location was taken over by this edition. It is not part of the "
-            f"history. Stop that driver, and delete {paths.metadata(late.checkpoint_id)}; then start "
+            f"history. Stop that driver, and delete {PATHS.metadata(late.checkpoint_id)}; then start "
             "again",
             reason="two_editions",
             checkpoint_id=late.checkpoint_id,
-            path=paths.metadata(late.checkpoint_id),
+            path=PATHS.metadata(late.checkpoint_id),
         )
     for one in reversed(ids):
         try:
-            candidate = read_whole(store, paths, one, known)
+            candidate = read_whole(store, one, known)
         except ObjectNotFoundError:
             continue
         if not is_zombie(candidate.checkpoint, [other.checkpoint for other in checkpoints]):
@@ -332,35 +320,33 @@ def _newest_of_first_edition(
     return None
 
 
-def _quietly(store: ObjectStore, paths: LocationPaths, number: int) -> Entry | None:
+def _quietly(store: ObjectStore, number: int) -> Entry | None:
     """Return an entry; None if it does not exist, or cannot be read."""
     try:
-        return read_entry(store, paths, number)
+        return read_entry(store, number)
     except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
         return None
 
 
-def may_be_claim(store: ObjectStore, paths: LocationPaths, number: int) -> bool:
+def may_be_claim(store: ObjectStore, number: int) -> bool:
     """
     Return whether an entry is a claim, or a damaged one that is small enough to be one.
 
     Blocks: On the store.
     """
     try:
-        return isinstance(read_entry(store, paths, number), ClaimRecord)
+        return isinstance(read_entry(store, number), ClaimRecord)
     except ObjectNotFoundError:
         return False
     except IncompatibleFormatError:
         return True
     except CorruptionError:
-        return store.head(paths.metadata(number)).size_bytes <= CLAIM_BYTES_MAX
+        return store.head(PATHS.metadata(number)).size_bytes <= CLAIM_BYTES_MAX
 
 
-def missing_objects(
-    store: ObjectStore, paths: LocationPaths, checkpoint: CompletedCheckpoint
-) -> tuple[str, ...]:
+def missing_objects(store: ObjectStore, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
     """Return the objects of the checkpoint that do not exist."""
-    listed = {info.path for info in store.list(paths.root)}
+    listed = {info.path for info in store.list()}
     return tuple(
         path
         for path in checkpoint.referenced_paths()
@@ -379,12 +365,11 @@ def exists(store: ObjectStore, path: str) -> bool:
 
 def _damaged(
     store: ObjectStore,
-    paths: LocationPaths,
     checkpoint_id: int,
     older: list[int],
     error: CorruptionError | ObjectNotFoundError,
 ) -> CheckpointError:
-    usable = _newest_usable(store, paths, older)
+    usable = _newest_usable(store, older)
     advice = (
         "no older checkpoint can be restored"
         if usable is None
@@ -395,25 +380,23 @@ def _damaged(
         f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}",
         reason="damaged",
         checkpoint_id=checkpoint_id,
-        path=paths.metadata(checkpoint_id),
+        path=PATHS.metadata(checkpoint_id),
         usable_id=usable,
     )
 
 
-def _newest_usable(store: ObjectStore, paths: LocationPaths, ids: list[int]) -> int | None:
+def _newest_usable(store: ObjectStore, ids: list[int]) -> int | None:
     for checkpoint_id in reversed(ids):
         try:
-            found = read_checkpoint(store, paths, checkpoint_id, whole=True).checkpoint
+            found = read_checkpoint(store, checkpoint_id, whole=True).checkpoint
         except (ObjectNotFoundError, CorruptionError):
             continue
-        if not missing_objects(store, paths, found):
+        if not missing_objects(store, found):
             return checkpoint_id
     return None
 
 
-def load_checkpoint(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
-) -> CompletedCheckpoint:
+def load_checkpoint(store: ObjectStore, checkpoint_id: int) -> CompletedCheckpoint:
     """
     Read one checkpoint by its id.
 
@@ -423,12 +406,10 @@ def load_checkpoint(
 
     Blocks: On the store.
     """
-    return load_stored(store, paths, checkpoint_id).checkpoint
+    return load_stored(store, checkpoint_id).checkpoint
 
 
-def load_section(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, tag: bytes
-) -> bytes | None:
+def load_section(store: ObjectStore, checkpoint_id: int, tag: bytes) -> bytes | None:
     """
     Return a caller's section of one checkpoint, or None if it has none.
 
@@ -438,14 +419,14 @@ def load_section(
 
     Blocks: On the store.
     """
-    return load_stored(store, paths, checkpoint_id).sections.get(tag)
+    return load_stored(store, checkpoint_id).sections.get(tag)
 
 
-def load_stored(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> StoredCheckpoint:
+def load_stored(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
     """Return one checkpoint as it is stored; raises as `load_checkpoint`."""
-    path = paths.metadata(checkpoint_id)
+    path = PATHS.metadata(checkpoint_id)
     try:
-        return read_checkpoint(store, paths, checkpoint_id)
+        return read_checkpoint(store, checkpoint_id)
     except ObjectNotFoundError as error:
         raise CheckpointError(
             f"checkpoint {checkpoint_id} does not exist in {store.url}; `statelog checkpoints` "

@@ -24,7 +24,7 @@ from statelog.errors import (
     ObjectNotFoundError,
 )
 from statelog.model import CompletedCheckpoint, Json
-from statelog.store import LocationPaths, ObjectStore, ask_at_once, ask_both
+from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
 DURATIONS_PROPERTY: Final = "durations_ms"
 """Property of a checkpoint: an object of phase -> milliseconds."""
@@ -109,7 +109,7 @@ class CheckpointSummary:
         return dt.datetime.fromtimestamp(self.created_at_ms / 1000, dt.UTC)
 
 
-def list_checkpoints(store: ObjectStore, paths: LocationPaths) -> list[CheckpointSummary]:
+def list_checkpoints(store: ObjectStore) -> list[CheckpointSummary]:
     """
     Return all checkpoints whose metadata exists, ascending by id.
 
@@ -121,12 +121,10 @@ def list_checkpoints(store: ObjectStore, paths: LocationPaths) -> list[Checkpoin
 
     Blocks: On the store: a listing, and about two requests for each checkpoint, sent at once.
     """
-    return [summary for summary, _ in read_listing(store, paths)]
+    return [summary for summary, _ in read_listing(store)]
 
 
-def read_listing(
-    store: ObjectStore, paths: LocationPaths
-) -> list[tuple[CheckpointSummary, CompletedCheckpoint | None]]:
+def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedCheckpoint | None]]:
     """
     Return what `list_checkpoints` returns, each with its checkpoint; None if it cannot be read.
 
@@ -135,10 +133,10 @@ def read_listing(
 
     Blocks: On the store: a listing, and about two requests for each checkpoint, sent at once.
     """
-    ids, pins = ask_both(store, lambda: present_ids(store, paths), lambda: read_pins(store, paths))
-    reads = [partial(_read, store, paths, checkpoint_id) for checkpoint_id in ids]
+    ids, pins = ask_both(store, lambda: present_ids(store), lambda: read_pins(store))
+    reads = [partial(_read, store, checkpoint_id) for checkpoint_id in ids]
     answers, history = ask_both(
-        store, lambda: ask_at_once(store, reads), lambda: _history(store, paths, ids)
+        store, lambda: ask_at_once(store, reads), lambda: _history(store, ids)
     )
     found = {
         checkpoint_id: answer
@@ -159,7 +157,7 @@ def read_listing(
             unreadable = CheckpointSummary(
                 checkpoint_id=checkpoint_id,
                 state=CheckpointState.DAMAGED if damaged else CheckpointState.INCOMPATIBLE,
-                size_bytes=store.head(paths.metadata(checkpoint_id)).size_bytes,
+                size_bytes=store.head(PATHS.metadata(checkpoint_id)).size_bytes,
                 problem=str(one),
             )
             listing.append((unreadable, None))
@@ -167,21 +165,21 @@ def read_listing(
 
 
 def _read(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
+    store: ObjectStore, checkpoint_id: int
 ) -> StoredCheckpoint | CorruptionError | IncompatibleFormatError | None:
     """Return a checkpoint, or why it cannot be read; None if it does not exist."""
     try:
-        return read_checkpoint(store, paths, checkpoint_id)
+        return read_checkpoint(store, checkpoint_id)
     except ObjectNotFoundError:
         return None
     except (CorruptionError, IncompatibleFormatError) as error:
         return error
 
 
-def _history(store: ObjectStore, paths: LocationPaths, ids: list[int]) -> History | None:
+def _history(store: ObjectStore, ids: list[int]) -> History | None:
     """Return the history of a location; None if its newest checkpoint cannot be read."""
     try:
-        return find_newest(store, paths, ids=ids)
+        return find_newest(store, ids=ids)
     except (CheckpointError, IncompatibleFormatError):
         return None
 

@@ -38,7 +38,7 @@ from statelog.errors import (
 )
 from statelog.format.claim_record import ClaimRecord, encode_claim
 from statelog.runtime.clock import pause as pause_thread
-from statelog.store import LocationPaths, ObjectStore, ask_both
+from statelog.store import PATHS, ObjectStore, ask_both
 from statelog.store.conditional_put import put_or_find
 
 _ATTEMPTS: Final = 1000
@@ -78,15 +78,12 @@ class Place:
     pins: tuple[Pin, ...]
 
 
-def find_top(
-    store: ObjectStore, paths: LocationPaths, ids: list[int], known: KnownEntries | None = None
-) -> Top:
+def find_top(store: ObjectStore, ids: list[int], known: KnownEntries | None = None) -> Top:
     """
     Return the end of the sequence; a damaged newest checkpoint is no error.
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         ids: Result of `present_ids`.
         known: As for `read_whole_entry`.
 
@@ -97,7 +94,7 @@ def find_top(
 
     Blocks: On the store.
     """
-    top, ids = read_top(store, paths, ids, known)
+    top, ids = read_top(store, ids, known)
     if top is None:
         return Top()
     number = ids[-1]
@@ -107,14 +104,14 @@ def find_top(
         return Top(number, top.newest, top.next_number, is_taken_over=True)
     if not top.is_of_first_edition:
         return Top(number, number, number + 1, is_taken_over=True)
-    return Top(number, _newest_of_first_edition(store, paths, ids, known), number + 1)
+    return Top(number, _newest_of_first_edition(store, ids, known), number + 1)
 
 
 def _newest_of_first_edition(
-    store: ObjectStore, paths: LocationPaths, ids: list[int], known: KnownEntries | None
+    store: ObjectStore, ids: list[int], known: KnownEntries | None
 ) -> int | None:
     try:
-        newest = find_newest(store, paths, ids=ids, known=known).newest
+        newest = find_newest(store, ids=ids, known=known).newest
     except CheckpointError as error:
         damaged = error.facts.get("checkpoint_id")
         if error.reason != "damaged" or not isinstance(damaged, int):
@@ -134,10 +131,10 @@ def new_owner_id(kind: str) -> str:
     return f"{kind}-{socket.gethostname()}-{os.getpid()}-{os.urandom(8).hex()}"
 
 
-def describe_claim(claim: ClaimRecord, paths: LocationPaths) -> str:
+def describe_claim(claim: ClaimRecord) -> str:
     """Return a claim as text for a message: its object, its owner and its time."""
     return (
-        f"{paths.metadata(claim.number)}, claimed by {claim.owner_id!r}{time_text(claim, ' at ')}"
+        f"{PATHS.metadata(claim.number)}, claimed by {claim.owner_id!r}{time_text(claim, ' at ')}"
     )
 
 
@@ -150,7 +147,7 @@ def time_text(claim: ClaimRecord, before: str) -> str:
     return f"{before}{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def describe_newest_claim(store: ObjectStore, paths: LocationPaths) -> str:
+def describe_newest_claim(store: ObjectStore) -> str:
     """
     Return the newest claim as text for a message; see `describe_claim`.
 
@@ -159,10 +156,10 @@ def describe_newest_claim(store: ObjectStore, paths: LocationPaths) -> str:
     Blocks: On the store (a listing, and the newest entries).
     """
     try:
-        for number in reversed(present_ids(store, paths)):
-            entry = read_entry(store, paths, number)
+        for number in reversed(present_ids(store)):
+            entry = read_entry(store, number)
             if isinstance(entry, ClaimRecord):
-                return describe_claim(entry, paths)
+                return describe_claim(entry)
     except StatelogError as error:
         return f"unknown ({error})"
     return "missing"
@@ -170,7 +167,6 @@ def describe_newest_claim(store: ObjectStore, paths: LocationPaths) -> str:
 
 def claim_place(
     store: ObjectStore,
-    paths: LocationPaths,
     owner_id: str,
     clock_ms: Callable[[], int],
     pause: Callable[[float], None] = pause_thread,
@@ -183,7 +179,6 @@ def claim_place(
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         owner_id: Name of the owner, for information.
         clock_ms: Milliseconds since 1970, for information.
         pause: Waits so many seconds if the store answers "exists" and returns no claim.
@@ -201,13 +196,13 @@ def claim_place(
     """
     known = {} if known is None else known
     attempt, fenced = os.urandom(8).hex(), -1
-    listed, _ = ask_both(store, lambda: present_ids(store, paths), verify)
+    listed, _ = ask_both(store, lambda: present_ids(store), verify)
     for _ in range(_ATTEMPTS):
-        top = find_top(store, paths, listed, known)
+        top = find_top(store, listed, known)
         if not top.is_taken_over and fenced < 0:
-            fenced = fence_drivers(store, paths, owner_id, clock_ms, pause)
+            fenced = fence_drivers(store, owner_id, clock_ms, pause)
             if fenced:  # one of them may have committed before
-                listed = present_ids(store, paths)
+                listed = present_ids(store)
                 continue
         claim = ClaimRecord(
             number=top.next_number,
@@ -218,12 +213,12 @@ def claim_place(
             next_number=top.next_number + 1,
             fenced=max(0, fenced),
         )
-        if put_claim(store, paths, claim, pause):
+        if put_claim(store, claim, pause):
             known[claim.number] = claim
-            place = _place(store, paths, claim, known)
+            place = _place(store, claim, known)
             if place is not None:
                 return place
-        listed = present_ids(store, paths)
+        listed = present_ids(store)
     raise CheckpointError(
         f"could not claim {store.url} in {_ATTEMPTS} attempts: other owners keep taking it over; "
         "is the job started more than once?",
@@ -231,9 +226,7 @@ def claim_place(
     )
 
 
-def _place(
-    store: ObjectStore, paths: LocationPaths, claim: ClaimRecord, known: KnownEntries
-) -> Place | None:
+def _place(store: ObjectStore, claim: ClaimRecord, known: KnownEntries) -> Place | None:
     """
     Return the place of a claim; None if its number was not the first free one.
 
@@ -243,33 +236,30 @@ def _place(
     """
     (ids, pins), _ = ask_both(
         store,
-        lambda: ask_both(store, lambda: present_ids(store, paths), lambda: read_pins(store, paths)),
-        lambda: _read_newest(store, paths, claim, known),
+        lambda: ask_both(store, lambda: present_ids(store), lambda: read_pins(store)),
+        lambda: _read_newest(store, claim, known),
     )
     asked: set[int] = set()
     while above := [one for one in ids if one > claim.number]:
         # Ascending, because that is the order of commits.
-        if any(exists(store, paths.metadata(one)) for one in above):
+        if any(exists(store, PATHS.metadata(one)) for one in above):
             return None
         if asked.issuperset(above):  # folders on local disk that stayed without an entry
             break
         asked = set(above)
-        ids = present_ids(store, paths)
+        ids = present_ids(store)
     return Place(claim, tuple(one for one in ids if one <= claim.number), pins)
 
 
-def _read_newest(
-    store: ObjectStore, paths: LocationPaths, claim: ClaimRecord, known: KnownEntries
-) -> None:
+def _read_newest(store: ObjectStore, claim: ClaimRecord, known: KnownEntries) -> None:
     """Read the checkpoint that a restore will need; what is wrong with it, the restore reports."""
     if claim.newest is not None:
         with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
-            read_whole_entry(store, paths, claim.newest, known)
+            read_whole_entry(store, claim.newest, known)
 
 
 def put_claim(
     store: ObjectStore,
-    paths: LocationPaths,
     claim: ClaimRecord,
     pause: Callable[[float], None] = pause_thread,
 ) -> bool:
@@ -278,7 +268,6 @@ def put_claim(
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         claim: The claim.
         pause: Waits so many seconds if the store answers "exists" and returns no entry.
 
@@ -293,11 +282,11 @@ def put_claim(
 
     def found() -> Entry | None:
         try:
-            return read_entry(store, paths, claim.number)
+            return read_entry(store, claim.number)
         except (CorruptionError, IncompatibleFormatError):
             return None  # the entry of another
 
-    path, taken = paths.metadata(claim.number), object()
+    path, taken = PATHS.metadata(claim.number), object()
     answer = put_or_find(store, path, encode_claim(claim), lambda: found() or taken, pause)
     # A lost answer looks like a conflict or a fault; the content of the claim names its owner.
     return answer is None or (isinstance(answer, ClaimRecord) and answer.attempt == claim.attempt)

@@ -33,7 +33,7 @@ from statelog.errors import (
 )
 from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint
-from statelog.store import LocationPaths, ObjectStore, ask_at_once, ask_both
+from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
 _LISTINGS: Final = 3
 LEFTOVERS_MAX: Final = 64
@@ -75,7 +75,6 @@ class RestorePoint:
 
 def find_restore_point(
     store: ObjectStore,
-    paths: LocationPaths,
     checkpoint_id: int | None = None,
     *,
     known: KnownEntries | None = None,
@@ -87,7 +86,6 @@ def find_restore_point(
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         checkpoint_id: None for the newest one, or the id of one.
         known: Entries read before, see `read_whole_entry`.
         listed: The numbers of the entries, ascending; None to list them.
@@ -99,18 +97,18 @@ def find_restore_point(
 
     Blocks: On the store.
     """
-    find_ids = partial(present_ids, store, paths) if listed is None else partial(list[int], listed)
-    find_pins = partial(read_pins, store, paths) if pins is None else partial(tuple[Pin, ...], pins)
+    find_ids = partial(present_ids, store) if listed is None else partial(list[int], listed)
+    find_pins = partial(read_pins, store) if pins is None else partial(tuple[Pin, ...], pins)
     ids, pinning = ask_both(store, find_ids, find_pins)
     known = {} if known is None else known
     newer: list[int] = []
     if checkpoint_id is None:
-        newest = find_newest(store, paths, ids=ids, known=known).stored
+        newest = find_newest(store, ids=ids, known=known).stored
         if newest is None:
             return RestorePoint(None, pins=pinning)
         stored, kept = newest, newest.checkpoint.retained
     else:
-        stored, kept = _asked_for(store, paths, checkpoint_id, ids, known)
+        stored, kept = _asked_for(store, checkpoint_id, ids, known)
         newer = [
             one
             for one in ids
@@ -119,24 +117,21 @@ def find_restore_point(
     found = stored.checkpoint
     latest = max(one for one in ids if not isinstance(known.get(one), ClaimRecord))
     pinned_ids = pinned(pinning, ids, latest)
-    own = RetainedCheckpoint(found.checkpoint_id, objects_of(paths, found))
+    own = RetainedCheckpoint(found.checkpoint_id, objects_of(found))
     wanted = sorted({*kept, *(one for one in pinned_ids if one < found.checkpoint_id)})
-    reads = [
-        partial(kept_checkpoint, store, paths, one) for one in wanted if one != found.checkpoint_id
-    ]
+    reads = [partial(kept_checkpoint, store, one) for one in wanted if one != found.checkpoint_id]
     older = ask_at_once(store, reads)
     retained = (*(one for one in older if one is not None), own)
-    gives_up = [partial(_given_up, store, paths, one, known, one in pinned_ids) for one in newer]
+    gives_up = [partial(_given_up, store, one, known, one in pinned_ids) for one in newer]
     given_up = tuple(one for one in ask_at_once(store, gives_up) if one is not None)
     settled = {one.checkpoint_id for one in given_up}
     settled |= {number for number, one in known.items() if isinstance(one, ClaimRecord)}
     unsettled = [one for one in ids if one not in settled]
-    return RestorePoint(stored, retained, _leftovers(paths, unsettled, retained), given_up, pinning)
+    return RestorePoint(stored, retained, _leftovers(unsettled, retained), given_up, pinning)
 
 
 def _given_up(
     store: ObjectStore,
-    paths: LocationPaths,
     checkpoint_id: int,
     known: KnownEntries,
     is_pinned: bool,
@@ -148,18 +143,18 @@ def _given_up(
     """
     stored = known.get(checkpoint_id)
     if isinstance(stored, StoredCheckpoint):
-        return RetainedCheckpoint(checkpoint_id, objects_of(paths, stored.checkpoint))
-    found = kept_checkpoint(store, paths, checkpoint_id)
+        return RetainedCheckpoint(checkpoint_id, objects_of(stored.checkpoint))
+    found = kept_checkpoint(store, checkpoint_id)
     if found is None or found.objects is not None or is_pinned:
         return found
-    if may_be_claim(store, paths, checkpoint_id):
+    if may_be_claim(store, checkpoint_id):
         return None
-    return RetainedCheckpoint(checkpoint_id, (paths.metadata(checkpoint_id),))
+    return RetainedCheckpoint(checkpoint_id, (PATHS.metadata(checkpoint_id),))
 
 
-def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
+def objects_of(checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
     """Return all objects of a checkpoint, its own metadata last."""
-    own = paths.metadata(checkpoint.checkpoint_id)
+    own = PATHS.metadata(checkpoint.checkpoint_id)
     return (*(path for path in checkpoint.referenced_paths() if path != own), own)
 
 
@@ -180,9 +175,7 @@ def check_key_groups(url: str, found: CompletedCheckpoint, max_parallelism: int)
         )
 
 
-def find_checkpoint(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int | None = None
-) -> CompletedCheckpoint:
+def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> CompletedCheckpoint:
     """
     Return the newest checkpoint, or the one asked for, to read its state.
 
@@ -193,11 +186,11 @@ def find_checkpoint(
     Blocks: On the store.
     """
     if checkpoint_id is not None:
-        ids = present_ids(store, paths)
-        return _asked_for(store, paths, checkpoint_id, ids, {})[0].checkpoint
+        ids = present_ids(store)
+        return _asked_for(store, checkpoint_id, ids, {})[0].checkpoint
     for _ in range(_LISTINGS):
-        ids = present_ids(store, paths)
-        newest = find_newest(store, paths, ids=ids).newest
+        ids = present_ids(store)
+        newest = find_newest(store, ids=ids).newest
         if newest is not None:
             return newest
         if not ids:
@@ -206,7 +199,7 @@ def find_checkpoint(
     raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
 
 
-def keep_tag(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
+def keep_tag(store: ObjectStore, tag: Tag) -> None:
     """
     Check that a tag of an earlier call keeps its checkpoint; else delete the tag.
 
@@ -214,7 +207,6 @@ def keep_tag(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         tag: The tag, with its path.
 
     Raises:
@@ -225,7 +217,7 @@ def keep_tag(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
     Blocks: On the store.
     """
     try:
-        find_checkpoint(store, paths, tag.checkpoint_id)
+        find_checkpoint(store, tag.checkpoint_id)
     except CheckpointError as error:
         if error.reason in ("subsumed", "not_found", "objects_missing"):
             delete_tag(store, tag)
@@ -234,17 +226,16 @@ def keep_tag(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
 
 def _asked_for(
     store: ObjectStore,
-    paths: LocationPaths,
     checkpoint_id: int,
     ids: list[int],
     known: KnownEntries,
 ) -> tuple[StoredCheckpoint, tuple[int, ...]]:
     """Return the given checkpoint if it can be restored, and what it retains."""
-    path = paths.metadata(checkpoint_id)
+    path = PATHS.metadata(checkpoint_id)
     try:
-        stored = read_whole(store, paths, checkpoint_id, known)
+        stored = read_whole(store, checkpoint_id, known)
     except ObjectNotFoundError as error:
-        reads = [partial(kept_checkpoint, store, paths, one) for one in ids[-_NAMED:]]
+        reads = [partial(kept_checkpoint, store, one) for one in ids[-_NAMED:]]
         found_ids = [one.checkpoint_id for one in ask_at_once(store, reads) if one is not None]
         present = ", ".join(map(str, found_ids)) or "none"
         raise CheckpointError(
@@ -262,7 +253,7 @@ def _asked_for(
             path=path,
         ) from error
     try:
-        newest = find_newest(store, paths, ids=ids, known=known).newest
+        newest = find_newest(store, ids=ids, known=known).newest
     except (CheckpointError, IncompatibleFormatError):
         newest = None  # unreadable, which is the reason to restore an older one
     if newest is None:
@@ -270,7 +261,7 @@ def _asked_for(
     elif checkpoint_id in newest.retained:
         retained = newest.retained
     else:
-        retained = retained_ids(store, paths, newest, ids)
+        retained = retained_ids(store, newest, ids)
     if newest is not None and checkpoint_id not in retained:
         raise CheckpointError(
             f"checkpoint {checkpoint_id} is no longer retained (retained: "
@@ -282,7 +273,7 @@ def _asked_for(
             path=path,
         )
     found = stored.checkpoint
-    if missing := missing_objects(store, paths, found):
+    if missing := missing_objects(store, found):
         raise CheckpointError(
             f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects do not "
             f"exist, first {missing[0]}; restore another one",
@@ -293,39 +284,35 @@ def _asked_for(
         )
     if newest is not None:  # the others are subsumed, and may be deleted at any time
         return stored, tuple(one for one in found.retained if one in retained)
-    return stored, _whole(store, paths, found)
+    return stored, _whole(store, found)
 
 
-def _whole(store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint) -> tuple[int, ...]:
+def _whole(store: ObjectStore, found: CompletedCheckpoint) -> tuple[int, ...]:
     """Return the checkpoints that *found* retains and whose objects all exist."""
     whole = []
     for checkpoint_id in found.retained[:-1]:
         try:
-            older = read_checkpoint(store, paths, checkpoint_id).checkpoint
+            older = read_checkpoint(store, checkpoint_id).checkpoint
         except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
             continue
-        if not missing_objects(store, paths, older):
+        if not missing_objects(store, older):
             whole.append(checkpoint_id)
     return (*whole, found.checkpoint_id)
 
 
-def kept_checkpoint(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
-) -> RetainedCheckpoint | None:
+def kept_checkpoint(store: ObjectStore, checkpoint_id: int) -> RetainedCheckpoint | None:
     """Return the ledger's view of a checkpoint; None if it does not exist."""
     try:
-        checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
+        checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
     except ObjectNotFoundError:
         return None
     except (CorruptionError, IncompatibleFormatError):
         return RetainedCheckpoint(checkpoint_id, None)
-    return RetainedCheckpoint(checkpoint_id, objects_of(paths, checkpoint))
+    return RetainedCheckpoint(checkpoint_id, objects_of(checkpoint))
 
 
-def _leftovers(
-    paths: LocationPaths, ids: Sequence[int], retained: Sequence[RetainedCheckpoint]
-) -> tuple[int, ...]:
+def _leftovers(ids: Sequence[int], retained: Sequence[RetainedCheckpoint]) -> tuple[int, ...]:
     """Return the newest of *ids* that no retained checkpoint needs: older ones, or late ones of 0.2."""
     needed = {path for each in retained for path in each.objects or ()}
-    unneeded = [each for each in ids if paths.metadata(each) not in needed]
+    unneeded = [each for each in ids if PATHS.metadata(each) not in needed]
     return tuple(unneeded[-LEFTOVERS_MAX:])

@@ -29,7 +29,7 @@ from statelog.format.bounds import decode_json, decode_msgpack
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
 from statelog.model.object_path import checked_path
-from statelog.store import LocationPaths, ObjectStore, read_verified
+from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.parents import TAG_SECTION
 from statelog.store.paths import parse_tag
 
@@ -100,7 +100,7 @@ class _Stored(msgspec.Struct):
 _files_decoder: Final = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
-def list_tags(store: ObjectStore, paths: LocationPaths) -> list[Tag]:
+def list_tags(store: ObjectStore) -> list[Tag]:
     """
     Return all tags, by kind and name.
 
@@ -113,7 +113,7 @@ def list_tags(store: ObjectStore, paths: LocationPaths) -> list[Tag]:
     """
     kinds = {kind.value: kind for kind in TagKind}
     found = []
-    for info in store.list(paths.tags):
+    for info in store.list(PATHS.tags):
         parsed = parse_tag(info.path)
         if parsed is not None and parsed[0] in kinds:
             kind, name, checkpoint_id, newest = parsed
@@ -129,7 +129,7 @@ def list_tags(store: ObjectStore, paths: LocationPaths) -> list[Tag]:
     return sorted(found, key=lambda one: (one.kind.value, one.name, one.checkpoint_id))
 
 
-def read_pins(store: ObjectStore, paths: LocationPaths) -> tuple[Pin, ...]:
+def read_pins(store: ObjectStore) -> tuple[Pin, ...]:
     """
     Return what the tags of a location pin.
 
@@ -138,18 +138,17 @@ def read_pins(store: ObjectStore, paths: LocationPaths) -> tuple[Pin, ...]:
 
     Blocks: On the store, one listing.
     """
-    return tuple(tag.pin for tag in list_tags(store, paths))
+    return tuple(tag.pin for tag in list_tags(store))
 
 
 def retained_ids(
-    store: ObjectStore, paths: LocationPaths, newest: CompletedCheckpoint, ids: Sequence[int]
+    store: ObjectStore, newest: CompletedCheckpoint, ids: Sequence[int]
 ) -> tuple[int, ...]:
     """
     Return the checkpoints that can be restored: retained by *newest*, or pinned; ascending.
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         newest: The newest checkpoint.
         ids: The numbers of the entries.
 
@@ -158,21 +157,18 @@ def retained_ids(
 
     Blocks: On the store, one listing, and a read of each entry that only a pin of a reader holds.
     """
-    return _retained(store, paths, read_pins(store, paths), newest, ids)
+    return _retained(store, read_pins(store), newest, ids)
 
 
 def _retained(
     store: ObjectStore,
-    paths: LocationPaths,
     pins: Sequence[Pin],
     newest: CompletedCheckpoint,
     ids: Sequence[int],
 ) -> tuple[int, ...]:
     kept = retained_among(pins, newest, ids)
     # A reader pins all numbers from its position on, those of claims too.
-    return tuple(
-        one for one in kept if one in newest.retained or not may_be_claim(store, paths, one)
-    )
+    return tuple(one for one in kept if one in newest.retained or not may_be_claim(store, one))
 
 
 def retained_among(
@@ -183,7 +179,7 @@ def retained_among(
     return tuple(sorted({*newest.retained, *held}))
 
 
-def retained_checkpoints(store: ObjectStore, paths: LocationPaths) -> tuple[int, ...]:
+def retained_checkpoints(store: ObjectStore) -> tuple[int, ...]:
     """
     Return the checkpoints of a location that can be restored, ascending.
 
@@ -194,14 +190,13 @@ def retained_checkpoints(store: ObjectStore, paths: LocationPaths) -> tuple[int,
 
     Blocks: On the store.
     """
-    ids = present_ids(store, paths)
-    newest = find_newest(store, paths, ids=ids).newest
-    return () if newest is None else retained_ids(store, paths, newest, ids)
+    ids = present_ids(store)
+    newest = find_newest(store, ids=ids).newest
+    return () if newest is None else retained_ids(store, newest, ids)
 
 
 def put_tag(
     store: ObjectStore,
-    paths: LocationPaths,
     tag: Tag,
     *,
     clock_ms: Callable[[], int],
@@ -213,7 +208,6 @@ def put_tag(
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         tag: Kind, name and checkpoint; `path` is ignored.
         clock_ms: Milliseconds since 1970 (UTC).
         facts: See `TagContent`.
@@ -233,9 +227,9 @@ def put_tag(
     check_name(tag.name)
     whole_number(tag.checkpoint_id, "checkpoint", low=0)
     if tag.kind is not TagKind.READER:
-        _check_free(store, paths, tag)
+        _check_free(store, tag)
     attempt = os.urandom(8).hex()
-    path = paths.tag(tag.kind.value, tag.name, tag.checkpoint_id, tag.newest, attempt)
+    path = PATHS.tag(tag.kind.value, tag.name, tag.checkpoint_id, tag.newest, attempt)
     content = TagContent(created_at_ms=clock_ms(), facts=dict(facts or {}), files=dict(files or {}))
     store.put_if_absent(path, _encoded(content))
     made = Tag(
@@ -247,8 +241,8 @@ def put_tag(
     )
     try:
         if tag.kind is not TagKind.READER:
-            _check_free(store, paths, made)
-        _check_retained(store, paths, made)
+            _check_free(store, made)
+        _check_retained(store, made)
     except (CheckpointError, UsageError):
         delete_tag(store, made)
         raise
@@ -267,7 +261,7 @@ def delete_tag(store: ObjectStore, tag: Tag) -> None:
     store.delete([tag.path])
 
 
-def find_tag(store: ObjectStore, paths: LocationPaths, name: str, kind: TagKind) -> Tag:
+def find_tag(store: ObjectStore, name: str, kind: TagKind) -> Tag:
     """
     Return the tag of a name.
 
@@ -277,7 +271,7 @@ def find_tag(store: ObjectStore, paths: LocationPaths, name: str, kind: TagKind)
 
     Blocks: On the store, one listing.
     """
-    tags = [one for one in list_tags(store, paths) if one.kind is kind]
+    tags = [one for one in list_tags(store) if one.kind is kind]
     for one in tags:
         if one.name == name:
             return one
@@ -351,9 +345,9 @@ def _encoded(content: TagContent) -> bytes:
     return b"".join(SegmentWriter().finish(sections))
 
 
-def _check_free(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
+def _check_free(store: ObjectStore, tag: Tag) -> None:
     """Check that no other object has the kind and the name of *tag*."""
-    for other in list_tags(store, paths):
+    for other in list_tags(store):
         if (other.kind, other.name) == (tag.kind, tag.name) and other.path != tag.path:
             raise UsageError(
                 f"{store.url} has a {tag.kind.value} {tag.name!r} already, of checkpoint "
@@ -361,14 +355,14 @@ def _check_free(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
             )
 
 
-def _check_retained(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
-    ids = present_ids(store, paths)
-    newest = find_newest(store, paths, ids=ids).newest
+def _check_retained(store: ObjectStore, tag: Tag) -> None:
+    ids = present_ids(store)
+    newest = find_newest(store, ids=ids).newest
     retained: tuple[int, ...] = ()
     if newest is not None:
-        others = [one.pin for one in list_tags(store, paths) if one.path != tag.path]
+        others = [one.pin for one in list_tags(store) if one.path != tag.path]
         retained = newest.retained
-        if tag.checkpoint_id in _retained(store, paths, others, newest, ids):
+        if tag.checkpoint_id in _retained(store, others, newest, ids):
             return
     shown = ", ".join(map(str, retained)) or "none"
     exists = tag.checkpoint_id in ids
@@ -391,7 +385,6 @@ class ReaderPosition:
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         name: Name of the reader.
         newest: Its position holds checkpoints only among so many newest ids; >= 1.
         clock_ms: Milliseconds since 1970 (UTC).
@@ -401,7 +394,6 @@ class ReaderPosition:
     """
 
     store: ObjectStore
-    paths: LocationPaths
     name: str
     newest: int
     clock_ms: Callable[[], int]
@@ -440,7 +432,7 @@ class ReaderPosition:
                 checkpoint_id=checkpoint_id,
                 newest=self.newest,
             )
-            put_tag(self.store, self.paths, tag, clock_ms=self.clock_ms)
+            put_tag(self.store, tag, clock_ms=self.clock_ms)
         for one in before:
             if (one.checkpoint_id, one.newest) != (checkpoint_id, self.newest):
                 delete_tag(self.store, one)
@@ -455,5 +447,5 @@ class ReaderPosition:
             delete_tag(self.store, one)
 
     def _tags(self) -> list[Tag]:
-        tags = list_tags(self.store, self.paths)
+        tags = list_tags(self.store)
         return [one for one in tags if one.kind is TagKind.READER and one.name == self.name]

@@ -39,7 +39,7 @@ from statelog.model import (
 )
 from statelog.model.checkpoint import covered_checkpoints
 from statelog.model.handles import stream_handle_from_json
-from statelog.store import LocationPaths, ObjectStore, read_verified
+from statelog.store import PATHS, ObjectStore, read_verified
 
 OK: Final = "ok"
 DAMAGED: Final = "damaged"
@@ -84,7 +84,7 @@ class VerifiedObject:
         return bool(self.problem) and (self.kind != RECORDING or self.finding == MISSING)
 
 
-def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[VerifiedObject]:
+def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
     """
     Read and verify every object that retained checkpoints reach; yield each result.
 
@@ -97,20 +97,20 @@ def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[Verifi
 
     Blocks: On the store; reads every object whole, once.
     """
-    needs = _Needs(paths)
+    needs = _Needs()
     unreadable: set[str] = set()
     found: dict[int, CompletedCheckpoint] = {}
-    for finding, checkpoint in _checkpoints(store, paths):
+    for finding, checkpoint in _checkpoints(store):
         if checkpoint is None:
             unreadable.add(finding.path)
             yield finding
         else:
             found[checkpoint.checkpoint_id] = checkpoint
     for checkpoint in found.values():
-        needs.add(checkpoint, paths.metadata(checkpoint.checkpoint_id))
+        needs.add(checkpoint, PATHS.metadata(checkpoint.checkpoint_id))
     needs.add_failed_recordings(store)
     gaps = {
-        paths.metadata(one.checkpoint_id): gap
+        PATHS.metadata(one.checkpoint_id): gap
         for one in found.values()
         if one.parent_id in found and (gap := _log_gap(found[one.parent_id], one))
     }
@@ -119,9 +119,7 @@ def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[Verifi
         yield replace(one, problem=gap, finding=DAMAGED) if gap and not one.problem else one
 
 
-def verify_checkpoint(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
-) -> Iterator[VerifiedObject]:
+def verify_checkpoint(store: ObjectStore, checkpoint_id: int) -> Iterator[VerifiedObject]:
     """
     Read and verify every object that one checkpoint needs; yield each result.
 
@@ -130,13 +128,13 @@ def verify_checkpoint(
 
     Blocks: On the store; reads every object whole, once.
     """
-    path = paths.metadata(checkpoint_id)
+    path = PATHS.metadata(checkpoint_id)
     try:
-        checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
+        checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
     except (CorruptionError, IncompatibleFormatError, ObjectNotFoundError) as error:
         yield _failed(path, "checkpoint", error, (checkpoint_id,))
         return
-    needs = _Needs(paths)
+    needs = _Needs()
     needs.add(checkpoint, path)
     yield from needs.verified(store, set())
 
@@ -178,8 +176,7 @@ class _Need:
 class _Needs:
     """The objects that the verified checkpoints need."""
 
-    def __init__(self, paths: LocationPaths) -> None:
-        self._paths = paths
+    def __init__(self) -> None:
         self._objects: dict[str, _Need] = {}
 
     def add(self, checkpoint: CompletedCheckpoint, metadata: str) -> None:
@@ -198,12 +195,12 @@ class _Needs:
                 key = (groups.start, groups.end, file.crc32c)
                 self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = snapshot
         for file in _listed(checkpoint):
-            is_recording = file.path.startswith(self._paths.recording(""))
+            is_recording = file.path.startswith(PATHS.recording(""))
             need = self._of(file.path, RECORDING if is_recording else "other", checkpoint_id)
             need.handle = file if need.handle is None or file.crc32c is not None else need.handle
 
     def add_failed_recordings(self, store: ObjectStore) -> None:
-        for info in store.list(self._paths.failed_recordings):
+        for info in store.list(PATHS.failed_recordings):
             self._objects.setdefault(info.path, _Need(RECORDING))
 
     def _of(self, path: str, kind: str, checkpoint_id: int) -> _Need:
@@ -269,22 +266,20 @@ def _failed(
     )
 
 
-def _checkpoints(
-    store: ObjectStore, paths: LocationPaths
-) -> Iterator[tuple[VerifiedObject, CompletedCheckpoint | None]]:
+def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, CompletedCheckpoint | None]]:
     """Yield the retained checkpoints, newest first; None for one that cannot be read."""
     wanted: set[int] | None = None
-    ids = present_ids(store, paths)
-    lost = _lost_newest(store, paths, ids)
+    ids = present_ids(store)
+    lost = _lost_newest(store, ids)
     unreadable = len(lost)
     for checkpoint_id in lost:
-        yield _gone(paths, checkpoint_id), None
+        yield _gone(checkpoint_id), None
     for checkpoint_id in reversed(ids):
         if wanted is not None and checkpoint_id not in wanted:
             continue
-        path = paths.metadata(checkpoint_id)
+        path = PATHS.metadata(checkpoint_id)
         try:
-            checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
+            checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
         except ObjectNotFoundError:
             continue
         except (CorruptionError, IncompatibleFormatError) as error:
@@ -297,31 +292,31 @@ def _checkpoints(
         if wanted is None:
             # Each newer one that cannot be read may have subsumed one more.
             kept = checkpoint.retained[min(unreadable, len(checkpoint.retained) - 1) :]
-            wanted = set(retained_ids(store, paths, replace(checkpoint, retained=kept), ids))
+            wanted = set(retained_ids(store, replace(checkpoint, retained=kept), ids))
         wanted.discard(checkpoint_id)
         yield VerifiedObject(path, "checkpoint"), checkpoint
     for checkpoint_id in sorted(wanted or ()):
         if checkpoint_id not in lost:
-            yield _gone(paths, checkpoint_id), None
+            yield _gone(checkpoint_id), None
 
 
-def _lost_newest(store: ObjectStore, paths: LocationPaths, ids: list[int]) -> list[int]:
+def _lost_newest(store: ObjectStore, ids: list[int]) -> list[int]:
     """Return the newest checkpoint that a claim above it names, if it does not exist."""
     try:
-        top = read_entry(store, paths, ids[-1]) if ids else None
+        top = read_entry(store, ids[-1]) if ids else None
     except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
         return []  # reported when it is read as a checkpoint
     if not isinstance(top, ClaimRecord) or top.newest is None:
         return []
-    if exists(store, paths.metadata(top.newest)):
+    if exists(store, PATHS.metadata(top.newest)):
         return []
     # After another commit a query may have deleted it meanwhile.
-    return [top.newest] if present_ids(store, paths)[-1:] == ids[-1:] else []
+    return [top.newest] if present_ids(store)[-1:] == ids[-1:] else []
 
 
-def _gone(paths: LocationPaths, checkpoint_id: int) -> VerifiedObject:
+def _gone(checkpoint_id: int) -> VerifiedObject:
     gone = ObjectNotFoundError(f"retained checkpoint {checkpoint_id} does not exist")
-    return _failed(paths.metadata(checkpoint_id), "checkpoint", gone, (checkpoint_id,))
+    return _failed(PATHS.metadata(checkpoint_id), "checkpoint", gone, (checkpoint_id,))
 
 
 def _verify_changelog(store: ObjectStore, path: str, need: _Need) -> int:

@@ -24,7 +24,6 @@ from statelog.cli.output import (
     utc,
 )
 from statelog.redaction import redacted
-from statelog.store import LocationPaths
 
 _HIDDEN_BELOW = {
     "parent": 96,
@@ -57,7 +56,7 @@ def checkpoints(
     """
     store = open_location(location)
     with progress("reading"):
-        found = list_checkpoints(store, LocationPaths())
+        found = list_checkpoints(store)
     if as_json:
         for one in found:
             print_json(_json(one))

@@ -11,7 +11,6 @@ from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.cli.options import CHECKPOINT_FORMS
 from statelog.cli.output import console, open_location, plural, print_json, progress, size_text
 from statelog.operations.copy_location import CopyProgress, copy_location
-from statelog.store import LocationPaths
 from statelog.store import open_location as open_new
 from statelog.store.encryption import OPTION
 
@@ -58,9 +57,7 @@ def copy(
         report = copy_location(
             source,
             open_new(new, options={OPTION: new_encryption} if new_encryption else None),
-            checkpoint_id=None
-            if checkpoint is None
-            else checkpoint_id_of(source, LocationPaths(), checkpoint),
+            checkpoint_id=None if checkpoint is None else checkpoint_id_of(source, checkpoint),
             parallelism=parallelism,
             on_progress=show,
         )

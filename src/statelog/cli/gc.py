@@ -25,7 +25,6 @@ from statelog.cli.output import (
     size_text,
 )
 from statelog.redaction import redacted
-from statelog.store import LocationPaths
 
 
 def gc(
@@ -53,7 +52,6 @@ def gc(
     ):
         report = collect_garbage(
             store,
-            LocationPaths(),
             min_age=age,
             dry_run=dry_run,
             now=dt.datetime.fromtimestamp(time.time(), dt.UTC),

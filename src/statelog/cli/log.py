@@ -25,7 +25,6 @@ from statelog.cli.output import (
 )
 from statelog.model import JsonObject
 from statelog.redaction import redacted
-from statelog.store import LocationPaths
 
 _STYLES = {"done": "green", "failed": "bold red", UNFINISHED: "yellow"}
 
@@ -49,7 +48,7 @@ def log(
     """
     store = open_existing(location)
     with progress("reading"):
-        found = read_audit_log(store, LocationPaths(), limit or None)
+        found = read_audit_log(store, limit or None)
     if not found.lines and not found.unknown:
         open_location(location)
     if as_json:

@@ -27,7 +27,7 @@ from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import present_ids
 from statelog.errors import UsageError
 from statelog.plain_text import one_line, plain_json
-from statelog.store import LocationPaths, ObjectStore, open_existing_store
+from statelog.store import ObjectStore, open_existing_store
 from statelog.store.local_disk import check_named_file, write_object
 from statelog.store.location import local_path, normalize_url
 from statelog.store.paths import STATE_FOLDER, split_object
@@ -133,8 +133,7 @@ def open_location(location: str) -> ObjectStore:
         UsageError: There is no such directory, or it contains nothing of statelog.
     """
     store = open_existing(location)
-    paths = LocationPaths()
-    if not present_ids(store, paths) and not newest_epoch(store, paths):
+    if not present_ids(store) and not newest_epoch(store):
         hint = ""
         if STATE_FOLDER in store.list_folders():
             hint = f"; the state of this checkpointLocation is in {location.rstrip('/')}/{STATE_FOLDER}"

@@ -32,7 +32,7 @@ from statelog.operations.repair import (
     plan_give_up,
     plan_repair,
 )
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 
 def repair(
@@ -67,7 +67,6 @@ def repair(
     with progress("reading"):
         plan = plan_repair(
             store,
-            LocationPaths(),
             min_age=parse_duration(min_age),
             now=dt.datetime.fromtimestamp(time.time(), dt.UTC),
         )
@@ -135,11 +134,9 @@ def _print(plan: RepairPlan, failed: tuple[str, ...], *, dry_run: bool) -> None:
 def _give_up(store: ObjectStore, checkpoint_id: int, *, dry_run: bool, as_json: bool) -> None:
     with progress("verifying"):
         if dry_run:
-            done = plan_give_up(store, LocationPaths(), checkpoint_id)
+            done = plan_give_up(store, checkpoint_id)
         else:
-            done = give_up_after(
-                store, LocationPaths(), checkpoint_id, lambda: int(time.time() * 1000)
-            )
+            done = give_up_after(store, checkpoint_id, lambda: int(time.time() * 1000))
     if as_json:
         _print_given_up_json(done, dry_run=dry_run)
         return

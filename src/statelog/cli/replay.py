@@ -33,7 +33,7 @@ from statelog.state.recordings import (
     steps_of,
 )
 from statelog.state.recordings.step import RecordedStep
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 if TYPE_CHECKING:
     from statelog.spark.testing.find_processor import FoundProcessor
@@ -135,7 +135,7 @@ def _recorded_keys(
     store: ObjectStore, unreadable: list[UnreadableRecording]
 ) -> list[tuple[StoredRecording, RecordedStep]]:
     keys: list[tuple[StoredRecording, RecordedStep]] = []
-    for stored, task in read_recordings(store, LocationPaths(), unreadable):
+    for stored, task in read_recordings(store, unreadable):
         try:
             keys += [(stored, step) for step in steps_of(task)]
         except CorruptionError as error:
@@ -156,7 +156,7 @@ def _recorded_steps(
     refused: UsageError | None = None
     values: list[tuple[object, ...]] = []
     schemas = []
-    for _, task in read_recordings(store, LocationPaths(), []):  # the steps report what is left out
+    for _, task in read_recordings(store, []):  # the steps report what is left out
         if operator is None or task.operator_id == operator:
             with suppress(CorruptionError):
                 schemas.append(task.state_schema().key_schema)

@@ -16,7 +16,7 @@ from statelog.operations.savepoints import fork as make_fork
 from statelog.operations.savepoints import tag as make_tag
 from statelog.operations.savepoints import untag as remove_tag
 from statelog.redaction import redacted
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 LocationArgument = Annotated[str, typer.Argument(help="State location: a path or URL.")]
 QueryOption = Annotated[
@@ -194,7 +194,7 @@ def _json(one: Tag) -> dict[str, object]:
 
 
 def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
-    found = list_tags(store, LocationPaths())
+    found = list_tags(store)
     rows = []
     for one in found:
         problem, created, facts = "", None, {}

@@ -21,7 +21,6 @@ from statelog.cli.output import (
     progress,
     size_text,
 )
-from statelog.store import LocationPaths
 
 
 def verify(
@@ -48,7 +47,7 @@ def verify(
     objects = size_bytes = change_sets = findings = 0
     sound = SoundCheckpoints()
     with progress("reading") as update:
-        for one in verify_location(store, LocationPaths()):
+        for one in verify_location(store):
             objects += 1
             size_bytes += one.size_bytes
             change_sets += one.change_sets
@@ -89,8 +88,8 @@ def verify(
 
 def _is_older(at_least: int, *, as_json: bool, location: str) -> bool:
     """Report whether the newest checkpoint is older than one that is known to exist."""
-    store, paths = open_location(location), LocationPaths()
-    newest = find_top(store, paths, present_ids(store, paths)).newest
+    store = open_location(location)
+    newest = find_top(store, present_ids(store)).newest
     if newest is not None and newest >= at_least:
         return False
     problem = (

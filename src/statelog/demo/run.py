@@ -30,7 +30,7 @@ from statelog.demo.job import JobConfig
 from statelog.demo.process import JobProcess, JsonObject, ProcessInfo
 from statelog.errors import StatelogError, UsageError
 from statelog.redaction import redacted
-from statelog.store import LocationPaths, open_location
+from statelog.store import open_location
 
 _POLL_SECONDS = 0.01
 _INTO_THE_BATCH = 0.45
@@ -305,7 +305,7 @@ class Demo:
     def _kill(self, job: JobProcess) -> None:
         processes = job.kill()
         spark, output = self._plan.work / "spark", self._plan.work / "output"
-        newest = find_newest(open_location(self._location), LocationPaths()).newest
+        newest = find_newest(open_location(self._location)).newest
         batch_id = _newest_number(spark / "offsets")
         ended = _newest_number(spark / "commits")
         self._result.kill = Kill(
@@ -354,7 +354,7 @@ def _refuse_used(location: str) -> None:
     store = open_location(location)
     if store.local_root is not None and not Path(store.local_root).exists():
         return  # the first write creates it
-    if present_ids(store, LocationPaths()) or newest_epoch(store, LocationPaths()):
+    if present_ids(store) or newest_epoch(store):
         raise UsageError(
             f"{location} holds state already; the demonstration needs an empty location"
         )

@@ -30,13 +30,12 @@ from statelog.errors import (
 )
 from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint, Json
-from statelog.store import LocationPaths, LocationStore, ObjectStore
+from statelog.store import PATHS, LocationStore, ObjectStore
 from statelog.store.location_store import is_fork_id, parse_parent_path
 from statelog.store.parents import ParentReference
 
 FORKED_FROM: Final = "forked_from"
 """Property of the first checkpoint of a fork: parent and checkpoint, as in the reference."""
-_PATHS: Final = LocationPaths()
 _OWNER: Final = "fork-"
 
 
@@ -122,10 +121,10 @@ def _referred(
     new: LocationStore, parent: LocationStore, checkpoint_id: int | None
 ) -> BegunFork | None:
     """Return the fork whose reference is in *new*, where no checkpoint was committed yet."""
-    tags = {tag.name: tag for tag in list_tags(parent, _PATHS) if tag.kind is TagKind.FORK}
+    tags = {tag.name: tag for tag in list_tags(parent) if tag.kind is TagKind.FORK}
     begun = None
-    for info in list(new.list(_PATHS.parents)):
-        fork_id = info.path.removeprefix(f"{_PATHS.parents}/")
+    for info in list(new.list(PATHS.parents)):
+        fork_id = info.path.removeprefix(f"{PATHS.parents}/")
         if not is_fork_id(fork_id):
             continue
         reference, tag = ParentReference.read(new, fork_id), tags.get(fork_id)
@@ -158,9 +157,9 @@ def query_id_of(fork_id: str) -> str:
 def _entries(new: LocationStore) -> dict[int, Entry | None]:
     """Return the entries of a location by their numbers; None for one that cannot be read."""
     found: dict[int, Entry | None] = {}
-    for number in present_ids(new, _PATHS):
+    for number in present_ids(new):
         try:
-            found[number] = read_entry(new, _PATHS, number)
+            found[number] = read_entry(new, number)
         except ObjectNotFoundError:
             continue
         except (CorruptionError, IncompatibleFormatError):
@@ -191,7 +190,7 @@ def in_use(new: ObjectStore) -> UsageError:
 def _finished(new: LocationStore, parent: LocationStore, checkpoint_id: int) -> BegunFork | None:
     """Return the fork of *parent* whose first checkpoint is the only one of *new*."""
     try:
-        checkpoint = read_checkpoint(new, _PATHS, checkpoint_id).checkpoint
+        checkpoint = read_checkpoint(new, checkpoint_id).checkpoint
         origin = msgspec.convert(checkpoint.properties.get(FORKED_FROM), ParentReference)
     except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError, msgspec.ValidationError):
         return None

@@ -22,7 +22,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import SCHEMA_METADATA, SnapshotWriter
 from statelog.state.heap.tables import Overlay
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 
 # Write a snapshot from what a reader returns, outside of a query.
 
@@ -58,7 +58,7 @@ def put_snapshot(
 
     Blocks: On the store.
     """
-    path = LocationPaths().task_owned(random_name())
+    path = PATHS.task_owned(random_name())
     store.put(path, data)
     handle = FileStateHandle(path, len(data), checksum([data]))
     return MaterializedHandle(key_groups, checkpoint_id, handle)

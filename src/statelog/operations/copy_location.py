@@ -36,7 +36,7 @@ from statelog.operations.copy_plan import (
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.store import (
-    LocationPaths,
+    PATHS,
     ObjectStore,
     open_existing_store,
     open_location,
@@ -157,7 +157,7 @@ def _copied(
     copied = _Counts()
     for _ in range(_PLANS):
         try:
-            plan = plan_copy(source, LocationPaths(), checkpoint_id)
+            plan = plan_copy(source, checkpoint_id)
             _check_is_newest(target, plan)
             _Copy(source, target, plan, copied, work).objects()
         except ObjectNotFoundError as error:  # the query has deleted it; newer ones replace it
@@ -205,9 +205,7 @@ def copy(
     return copy_location(
         source,
         open_location(new, options=new_store_options),
-        checkpoint_id=None
-        if checkpoint is None
-        else checkpoint_id_of(source, LocationPaths(), checkpoint),
+        checkpoint_id=None if checkpoint is None else checkpoint_id_of(source, checkpoint),
         parallelism=parallelism,
         on_progress=on_progress,
     )
@@ -346,16 +344,15 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
     """Check that the target is empty or a copy of the source, and mark it as one."""
     if source.url == target.url:
         raise UsageError(f"{source.url} cannot be copied onto itself")
-    paths = LocationPaths()
     mark = msgspec.json.encode({"version": 1, "source": source.url})
     try:
-        found = bytes(target.get(paths.copied_from))
+        found = bytes(target.get(PATHS.copied_from))
     except ObjectNotFoundError:
-        if present_ids(target, paths) or newest_epoch(target, paths):
+        if present_ids(target) or newest_epoch(target):
             raise UsageError(
                 f"{target.url} is a state location, and no copy of {source.url}; give an empty one"
             ) from None
-        target.put(paths.copied_from, mark)
+        target.put(PATHS.copied_from, mark)
         return
     if found != mark and not _is_part(found, mark):
         raise UsageError(
@@ -363,15 +360,14 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
             f"{source.url}; give an empty one"
         )
     if found != mark:
-        target.delete([paths.copied_from])
-        target.put(paths.copied_from, mark)
+        target.delete([PATHS.copied_from])
+        target.put(PATHS.copied_from, mark)
     _check_claims(target)
 
 
 def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
     """Check that no checkpoint of the copy is newer than those of the plan."""
-    paths = LocationPaths()
-    newest = find_top(target, paths, present_ids(target, paths)).newest
+    newest = find_top(target, present_ids(target)).newest
     if newest is not None and newest > plan.checkpoints[-1]:
         raise UsageError(
             f"{target.url} holds checkpoint {newest}, which is newer than checkpoint "
@@ -381,16 +377,15 @@ def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
 
 def _check_claims(target: ObjectStore) -> None:
     """Check that no owner has written to the copy; delete the rest of an interrupted claim of a copy."""
-    paths = LocationPaths()
-    for number in present_ids(target, paths):
-        if _check_claim(target, number) and may_be_claim(target, paths, number):
-            target.delete([paths.metadata(number)])
+    for number in present_ids(target):
+        if _check_claim(target, number) and may_be_claim(target, number):
+            target.delete([PATHS.metadata(number)])
 
 
 def _check_claim(target: ObjectStore, number: int) -> bool:
     """Check that an entry of the copy is no claim of an owner; return whether it is damaged."""
     try:
-        entry = read_entry(target, LocationPaths(), number)
+        entry = read_entry(target, number)
     except ObjectNotFoundError:
         return False
     except CorruptionError:
@@ -398,7 +393,7 @@ def _check_claim(target: ObjectStore, number: int) -> bool:
     if isinstance(entry, ClaimRecord) and not entry.owner_id.startswith(_OWNER):
         raise UsageError(
             f"{target.url} has been claimed by a query since it was copied "
-            f"({describe_claim(entry, LocationPaths())}), so nothing is copied over its state; give an "
+            f"({describe_claim(entry)}), so nothing is copied over its state; give an "
             "empty location"
         )
     return False
@@ -411,11 +406,10 @@ def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
     Ends with *newest*.  Where the next number is that of no checkpoint of the source, the caller puts
     nothing, and a claim leaves out all numbers before *newest*.
     """
-    paths = LocationPaths()
-    number = find_top(target, paths, present_ids(target, paths)).next_number
+    number = find_top(target, present_ids(target)).next_number
     while number < newest:
         yield number
-        if not exists(target, paths.metadata(number)):
+        if not exists(target, PATHS.metadata(number)):
             _leave_out(target, number, newest)
             break
         number += 1
@@ -423,7 +417,7 @@ def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
 
 
 def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
-    top = find_top(target, LocationPaths(), present_ids(target, LocationPaths()))
+    top = find_top(target, present_ids(target))
     claim = ClaimRecord(
         number=number,
         owner_id=new_owner_id(_OWNER.removesuffix("-")),
@@ -432,9 +426,9 @@ def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
         newest=top.newest,
         next_number=newest,
     )
-    if not put_claim(target, LocationPaths(), claim):
+    if not put_claim(target, claim):
         if _check_claim(target, number):
-            path = LocationPaths().metadata(number)
+            path = PATHS.metadata(number)
             raise StoreError(
                 f"the put of {path} in {target.url} was cut off; call again", path=path
             )

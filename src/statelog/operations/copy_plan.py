@@ -31,7 +31,7 @@ from statelog.format.checkpoint_record import RECORD_VERSION
 from statelog.format.segment import parse_whole_file
 from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHandle
 from statelog.model.checkpoint import OBJECTS_PROPERTY
-from statelog.store import LocationPaths, LocationStore, ObjectStore
+from statelog.store import PATHS, LocationStore, ObjectStore
 from statelog.store.location_store import parse_parent_path
 from statelog.store.paths import parse_audit_part, parse_checkpoint_metadata
 
@@ -113,15 +113,12 @@ class CopyPlan:
         return sum(one.size_bytes for one in (*self.objects, *self.metadata))
 
 
-def plan_copy(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int | None = None
-) -> CopyPlan:
+def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
     """
     Return what a copy of a location holds.
 
     Args:
         store: The location.
-        paths: The location in the store.
         checkpoint_id: The newest checkpoint of the copy; None for the newest there is.
 
     Raises:
@@ -130,22 +127,22 @@ def plan_copy(
 
     Blocks: On the store: one listing, and two requests for each checkpoint.
     """
-    ids = present_ids(store, paths)
-    newest = find_newest(store, paths, ids=ids).newest
+    ids = present_ids(store)
+    newest = find_newest(store, ids=ids).newest
     if newest is None:
         raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
-    last = newest if checkpoint_id is None else find_checkpoint(store, paths, checkpoint_id)
+    last = newest if checkpoint_id is None else find_checkpoint(store, checkpoint_id)
     tags = [
         tag
-        for tag in list_tags(store, paths)
+        for tag in list_tags(store)
         if tag.kind is TagKind.TAG and tag.checkpoint_id <= last.checkpoint_id
     ]
     tagged = {tag.checkpoint_id for tag in tags if tag.checkpoint_id in ids}
     retained = tuple(one for one in newest.retained if one in last.retained)
     kept = tuple(sorted({*retained, *tagged}))
-    stored = {one: _read(store, paths, one) for one in kept}
-    sizes = {info.path: info.size_bytes for info in store.list(paths.root)}
-    needed = needed_objects(paths, [one.checkpoint for one in stored.values()], sizes)
+    stored = {one: _read(store, one) for one in kept}
+    sizes = {info.path: info.size_bytes for info in store.list()}
+    needed = needed_objects([one.checkpoint for one in stored.values()], sizes)
     # An older checkpoint of the source names others that are deleted by now.
     for checkpoint_id, one in stored.items():
         # A copy of a location of statelog 0.2 is one of this edition.
@@ -154,7 +151,7 @@ def plan_copy(
             trimmed = replace(record.checkpoint, retained=retained)
             record = replace(record, checkpoint=trimmed)
         if record != one.record:
-            own = paths.metadata(checkpoint_id)
+            own = PATHS.metadata(checkpoint_id)
             needed[own] = replace(needed[own], record=record)
     for path in sizes:
         if parse_audit_part(path) is not None:
@@ -171,21 +168,21 @@ def plan_copy(
     )
 
 
-def _read(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> StoredCheckpoint:
+def _read(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
     try:
-        return read_checkpoint(store, paths, checkpoint_id)
+        return read_checkpoint(store, checkpoint_id)
     except CorruptionError as error:
         raise CheckpointError(
             f"checkpoint {checkpoint_id} is damaged and cannot be copied: {error}. `statelog verify "
             f"{store.url}` lists all damage; `--checkpoint` copies an older one",
             reason="damaged",
             checkpoint_id=checkpoint_id,
-            path=paths.metadata(checkpoint_id),
+            path=PATHS.metadata(checkpoint_id),
         ) from error
 
 
 def needed_objects(
-    paths: LocationPaths, checkpoints: list[CompletedCheckpoint], sizes: Mapping[str, int]
+    checkpoints: list[CompletedCheckpoint], sizes: Mapping[str, int]
 ) -> dict[str, CopiedObject]:
     """Return all objects of the checkpoints by their names in a copy; *sizes* by those in the source."""
     found: dict[str, CopiedObject] = {}
@@ -200,7 +197,7 @@ def needed_objects(
         for path in listed if isinstance(listed, list) else ():
             if isinstance(path, str):
                 need(path, _OTHER)
-        need(paths.metadata(checkpoint.checkpoint_id), _CHANGELOG)
+        need(PATHS.metadata(checkpoint.checkpoint_id), _CHANGELOG)
         for log in checkpoint.log:
             for entry in log.handles_and_offsets:
                 if isinstance(entry.handle, FileStateHandle):
@@ -247,7 +244,7 @@ def own_path(path: str) -> str:
         path = parsed[1]
     number = parse_checkpoint_metadata(path)
     if forks and number is not None:
-        return LocationPaths().changelog(f"{'-'.join(forks)}-chk-{number}")
+        return PATHS.changelog(f"{'-'.join(forks)}-chk-{number}")
     return path
 
 

@@ -50,10 +50,8 @@ from statelog.state import recordings
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
-from statelog.store import LocationPaths, ObjectStore, open_existing_store
+from statelog.store import PATHS, ObjectStore, open_existing_store
 from statelog.store.location_store import parse_parent_path
-
-_PATHS = LocationPaths()
 
 
 def forget(
@@ -149,7 +147,7 @@ class _Forgetting:
             done = self._collect()
             return replace(report, deleted=done.deleted, outside=done.outside)
         refuse_pinned(self._store.url, traces)
-        before = Needs(self._store, _PATHS, self._base).checkpoints
+        before = Needs(self._store, self._base).checkpoints
         if dry_run:
             doomed = tuple(one.path for one in traces if parse_parent_path(one.path) is None)
             outside = tag_releases(self._store)
@@ -174,9 +172,9 @@ class _Forgetting:
         newest = newest_checkpoint(self._store)
         present = {info.path for info in self._store.list()}
         outside = self._collect().outside
-        recordings.forget_key(self._store, _PATHS, self._key.values, operator=self._key.operator_id)
+        recordings.forget_key(self._store, self._key.values, operator=self._key.operator_id)
         left = {info.path for info in self._store.list()}
-        retained = Needs(self._store, _PATHS, newest).checkpoints
+        retained = Needs(self._store, newest).checkpoints
         return replace(
             self._report(newest, checkpoint_id, False),
             parents=report.parents,
@@ -189,7 +187,6 @@ class _Forgetting:
         """Delete all objects that no checkpoint needs."""
         return collect_garbage(
             self._store,
-            _PATHS,
             min_age=dt.timedelta(0),
             dry_run=False,
             # Later than the store's own clock, which tells the age of objects.
@@ -230,19 +227,19 @@ class _Forgetting:
 
     def _traces(self, newest: CompletedCheckpoint) -> tuple[KeyTrace, ...]:
         """Return the objects that hold the key, read one after the other."""
-        needs = Needs(self._store, _PATHS, newest)
+        needs = Needs(self._store, newest)
         found = []
         listed = {info.path for info in self._store.list()}
         for path in sorted({*listed, *needs.parent_objects}):
             self._on_progress(path)
             try:
-                kind = self._key.is_in_object(self._store, path, _PATHS, needs.handle_of(path))
+                kind = self._key.is_in_object(self._store, path, needs.handle_of(path))
             except ObjectNotFoundError:
                 continue  # deleted meanwhile
             if kind is not None:
                 found.append(needs.trace(path, kind))
         recorded = recordings.objects_with_key(
-            self._store, _PATHS, self._key.values, operator=self._key.operator_id
+            self._store, self._key.values, operator=self._key.operator_id
         )
         known = {one.path for one in found}
         found += [needs.trace(path, "recording") for path in recorded if path not in known]
@@ -277,7 +274,7 @@ class _Forgetting:
 
     def _output(self) -> StagedRows:
         """Return the staged rows of the micro-batch without those of the key."""
-        stored = read_checkpoint(self._store, _PATHS, self._base.checkpoint_id)
+        stored = read_checkpoint(self._store, self._base.checkpoint_id)
         section = stored.sections.get(OUTPUT_TAG)
         inline = [self._filtered(stream) for stream in decode_streams(section)]
         files = []
@@ -287,7 +284,7 @@ class _Forgetting:
             if kept is data:
                 files.append(handle)
                 continue
-            path = _PATHS.output(random_name())
+            path = PATHS.output(random_name())
             self._store.put(path, kept)
             files.append(FileStateHandle(path, len(kept), checksum([kept])))
         return StagedRows(encode_streams(inline) if inline else None, tuple(files))

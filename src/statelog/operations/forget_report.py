@@ -12,7 +12,7 @@ from statelog.checkpoint.restore import objects_of
 from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CheckpointError
 from statelog.model import CompletedCheckpoint, FileStateHandle
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 from statelog.store.location_store import parse_parent_path
 
 
@@ -76,7 +76,6 @@ class Needs:
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         newest: Its newest checkpoint.
 
     Raises:
@@ -85,24 +84,22 @@ class Needs:
     Blocks: On the store.
     """
 
-    def __init__(
-        self, store: ObjectStore, paths: LocationPaths, newest: CompletedCheckpoint
-    ) -> None:
-        self._paths, self._newest = paths, newest
-        ids = present_ids(store, paths)
-        self.checkpoints = retained_ids(store, paths, newest, ids)
+    def __init__(self, store: ObjectStore, newest: CompletedCheckpoint) -> None:
+        self._newest = newest
+        ids = present_ids(store)
+        self.checkpoints = retained_ids(store, newest, ids)
         self._by_path: dict[str, list[int]] = {}
         self._handles: dict[str, FileStateHandle] = {}
         for checkpoint_id in self.checkpoints:
-            found = read_checkpoint(store, paths, checkpoint_id).checkpoint
-            for path in objects_of(paths, found):
+            found = read_checkpoint(store, checkpoint_id).checkpoint
+            for path in objects_of(found):
                 self._by_path.setdefault(path, []).append(checkpoint_id)
             snapshots = [one.handle for one in found.materialized]
             for handle in (*snapshots, *BatchRecord.of(found).staged_files()):
                 if isinstance(handle, FileStateHandle):
                     self._handles[handle.path] = handle
         self._pins: dict[int, list[str]] = {}
-        for tag in list_tags(store, paths):
+        for tag in list_tags(store):
             for checkpoint_id in self.checkpoints:
                 if tag.pin.holds(checkpoint_id, newest.checkpoint_id):
                     name = f"{tag.kind.value} {tag.name}"

@@ -54,11 +54,10 @@ from statelog.operations.position_files import position_files, write_query
 from statelog.redaction import HIDDEN
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
-from statelog.store import LocationPaths, LocationStore, ObjectStore
+from statelog.store import PATHS, LocationStore, ObjectStore
 from statelog.store.location_store import parent_path
 from statelog.store.parents import ParentReference
 
-_PATHS: Final = LocationPaths()
 _CLAIM: Final = 0
 """The number of the claim of a fork: its location is empty."""
 _RECORDED: Final = {
@@ -138,7 +137,7 @@ def fork_source(
 
     Blocks: On both stores.
     """
-    stored = load_stored(store, _PATHS, checkpoint_id)
+    stored = load_stored(store, checkpoint_id)
     record = BatchRecord.of(stored.checkpoint)
     query = open_query(record.checkpoint_location)
     files = None if query is None else position_files(StoredQuery(query), record)
@@ -155,11 +154,11 @@ def tagged_source(store: LocationStore, name: str) -> ForkSource:
 
     Blocks: On the store.
     """
-    tag = find_tag(store, _PATHS, name, TagKind.TAG)
+    tag = find_tag(store, name, TagKind.TAG)
     content = read_tag(store, tag)
     return ForkSource(
         store=store,
-        stored=load_stored(store, _PATHS, tag.checkpoint_id),
+        stored=load_stored(store, tag.checkpoint_id),
         files=content.files or None,
     )
 
@@ -205,8 +204,8 @@ def apply_fork(
         return finished_fork(begun, source.store, new, new_query, copy=copy)
     fork_id = os.urandom(8).hex() if begun is None else begun.fork_id
     reference = ParentReference(location=source.store.url, checkpoint_id=checkpoint_id)
-    if not exists(new, _PATHS.parent(fork_id)):
-        new.put_if_absent(_PATHS.parent(fork_id), reference.encoded())
+    if not exists(new, PATHS.parent(fork_id)):
+        new.put_if_absent(PATHS.parent(fork_id), reference.encoded())
     fail_point("fork-referred")
     _pin(source, fork_id, begun, new.url, clock_ms)
     fail_point("fork-pinned")
@@ -283,7 +282,7 @@ def _pin(
 ) -> None:
     """Put the tag of the fork into the parent, unless an earlier call did."""
     if begun is not None and begun.tag is not None:
-        keep_tag(source.store, _PATHS, begun.tag)
+        keep_tag(source.store, begun.tag)
         return
     tag = Tag(
         kind=TagKind.FORK,
@@ -291,12 +290,12 @@ def _pin(
         checkpoint_id=source.stored.checkpoint.checkpoint_id,
     )
     facts: dict[str, Json] = {"location": location}
-    put_tag(source.store, _PATHS, tag, clock_ms=clock_ms, facts=facts, files=source.files)
+    put_tag(source.store, tag, clock_ms=clock_ms, facts=facts, files=source.files)
 
 
 def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:
     """Copy what *checkpoint* refers to in the parent."""
-    for one in needed_objects(_PATHS, [checkpoint], {}).values():
+    for one in needed_objects([checkpoint], {}).values():
         if one.path != one.source:
             new.put(one.path, one.content(new.get(one.source)))
 
@@ -347,13 +346,13 @@ def _commit(
     prepared = prepare_commit(
         plan,
         CommitAuthor(owner, _CLAIM, checkpoint.max_parallelism, checkpoint.created_at_ms),
-        _PATHS.metadata(checkpoint.checkpoint_id),
+        PATHS.metadata(checkpoint.checkpoint_id),
         properties=checkpoint.properties,
         sections={tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS},
         compress=True,
     )
     fail_point("fork-claimed")
-    conflict = put_commit(new, _PATHS, prepared, pause)
+    conflict = put_commit(new, prepared, pause)
     if conflict is not None:
         raise FencedError(
             f"{new.url} was forked into by another call at the same time: {conflict.reason}"
@@ -374,7 +373,7 @@ def _leave_out(
         newest=None,
         next_number=checkpoint_id,
     )
-    if is_own_claim(new, owner) or put_claim(new, _PATHS, claim):
+    if is_own_claim(new, owner) or put_claim(new, claim):
         return
     raise FencedError(f"{new.url} was claimed by another owner at the same time")
 

@@ -27,7 +27,7 @@ from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METAD
 from statelog.state.kinds import Values
 from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import LocationPaths, ObjectStore, read_verified
+from statelog.store import ObjectStore, read_verified
 from statelog.store.location_store import parse_parent_path
 
 CHECKPOINT, CHANGELOG, SNAPSHOT, OUTPUT = "checkpoint", "changelog", "snapshot", "output"
@@ -71,7 +71,6 @@ class SoughtKey:
         self,
         store: ObjectStore,
         path: str,
-        paths: LocationPaths,
         handle: FileStateHandle | None = None,
     ) -> str | None:
         """
@@ -80,7 +79,6 @@ class SoughtKey:
         Args:
             store: Where the object is.
             path: Its name.
-            paths: The location in the store.
             handle: Its handle in a checkpoint, with the size and checksum of a snapshot or of staged
                 rows.  Without one they are verified only as far as they can be decoded.
 
@@ -91,7 +89,7 @@ class SoughtKey:
 
         Blocks: On the store.
         """
-        kind = _kind_of(path, paths)
+        kind = _kind_of(path)
         if kind is None:
             return None
 
@@ -176,12 +174,11 @@ class SoughtKey:
         )
 
 
-def _kind_of(path: str, paths: LocationPaths) -> str | None:
+def _kind_of(path: str) -> str | None:
     """Return the kind of an object by its name, in a parent too; None if it holds no keys."""
-    relative = path[len(paths.root) + 1 :] if paths.root else path
-    while (parsed := parse_parent_path(relative)) is not None:
-        relative = parsed[1]
-    folder = relative.partition("/")[0]
+    while (parsed := parse_parent_path(path)) is not None:
+        path = parsed[1]
+    folder = path.partition("/")[0]
     return CHECKPOINT if folder.startswith("chk-") else _KINDS.get(folder)
 
 

@@ -26,7 +26,7 @@ from statelog.operations.key_edits import EditCounts
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def newest_checkpoint(store: ObjectStore) -> CompletedCheckpoint:
 
     Blocks: On the store.
     """
-    newest = find_newest(store, LocationPaths()).newest
+    newest = find_newest(store).newest
     if newest is None:
         raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
     return newest
@@ -113,7 +113,6 @@ class Recommit:
         """
         coordinator = CheckpointCoordinator(
             self._store,
-            LocationPaths(),
             owner_id=new_owner_id(self._owner),
             max_parallelism=expected.max_parallelism,
             options=CheckpointOptions(retained=self._retained or max(2, len(expected.retained))),
@@ -163,8 +162,8 @@ class Recommit:
         coordinator = self._coordinator
         if coordinator is None:
             raise CheckpointError("begin() was not called", reason="unknown")
-        paths, checkpoint_id = LocationPaths(), coordinator.next_checkpoint_id
-        stored = read_checkpoint(self._store, paths, base.checkpoint_id)
+        checkpoint_id = coordinator.next_checkpoint_id
+        stored = read_checkpoint(self._store, base.checkpoint_id)
         sections = {tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS}
         record = BatchRecord.of(base)
         # None is "unknown": the query looks, and runs a micro-batch if a timer is due.

@@ -45,7 +45,7 @@ from statelog.checkpoint.verify import verify_checkpoint
 from statelog.errors import CheckpointError, UsageError
 from statelog.operations.rewind import commit_again
 from statelog.options import CheckpointOptions
-from statelog.store import LocationPaths, ObjectInfo, ObjectStore
+from statelog.store import ObjectInfo, ObjectStore
 from statelog.store.location import local_path
 from statelog.store.paths import TEMPORARY_FOLDER, parse_checkpoint_metadata
 
@@ -113,15 +113,12 @@ class GivenUp:
     committed_id: int | None = None
 
 
-def plan_repair(
-    store: ObjectStore, paths: LocationPaths, *, min_age: dt.timedelta, now: dt.datetime
-) -> RepairPlan:
+def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) -> RepairPlan:
     """
     Find out what can be removed; nothing is changed.
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         min_age: Younger objects are kept: longer than any call, and than the time from an upload
             to the commit of its checkpoint.
         now: The time, with a time zone.
@@ -133,25 +130,25 @@ def plan_repair(
     Blocks: On the store: a listing, and the metadata of retained checkpoints.
     """
     # Listed first: the objects of a checkpoint committed after the listing are marked below.
-    listed = list(store.list(paths.root))
+    listed = list(store.list())
     problems: list[str] = []
     usable: int | None = None
     marked: frozenset[str] | None = None
     newest_id = -1
     try:
-        newest = find_newest(store, paths)
+        newest = find_newest(store)
         newest_id = newest.newest.checkpoint_id if newest.newest is not None else -1
-        marked = reachable_objects(store, paths)
+        marked = reachable_objects(store)
     except CheckpointError as error:
         problems.append(f"{error}. Objects of the log are kept: their use is unknown")
         known = error.facts.get("usable_id")
         usable = known if isinstance(known, int) else None
     found: list[tuple[str, ObjectInfo]] = []
     for info in listed:
-        kind = _kind(store, paths, info, marked, newest_id)
+        kind = _kind(store, info, marked, newest_id)
         if kind is not None:
             found.append((kind, info))
-    found += [(STAGED, info) for info in _staged_files(store, paths)]
+    found += [(STAGED, info) for info in _staged_files(store)]
     old = [one for one in found if now - one[1].last_modified >= min_age]
     repairs = [Repair(kind, info.path, info.size_bytes) for kind, info in old]
     repairs.sort(key=lambda one: one.path)
@@ -177,27 +174,26 @@ def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
 
 def _kind(
     store: ObjectStore,
-    paths: LocationPaths,
     info: ObjectInfo,
     marked: frozenset[str] | None,
     newest_id: int,
 ) -> str | None:
     """Return what kind of left-over an object is; None for one that is kept."""
-    if not is_ours(paths, info.path):
+    if not is_ours(info.path):
         return None
-    if not paths.root and info.path.startswith(f"{TEMPORARY_FOLDER}/"):
+    if info.path.startswith(f"{TEMPORARY_FOLDER}/"):
         return TEMPORARY
     if marked is None or info.path in marked:
         return None
     if parse_checkpoint_metadata(info.path) is None:
         return ORPHAN
-    return None if is_kept_entry(store, paths, info.path, newest_id) else CLEAN_UP
+    return None if is_kept_entry(store, info.path, newest_id) else CLEAN_UP
 
 
-def _staged_files(store: ObjectStore, paths: LocationPaths) -> Iterator[ObjectInfo]:
+def _staged_files(store: ObjectStore) -> Iterator[ObjectInfo]:
     """Yield files of incomplete writes on local disk, which no listing of the store has."""
     root = local_path(store.url)
-    if root is None or paths.root:
+    if root is None:
         return
     for folder, _, names in os.walk(root):
         for name in names:
@@ -206,7 +202,7 @@ def _staged_files(store: ObjectStore, paths: LocationPaths) -> Iterator[ObjectIn
                 facts = os.lstat(full)
                 modified = dt.datetime.fromtimestamp(facts.st_mtime, dt.UTC)
                 path = os.path.relpath(full, root).replace(os.sep, "/")
-                if is_ours(paths, path):
+                if is_ours(path):
                     yield ObjectInfo(path, facts.st_size, modified)
 
 
@@ -225,7 +221,7 @@ def _remove_files(store: ObjectStore, names: Iterable[str]) -> CleanUpReport:
     return CleanUpReport(deleted=tuple(deleted), failed=tuple(failed), reason=reason)
 
 
-def plan_give_up(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> GivenUp:
+def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
     """
     Find out what going back to a checkpoint gives up; nothing is changed.
 
@@ -236,8 +232,8 @@ def plan_give_up(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -
 
     Blocks: On the store; reads every object of the checkpoint.
     """
-    find_restore_point(store, paths, checkpoint_id)  # raises if it cannot be restored
-    for one in verify_checkpoint(store, paths, checkpoint_id):
+    find_restore_point(store, checkpoint_id)  # raises if it cannot be restored
+    for one in verify_checkpoint(store, checkpoint_id):
         if one.blocks_restore:
             raise CheckpointError(
                 f"checkpoint {checkpoint_id} is damaged too: {one.problem}; give another one",
@@ -245,9 +241,7 @@ def plan_give_up(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -
                 checkpoint_id=checkpoint_id,
                 path=one.path,
             )
-    later = tuple(
-        one for one in list_checkpoints(store, paths) if one.checkpoint_id > checkpoint_id
-    )
+    later = tuple(one for one in list_checkpoints(store) if one.checkpoint_id > checkpoint_id)
     if not later:
         raise UsageError(
             f"checkpoint {checkpoint_id} is the newest one and all its objects are sound: nothing is "
@@ -256,9 +250,7 @@ def plan_give_up(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -
     return GivenUp(checkpoint_id, later)
 
 
-def give_up_after(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, clock_ms: Callable[[], int]
-) -> GivenUp:
+def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[], int]) -> GivenUp:
     """
     Make the state of a checkpoint the newest again, and give up the checkpoints after it.
 
@@ -268,7 +260,6 @@ def give_up_after(
 
     Args:
         store: The store of the location.
-        paths: The location in the store.
         checkpoint_id: The last checkpoint to keep.
         clock_ms: Milliseconds since 1970 (UTC).
 
@@ -279,13 +270,12 @@ def give_up_after(
 
     Blocks: On the store.
     """
-    plan = plan_give_up(store, paths, checkpoint_id)
-    point = find_restore_point(store, paths, checkpoint_id)
-    if point.checkpoint is None or max(present_ids(store, paths)) < plan.lost[-1].checkpoint_id:
+    plan = plan_give_up(store, checkpoint_id)
+    point = find_restore_point(store, checkpoint_id)
+    if point.checkpoint is None or max(present_ids(store)) < plan.lost[-1].checkpoint_id:
         raise CheckpointError("the location changed meanwhile; try again", reason="active")
     coordinator = CheckpointCoordinator(
         store,
-        paths,
         owner_id=new_owner_id("repair"),
         max_parallelism=point.checkpoint.max_parallelism,
         # The checkpoint is retained with the new one, so that an interrupted call can be repeated.

@@ -31,7 +31,7 @@ from statelog.operations.rewind_plan import (
 )
 from statelog.options import CheckpointOptions
 from statelog.runtime.fail_points import fail_point
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 __all__ = [
     "RewindPlan",
@@ -80,7 +80,6 @@ def _rewound(
     newest = _newest_readable(state)
     coordinator = CheckpointCoordinator(
         state,
-        LocationPaths(),
         owner_id=new_owner_id("rewind"),
         max_parallelism=_max_parallelism(state, plan.checkpoint_id),
         options=CheckpointOptions(retained=max(1, len(newest.retained))),
@@ -131,7 +130,7 @@ def commit_again(
     base = coordinator.restore(older_id)
     if base is None:
         refuse(f"checkpoint {older_id} does not exist", "not_found")
-    stored = read_checkpoint(state, LocationPaths(), older_id)
+    stored = read_checkpoint(state, older_id)
     sections = {
         tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS
     }  # the staged rows of the micro-batch, in case it must be delivered again
@@ -155,12 +154,12 @@ class _Newest:
 
 
 def _newest_readable(state: ObjectStore) -> _Newest:
-    found = [one for one in list_checkpoints(state, LocationPaths()) if not one.problem]
+    found = [one for one in list_checkpoints(state) if not one.problem]
     retained = tuple(one.checkpoint_id for one in found if one.state is CheckpointState.RETAINED)
     went_back_to = found[-1].properties.get("went_back_to") if found else None
     return _Newest(retained, went_back_to if isinstance(went_back_to, int) else None)
 
 
 def _max_parallelism(state: ObjectStore, checkpoint_id: int) -> int:
-    stored = read_checkpoint(state, LocationPaths(), checkpoint_id)
+    stored = read_checkpoint(state, checkpoint_id)
     return stored.checkpoint.max_parallelism

@@ -21,7 +21,7 @@ from statelog.checkpoint.source_logs import entries_digest
 from statelog.core.source_position import SourceLog, log_entry, parse_files, position_of
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError
 from statelog.model import Json
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 _LOGS: Final = "sources"
 
@@ -146,7 +146,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
         )
     offsets = check_sources(query, record, batch_id)
     # Read whole, with all its objects: a rewind to a damaged checkpoint could not be restored.
-    find_restore_point(state, LocationPaths(), summary.checkpoint_id)
+    find_restore_point(state, summary.checkpoint_id)
     commits = query.files_above(COMMITS, batch_id)
     if query.read(f"{COMMITS}/{batch_id}") == b"":  # truncated: deleted, so the batch is repeated
         commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
@@ -170,8 +170,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
 
 def _newest_id(state: ObjectStore, checkpoint_id: int) -> int:
     """Return the newest checkpoint, which may be damaged."""
-    paths = LocationPaths()
-    newest = find_top(state, paths, present_ids(state, paths)).newest
+    newest = find_top(state, present_ids(state)).newest
     return checkpoint_id if newest is None else newest
 
 
@@ -179,7 +178,7 @@ def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary
     """Return the checkpoints of the query that can be restored, ascending."""
     others = set()
     found = []
-    for summary in list_checkpoints(state, LocationPaths()):
+    for summary in list_checkpoints(state):
         if summary.state is not CheckpointState.RETAINED:
             continue
         record = _record(summary.properties)

@@ -39,7 +39,6 @@ from statelog.operations.fork import (
 from statelog.redaction import redacted
 from statelog.runtime.clock import pause, wall_clock_seconds
 from statelog.store import (
-    LocationPaths,
     LocationStore,
     ObjectStore,
     open_existing_store,
@@ -56,7 +55,6 @@ __all__ = ["Fork", "Tag", "TagKind", "fork", "tag", "tags", "untag"]
 
 Location = str | os.PathLike[str]
 
-_PATHS: Final = LocationPaths()
 _SINK_ATTEMPTS: Final = 100
 _SINK_PAUSE_S: Final = 0.1
 
@@ -75,7 +73,7 @@ def tags(location: Location, *, store_options: Mapping[str, object] | None = Non
 
     Blocks: On the store, one listing.
     """
-    return list_tags(open_existing_store(location, options=store_options), _PATHS)
+    return list_tags(open_existing_store(location, options=store_options))
 
 
 def tag(
@@ -112,7 +110,7 @@ def tag(
     """
     store = open_existing_store(location, options=store_options)
     if checkpoint is not None and checkpoint != LATEST:
-        checkpoint = checkpoint_id_of(store, _PATHS, checkpoint)
+        checkpoint = checkpoint_id_of(store, checkpoint)
     with audited(store, "tag", name=name, comment=comment) as line:
         made = _tagged(store, name, checkpoint, comment, checkpoint_location, store_options)
         line.result(checkpoint_id=made.checkpoint_id)
@@ -143,7 +141,7 @@ def _tagged(
         "query_id": record.query_id,
     }
     wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint)
-    return put_tag(store, _PATHS, wanted, clock_ms=_now_ms, facts=facts, files=source.files)
+    return put_tag(store, wanted, clock_ms=_now_ms, facts=facts, files=source.files)
 
 
 def _same_tag(store: LocationStore, name: str, checkpoint: int, comment: str) -> Tag | None:
@@ -153,10 +151,10 @@ def _same_tag(store: LocationStore, name: str, checkpoint: int, comment: str) ->
     Raises:
         CheckpointError: Its checkpoint was deleted meanwhile; so is the tag then.
     """
-    for tag in list_tags(store, _PATHS):
+    for tag in list_tags(store):
         is_same = (tag.kind, tag.name, tag.checkpoint_id) == (TagKind.TAG, name, checkpoint)
         if is_same and read_tag(store, tag).facts.get("comment") == comment:
-            keep_tag(store, _PATHS, tag)
+            keep_tag(store, tag)
             return tag
     return None
 
@@ -211,7 +209,7 @@ def untag(
     if kind not in kinds:
         raise UsageError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
     store = open_existing_store(location, options=store_options)
-    found = find_tag(store, _PATHS, name, kinds[kind])
+    found = find_tag(store, name, kinds[kind])
     with audited(store, "untag", name=name, kind=kind) as line:
         delete_tag(store, found)
         line.result(checkpoint_id=found.checkpoint_id)
@@ -267,13 +265,13 @@ def fork(
     store = open_existing_store(location, options=store_options)
     new = open_location(new_location, options=store_options)
     new_query = None if place is None else open_store(place, options=_of(place, new, store_options))
-    if checkpoint in {each.name for each in list_tags(store, _PATHS) if each.kind is TagKind.TAG}:
+    if checkpoint in {each.name for each in list_tags(store) if each.kind is TagKind.TAG}:
         tag = str(checkpoint)
     forked_id = None
     if tag is not None:
-        forked_id = find_tag(store, _PATHS, tag, TagKind.TAG).checkpoint_id
+        forked_id = find_tag(store, tag, TagKind.TAG).checkpoint_id
     elif checkpoint is not None:
-        forked_id = checkpoint_id_of(store, _PATHS, checkpoint)
+        forked_id = checkpoint_id_of(store, checkpoint)
     begun = begun_fork(new, store, forked_id)
     if begun is not None and begun.checkpoint is not None:
         with audited(new, "fork", parent=store.url, copy=copy):
@@ -281,7 +279,7 @@ def fork(
     files = None if begun is None else begun.files(store)
     if begun is not None and files is not None:
         source = ForkSource(
-            store=store, stored=load_stored(store, _PATHS, begun.checkpoint_id), files=files
+            store=store, stored=load_stored(store, begun.checkpoint_id), files=files
         )
     elif tag is not None:
         source = _tagged_source(store, tag, state_only)
@@ -317,8 +315,8 @@ def _tagged_source(store: LocationStore, tag: str, state_only: bool) -> ForkSour
 
 def _checkpoint(store: LocationStore, checkpoint: CheckpointName | None) -> int:
     if checkpoint is not None:
-        return checkpoint_id_of(store, _PATHS, checkpoint)
-    return find_checkpoint(store, _PATHS).checkpoint_id
+        return checkpoint_id_of(store, checkpoint)
+    return find_checkpoint(store).checkpoint_id
 
 
 def _new_place(

@@ -26,7 +26,7 @@ from statelog.report.findings import findings_of
 from statelog.report.restart import Speeds, restart_of
 from statelog.report.skew import KeyGroups, key_groups_of
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 from statelog.store.paths import parse_checkpoint_folder
 
 _ORPHAN_AGE: Final = dt.timedelta(hours=1)
@@ -64,9 +64,7 @@ class ReportPlan:
     progress: Callable[[str], None] = _quiet
 
 
-def collect(
-    store: ObjectStore, location: str, plan: ReportPlan, *, paths: LocationPaths | None = None
-) -> Figures:
+def collect(store: ObjectStore, location: str, plan: ReportPlan) -> Figures:
     """
     Return the figures of a location.
 
@@ -74,7 +72,6 @@ def collect(
         store: Where the location is.
         location: Its path or URL, to be shown; secrets in it are left out.
         plan: What to read, and what to assume.
-        paths: The location in the store; None for its root.
 
     Raises:
         StoreError: The store failed.
@@ -82,23 +79,22 @@ def collect(
     Blocks: On the store: a listing, about four requests for each checkpoint, and with
         `plan.with_keys` the state of the newest one.
     """
-    paths = LocationPaths() if paths is None else paths
     plan.progress("listing the objects")
-    sizes = {info.path: info.size_bytes for info in store.list(paths.root)}
+    sizes = {info.path: info.size_bytes for info in store.list()}
     plan.progress("reading the checkpoints")
-    listing = read_listing(store, paths)
-    stored = _stored(sizes, paths, _orphans(store, paths))
+    listing = read_listing(store)
+    stored = _stored(sizes, _orphans(store))
     figures = Figures(
         location=shown_location(location),
         made_at_ms=int(wall_clock_seconds() * 1000),
         version=__version__,
-        checkpoints=_checkpoints(listing, paths, sizes),
+        checkpoints=_checkpoints(listing, sizes),
         older_changes=_older_changes(listing),
         stored=stored,
     )
     newest = next((one for summary, one in reversed(listing) if summary.is_retained), None)
     if newest is not None:
-        figures = _with_newest(figures, newest, store, paths, sizes, plan)
+        figures = _with_newest(figures, newest, store, sizes, plan)
     return replace(figures, findings=findings_of(figures))
 
 
@@ -115,7 +111,6 @@ def _with_newest(
     figures: Figures,
     newest: CompletedCheckpoint,
     store: ObjectStore,
-    paths: LocationPaths,
     sizes: Mapping[str, int],
     plan: ReportPlan,
 ) -> Figures:
@@ -126,7 +121,6 @@ def _with_newest(
     )
     restart = restart_of(
         newest,
-        paths,
         sizes,
         tasks=1 if record is None else record.tasks,
         operators=max(len(operators), 1),
@@ -141,7 +135,7 @@ def _with_newest(
         stored_bytes=sum(stored_kind.size_bytes for stored_kind in figures.stored),
         prices=plan.prices,
     )
-    skew, problem = _skew(store, paths, newest, operators, plan)
+    skew, problem = _skew(store, newest, operators, plan)
     return replace(
         figures,
         query_id="" if record is None else record.query_id,
@@ -159,7 +153,6 @@ def _with_newest(
 
 def _skew(
     store: ObjectStore,
-    paths: LocationPaths,
     newest: CompletedCheckpoint,
     operators: Sequence[str],
     plan: ReportPlan,
@@ -169,7 +162,7 @@ def _skew(
         return (), ""
     try:
         found = key_groups_of(
-            store, paths, newest, operators, with_keys=plan.with_keys, progress=plan.progress
+            store, newest, operators, with_keys=plan.with_keys, progress=plan.progress
         )
     except StatelogError as error:  # damage, or the query deleted the checkpoint meanwhile
         return (), str(error).splitlines()[0]
@@ -184,9 +177,7 @@ def _record_of(checkpoint: CompletedCheckpoint) -> BatchRecord | None:
         return None
 
 
-def _checkpoints(
-    listing: _Listing, paths: LocationPaths, sizes: Mapping[str, int]
-) -> tuple[CheckpointFigures, ...]:
+def _checkpoints(listing: _Listing, sizes: Mapping[str, int]) -> tuple[CheckpointFigures, ...]:
     found: list[CheckpointFigures] = []
     readable = {one.checkpoint_id: one for _, one in listing if one is not None}
     after_ms = _phases_after_commit(readable)
@@ -201,7 +192,7 @@ def _checkpoints(
                 )
             )
             continue
-        one = _of_parts(summary, checkpoint, readable, paths, sizes)
+        one = _of_parts(summary, checkpoint, readable, sizes)
         record = _record_of(checkpoint)
         if record is not None:
             parent = readable.get(-1 if checkpoint.parent_id is None else checkpoint.parent_id)
@@ -228,7 +219,6 @@ def _of_parts(
     summary: CheckpointSummary,
     checkpoint: CompletedCheckpoint,
     readable: Mapping[int, CompletedCheckpoint],
-    paths: LocationPaths,
     sizes: Mapping[str, int],
 ) -> CheckpointFigures:
     """Return what log and snapshots of a checkpoint say."""
@@ -239,7 +229,7 @@ def _of_parts(
         fresh = [one for one in checkpoint.materialized if one.handle not in known]
     else:
         fresh = [one for one in checkpoint.materialized if one.checkpoint_id == own_id]
-    commit = paths.metadata(own_id)
+    commit = PATHS.metadata(own_id)
     created = {commit} | {
         entry.handle.path
         for handle in checkpoint.log
@@ -330,23 +320,20 @@ def _seconds_per_batch(checkpoints: Sequence[CheckpointFigures]) -> float | None
     return sum(gaps) / len(gaps) / 1000 if gaps and sum(gaps) > 0 else None
 
 
-def _orphans(store: ObjectStore, paths: LocationPaths) -> frozenset[str]:
+def _orphans(store: ObjectStore) -> frozenset[str]:
     """Return what `statelog gc` would delete; nothing where a damaged checkpoint hides its needs."""
     now = dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC)
     try:
-        report = collect_garbage(store, paths, min_age=_ORPHAN_AGE, dry_run=True, now=now)
+        report = collect_garbage(store, min_age=_ORPHAN_AGE, dry_run=True, now=now)
     except (CheckpointError, IncompatibleFormatError):
         return frozenset()
     return frozenset(report.deleted)
 
 
-def _stored(
-    sizes: Mapping[str, int], paths: LocationPaths, orphans: frozenset[str]
-) -> tuple[StoredObjects, ...]:
+def _stored(sizes: Mapping[str, int], orphans: frozenset[str]) -> tuple[StoredObjects, ...]:
     groups: dict[str, list[str]] = {}
     for path in sizes:
-        relative = path[len(paths.root) + 1 :] if paths.root else path
-        folder = relative.partition("/")[0]
+        folder = path.partition("/")[0]
         is_commit = parse_checkpoint_folder(folder) is not None
         kind = "commits" if is_commit else _KINDS.get(folder, "other")
         groups.setdefault(kind, []).append(path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 
 _MB: Final = 1_000_000
 _DRIVER_REQUESTS: Final = 7
@@ -93,7 +93,6 @@ def estimate_s(driver_requests: int, requests: int, size_bytes: int, speeds: Spe
 
 def restart_of(
     checkpoint: CompletedCheckpoint,
-    paths: LocationPaths,
     sizes: Mapping[str, int],
     *,
     tasks: int,
@@ -105,13 +104,12 @@ def restart_of(
 
     Args:
         checkpoint: The newest one.
-        paths: The location in the store.
         sizes: Stored bytes by object.
         tasks: Number of tasks of all operators.
         operators: Number of operators, which share the key groups evenly.
         speeds: The stated speeds.
     """
-    own = paths.metadata(checkpoint.checkpoint_id)
+    own = PATHS.metadata(checkpoint.checkpoint_id)
     kinds: dict[str, str] = {own: "commits"}
     loads: list[tuple[int, int]] = []
     for part in _ranges(checkpoint.max_parallelism, operators, tasks):

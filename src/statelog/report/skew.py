@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from statelog.changelog.reader import read_change_batches
 from statelog.model import CompletedCheckpoint
 from statelog.state.reader import StateReader
-from statelog.store import CachedStore, LocationPaths, ObjectStore
+from statelog.store import CachedStore, ObjectStore
 
 _CACHED_BYTES: Final = 64 * 1024 * 1024
 _Counts = npt.NDArray[np.int64]
@@ -78,7 +78,6 @@ def spread_of(counts: Iterable[int]) -> Spread | None:
 
 def key_groups_of(
     store: ObjectStore,
-    paths: LocationPaths,
     checkpoint: CompletedCheckpoint,
     operators: Iterable[str],
     *,
@@ -90,7 +89,6 @@ def key_groups_of(
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         checkpoint: The checkpoint to read.
         operators: Their names, in the order of the data.
         with_keys: Read the state and count its keys; else only the log is read.
@@ -109,7 +107,7 @@ def key_groups_of(
     changes = _change_bytes(cached, checkpoint)
     found = []
     for name in operators:
-        with StateReader(cached, checkpoint, paths=paths, operator=name) as reader:
+        with StateReader(cached, checkpoint, operator=name) as reader:
             groups = reader.key_groups
             keys: _Counts = np.zeros(0, np.int64)
             if with_keys:

@@ -12,7 +12,7 @@ from statelog.store.location_store import (
 )
 from statelog.store.object_store import ObstoreStore
 from statelog.store.opening import open_store
-from statelog.store.paths import LocationPaths
+from statelog.store.paths import PATHS, LocationPaths
 from statelog.store.probe import verify_put_if_absent
 from statelog.store.verified import read_verified
 
@@ -24,6 +24,7 @@ __all__ = [
     "CachedStore",
     "EncryptedStore",
     "LocationPaths",
+    "PATHS",
     "LocationStore",
     "ObjectInfo",
     "ObjectStore",

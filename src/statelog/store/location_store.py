@@ -40,7 +40,7 @@ from statelog.store.parents import (
     may_follow,
     named_parents,
 )
-from statelog.store.paths import LocationPaths
+from statelog.store.paths import PATHS
 from statelog.store.verified import get_again
 
 __all__ = [
@@ -53,7 +53,6 @@ __all__ = [
     "parse_parent_path",
 ]
 
-_PATHS: Final = LocationPaths()
 _PREFIX: Final = "parent/"
 _PARENT: Final = re.compile(r"parent/([0-9a-f]{16})/(.+)")
 _FORKS_MAX: Final = 32
@@ -176,7 +175,7 @@ class LocationStore:
                     f"not for {self.url}, and is left. If this is the fork, and was moved, delete "
                     f"the tag by its name: `statelog untag {store.url} {fork_id} --kind fork`",
                     reason="parent",
-                    path=_PATHS.parent(fork_id),
+                    path=PATHS.parent(fork_id),
                 )
         return store, tuple(tags)
 
@@ -192,7 +191,7 @@ class LocationStore:
                 f"it, name it, by --parent URL on the command line, by the store option {PARENTS}, or "
                 f"by the environment variable {PARENTS_ENVIRONMENT}",
                 reason="parent",
-                path=_PATHS.parent(fork_id),
+                path=PATHS.parent(fork_id),
             )
 
     def _opened(self, fork_id: str) -> LocationStore:
@@ -201,10 +200,10 @@ class LocationStore:
         except ObjectNotFoundError as error:
             raise CheckpointError(
                 f"{self.url} refers to objects of a parent ({_PREFIX}{fork_id}/), and has no object "
-                f"{_PATHS.parent(fork_id)} that says where it is: copy the whole location, or use "
+                f"{PATHS.parent(fork_id)} that says where it is: copy the whole location, or use "
                 "`statelog copy`, which makes a fork independent",
                 reason="parent",
-                path=_PATHS.parent(fork_id),
+                path=PATHS.parent(fork_id),
             ) from error
         options = self._options_of(reference)
         if self._depth >= _FORKS_MAX:
@@ -235,7 +234,7 @@ class LocationStore:
                 f"copied, name its parent: --parent {parent.url} on the command line, or the store "
                 f"option {PARENTS}",
                 reason="parent",
-                path=_PATHS.parent(fork_id),
+                path=PATHS.parent(fork_id),
             )
 
     def _options_of(self, reference: ParentReference) -> Mapping[str, object]:
@@ -251,7 +250,7 @@ class LocationStore:
             f"there (`statelog untag ... {fork_id} --kind fork`); objects that the fork needs may be "
             "gone",
             reason="parent",
-            path=_PATHS.parent(fork_id),
+            path=PATHS.parent(fork_id),
         )
 
     def _route(self, path: str) -> tuple[ObjectStore, str]:
@@ -405,7 +404,7 @@ def _own_path(path: str) -> str:
 
 
 def _tags_of(parent: ObjectStore, fork_id: str) -> tuple[str, ...]:
-    return tuple(info.path for info in parent.list(_PATHS.tags_of("fork", fork_id)))
+    return tuple(info.path for info in parent.list(PATHS.tags_of("fork", fork_id)))
 
 
 def _scheme(url: str) -> str:

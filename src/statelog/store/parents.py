@@ -24,7 +24,7 @@ from statelog.format.bounds import decode_json
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.store.api import ObjectStore
 from statelog.store.location import local_path, normalize_url
-from statelog.store.paths import LocationPaths
+from statelog.store.paths import PATHS
 from statelog.store.verified import read_verified
 
 OPTION: Final = "parents"
@@ -34,7 +34,6 @@ ENVIRONMENT: Final = "STATELOG_PARENTS"
 TAG_SECTION: Final = b"TAGS"
 """The section of a tag with its facts."""
 _SECTION: Final = b"PRNT"
-_PATHS: Final = LocationPaths()
 _LOCAL: Final = ("file", "memory")
 
 
@@ -65,7 +64,7 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
 
         Blocks: On the store.
         """
-        path = _PATHS.parent(fork_id)
+        path = PATHS.parent(fork_id)
         segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
         trailer = segment.trailer
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from statelog.arguments import folder, text, whole_number
 from statelog.errors import UsageError
@@ -168,6 +169,10 @@ class LocationPaths:
     def metadata(self, checkpoint_id: int) -> str:
         """Return the name of a checkpoint's metadata object, the commit point."""
         return f"{self.checkpoint(checkpoint_id)}/{METADATA_FILE_NAME}"
+
+
+PATHS: Final = LocationPaths()
+"""The names in a location: a store whose root is the root of the location."""
 
 
 def split_object(url: str) -> tuple[str, str]:

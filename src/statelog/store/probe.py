@@ -29,7 +29,7 @@ from statelog.store.api import ObjectStore
 from statelog.store.at_once import endpoint_of
 from statelog.store.conditional_put import put_or_find
 from statelog.store.location import kind_of
-from statelog.store.paths import LocationPaths
+from statelog.store.paths import PATHS
 from statelog.store.verified import read_verified
 
 WRITERS: Final = 5
@@ -46,7 +46,6 @@ _verified: set[tuple[str, str]] = set()
 
 def verify_put_if_absent(
     store: ObjectStore,
-    paths: LocationPaths,
     pause: Callable[[float], None] = lambda seconds: None,
 ) -> None:
     """
@@ -58,7 +57,6 @@ def verify_put_if_absent(
 
     Args:
         store: The store of the location.
-        paths: The location in the store; the probe is stored in its temporary folder.
         pause: Waits so many seconds if the store answers "exists" and returns no object.
 
     Raises:
@@ -71,9 +69,9 @@ def verify_put_if_absent(
     server = _server_of(store)
     if server is None or (store.url, server) in _verified:
         return
-    result = paths.probed(hashlib.sha256(f"{_VERSION} {server}".encode()).hexdigest()[:16])
+    result = PATHS.probed(hashlib.sha256(f"{_VERSION} {server}".encode()).hexdigest()[:16])
     if not _is_remembered(store, result, server):
-        _Probe(store, paths, pause).run()
+        _Probe(store, pause).run()
         _remember(store, result, server)
     _verified.add((store.url, server))
 
@@ -113,12 +111,10 @@ class _Probe:
 
     Args:
         store: The store.
-        paths: The location.
         pause: See `verify_put_if_absent`.
     """
 
     store: ObjectStore
-    paths: LocationPaths
     pause: Callable[[float], None]
     names: list[str] = field(default_factory=list)
 
@@ -135,7 +131,7 @@ class _Probe:
 
     def _race(self, number: int) -> bytes | None:
         """Let several writers put one name; return the content of the winner, None if all were refused."""
-        name = self.paths.temporary(f"probe-{os.urandom(16).hex()}")
+        name = PATHS.temporary(f"probe-{os.urandom(16).hex()}")
         self.names.append(name)
         contents = [_content() for _ in range(WRITERS)]
         puts = [partial(self._put, name, content) for content in contents]

@@ -21,7 +21,7 @@ from statelog.model import (
     StateChange,
     TaskStateSnapshot,
 )
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 
 names = itertools.count()
 Changes = Sequence[tuple[int, bytes]]
@@ -45,7 +45,7 @@ def log_in_file(
     """Write the sets into one changelog file and return the handle on them."""
     writer = SegmentWriter(compress=compress)
     entries = [writer.add([batch_of(changes)]) for changes in sets]
-    path = LocationPaths().changelog(f"file-{next(names)}")
+    path = PATHS.changelog(f"file-{next(names)}")
     store.put(path, writer.finish())
     file = FileStateHandle(path, writer.payload_size)
     return _handle(key_groups, file, entries, sets, checkpoint_id)
@@ -108,7 +108,6 @@ def coordinator(store: ObjectStore, owner: str = "a", **options: object) -> Chec
     max_parallelism = int(options.pop("max_parallelism", 8))  # type: ignore[call-overload]
     return CheckpointCoordinator(
         store,
-        LocationPaths(),
         owner_id=owner,
         max_parallelism=max_parallelism,
         options=CheckpointOptions(**options),  # type: ignore[arg-type]
@@ -145,8 +144,7 @@ def small_checkpoint(one: CheckpointCoordinator, checkpoint_id: int, **more: obj
 
 def checkpoint_ids(store: ObjectStore) -> list[int]:
     """Return the entries that are checkpoints, ascending; the other ones are claims."""
-    paths = LocationPaths()
-    return [one for one in present_ids(store, paths) if not may_be_claim(store, paths, one)]
+    return [one for one in present_ids(store) if not may_be_claim(store, one)]
 
 
 def memory_url() -> str:

@@ -12,9 +12,7 @@ from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.batched_clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, put_tag
 from statelog.errors import StoreError
-from statelog.store import LocationPaths
-
-PATHS = LocationPaths()
+from statelog.store import PATHS
 
 
 class Background:
@@ -66,7 +64,7 @@ def run(one: CheckpointCoordinator, commits: int) -> None:
 
 def tag(store: DictStore, name: str, checkpoint_id: int) -> Tag:
     wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
-    return put_tag(store, PATHS, wanted, clock_ms=lambda: 0)
+    return put_tag(store, wanted, clock_ms=lambda: 0)
 
 
 def needed(one: CheckpointCoordinator) -> set[int]:

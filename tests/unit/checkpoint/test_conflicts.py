@@ -13,7 +13,7 @@ from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
 from statelog.checkpoint.stream_factory import CheckpointedStateScope, FsCheckpointStreamFactory
 from statelog.errors import FencedError, ObjectExistsError, StoreError
 from statelog.model import FileStateHandle
-from statelog.store import LocationPaths, verify_put_if_absent
+from statelog.store import verify_put_if_absent
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore
 
 
@@ -142,7 +142,7 @@ def test_a_conflict_at_the_probe_is_no_word_broken(conflicting, monkeypatch, kin
     url = f"s3://conflicts/{kind.value}-{conflicts}"
     monkeypatch.setattr(ConflictingStore, "url", url)
     conflicting.kind, conflicting.conflicts_at_first = kind, conflicts
-    verify_put_if_absent(conflicting, LocationPaths())
+    verify_put_if_absent(conflicting)
     assert [name for name in conflicting.objects if not name.startswith("probed/")] == []
 
 
@@ -150,7 +150,7 @@ def test_a_probe_that_conflicts_for_ever_ends_with_a_store_error(conflicting, mo
     monkeypatch.setattr(ConflictingStore, "url", "s3://conflicts/for-ever")
     conflicting.conflicts_at_first = 10**6
     with pytest.raises(StoreError, match=r"tmp/probe-.*no object is there") as raised:
-        verify_put_if_absent(conflicting, LocationPaths())
+        verify_put_if_absent(conflicting)
     assert "reason" not in raised.value.facts
 
 

@@ -16,9 +16,8 @@ from statelog.checkpoint.history import find_newest, read_entry
 from statelog.errors import CheckpointError, FencedError, ObjectExistsError, ObjectNotFoundError
 from statelog.format.claim_record import ClaimRecord
 from statelog.model import KeyGroupRange, TaskStateSnapshot
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 
-PATHS = LocationPaths()
 ALL = KeyGroupRange(0, 7)
 GOLDEN = Path(__file__).parents[2] / "golden" / "vectors" / "location_v1"
 
@@ -66,7 +65,7 @@ def go_on(store: DictStore, owner: str, value: bytes) -> int:
 
 
 def values(store: DictStore) -> list[bytes]:
-    newest = find_newest(store, PATHS).newest
+    newest = find_newest(store).newest
     assert newest is not None
     return [bytes(change.value) for change in read_log(store, newest.log)]
 
@@ -86,7 +85,7 @@ def test_the_history_goes_on_and_old_drivers_are_fenced(store: DictStore) -> Non
     assert number == 6  # 5 is the claim: 4 is taken by the late commit
     assert [b"one", b"two", b"three", b"four"] == values(store)
     assert is_fenced(store, 2)
-    claim = read_entry(store, PATHS, 5)
+    claim = read_entry(store, 5)
     assert isinstance(claim, ClaimRecord)
     assert (3, 3) == (claim.newest, claim.fenced)
     # The late commit is no part of the history, and is deleted as what a dead owner left.

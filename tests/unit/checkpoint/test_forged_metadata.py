@@ -24,7 +24,7 @@ from statelog.model import (
 )
 from statelog.model.handles import stream_handle_from_json
 from statelog.model.object_path import checked_path
-from statelog.store import LocationPaths, open_store
+from statelog.store import PATHS, open_store
 
 ALL = KeyGroupRange(0, 7)
 FORGED = [
@@ -108,12 +108,11 @@ def test_forged_metadata_reads_and_deletes_nothing(path, where, tmp_path, capsys
     victim.parent.mkdir()
     victim.write_text("mine")
     store = open_store(str(tmp_path / "location"))
-    paths = LocationPaths()
-    store.put(paths.metadata(40), forged_checkpoint(path, where=where))
+    store.put(PATHS.metadata(40), forged_checkpoint(path, where=where))
     with pytest.raises(CheckpointError, match="forged or damaged") as caught:
-        load_checkpoint(store, paths, 40)
+        load_checkpoint(store, 40)
     assert caught.value.reason == "damaged"
-    (found,) = verify_location(store, paths)
+    (found,) = verify_location(store)
     assert "forged" in found.problem
     for arguments in (["verify"], ["gc", "--apply", "--min-age", "0s"], ["checkpoints"]):
         assert run([arguments[0], str(tmp_path / "location"), *arguments[1:]]) == 1

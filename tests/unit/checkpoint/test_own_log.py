@@ -8,7 +8,7 @@ from tests.unit.checkpoint.helpers import ManualClock, log_in_file
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot
 from statelog.model.checkpoint import MaterializedHandle
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 
 GROUPS = KeyGroupRange(0, 3)
 
@@ -17,7 +17,6 @@ def test_a_snapshot_does_not_hide_the_changes_of_its_own_checkpoint() -> None:
     store = DictStore()
     coordinator = CheckpointCoordinator(
         store,
-        LocationPaths(),
         owner_id="writer",
         max_parallelism=len(GROUPS),
         options=CheckpointOptions(retained=2),
@@ -30,7 +29,7 @@ def test_a_snapshot_does_not_hide_the_changes_of_its_own_checkpoint() -> None:
         log = log_in_file(store, GROUPS, [[(1, b"change")]], checkpoint_id)
         snapshot = None
         if checkpoint_id == 2:
-            path = LocationPaths().task_owned("snapshot")
+            path = PATHS.task_owned("snapshot")
             store.put(path, b"snapshot")
             snapshot = MaterializedHandle(GROUPS, checkpoint_id, FileStateHandle(path, 8))
         coordinator.trigger(checkpoint_id, [GROUPS])

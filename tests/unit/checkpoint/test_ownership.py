@@ -18,17 +18,15 @@ from statelog.checkpoint.ownership import (
 from statelog.errors import CheckpointError, UsageError
 from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord
 from statelog.model import KeyGroupRange, TaskStateSnapshot
-from statelog.store import LocationPaths
-
-PATHS = LocationPaths()
+from statelog.store import PATHS
 
 
 def claim(store: DictStore, owner: str = "a") -> Place:
-    return claim_place(store, PATHS, owner, lambda: 1234, lambda seconds: None)
+    return claim_place(store, owner, lambda: 1234, lambda seconds: None)
 
 
 def entry(store: DictStore, number: int) -> ClaimRecord:
-    found = read_entry(store, PATHS, number)
+    found = read_entry(store, number)
     assert isinstance(found, ClaimRecord)
     return found
 
@@ -139,13 +137,13 @@ def test_a_claim_that_others_always_win_is_given_up():
 
 def test_the_newest_claim_is_described_for_a_message():
     store = DictStore()
-    assert describe_newest_claim(store, PATHS) == "missing"
+    assert describe_newest_claim(store) == "missing"
     claim(store, "a\x1b[31m")
-    assert describe_newest_claim(store, PATHS) == (
+    assert describe_newest_claim(store) == (
         "chk-0/_metadata, claimed by 'a\\x1b[31m' at 1970-01-01 00:00:01 UTC"
     )
     store.put(PATHS.metadata(1), b"")
-    assert "unknown (damaged changelog file chk-1" in describe_newest_claim(store, PATHS)
+    assert "unknown (damaged changelog file chk-1" in describe_newest_claim(store)
 
 
 def test_a_damaged_highest_entry_does_not_prevent_a_claim():
@@ -153,7 +151,7 @@ def test_a_damaged_highest_entry_does_not_prevent_a_claim():
     store = DictStore()
     small_checkpoint(started(store), 1)
     store.put(PATHS.metadata(2), b"damaged")
-    top = find_top(store, PATHS, present_ids(store, PATHS))
+    top = find_top(store, present_ids(store))
     assert (2, 2, 3) == (top.number, top.newest, top.next_number)
     assert claim(store).claim.number == 3
 

@@ -33,12 +33,11 @@ from statelog.model import (
     MaterializedHandle,
     TaskStateSnapshot,
 )
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 from statelog.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.campaign
 
-PATHS = LocationPaths()
 ALL = KeyGroupRange(0, 7)
 Fault = Callable[[FaultyStore, str], None]
 
@@ -97,7 +96,7 @@ def planted(tree: FaultyStore) -> FaultyStore:
 def verified(store: FaultyStore) -> tuple[list[VerifiedObject], int | None]:
     sound = SoundCheckpoints()
     findings = []
-    for one in verify_location(store, PATHS):  # type: ignore[arg-type]
+    for one in verify_location(store):  # type: ignore[arg-type]
         sound.add(one)
         if one.problem:
             findings.append(one)
@@ -107,10 +106,10 @@ def verified(store: FaultyStore) -> tuple[list[VerifiedObject], int | None]:
 def needed(tree: FaultyStore) -> dict[str, set[int]]:
     """Return by object which retained checkpoints need it."""
     found: dict[str, set[int]] = {}
-    newest = find_newest(tree, PATHS).newest  # type: ignore[arg-type]
+    newest = find_newest(tree).newest  # type: ignore[arg-type]
     assert newest is not None
     for checkpoint_id in newest.retained:
-        one = read_checkpoint(tree, PATHS, checkpoint_id).checkpoint  # type: ignore[arg-type]
+        one = read_checkpoint(tree, checkpoint_id).checkpoint  # type: ignore[arg-type]
         for path in (PATHS.metadata(checkpoint_id), *one.referenced_paths()):
             found.setdefault(path, set()).add(checkpoint_id)
     return found
@@ -124,7 +123,7 @@ def expect(tree: FaultyStore, store: FaultyStore, path: str, finding: str) -> Ve
     """Check that exactly this object is found, and which checkpoint is the newest sound one."""
     findings, newest_sound = verified(store)
     assert [(path, finding)] == [(one.path, one.finding) for one in findings], findings
-    sound = set(find_newest(tree, PATHS).newest.retained) - needed(tree)[path]  # type: ignore
+    sound = set(find_newest(tree).newest.retained) - needed(tree)[path]  # type: ignore
     assert max(sound, default=None) == newest_sound
     assert path in findings[0].problem or "checkpoint" in findings[0].problem
     return findings[0]
@@ -135,7 +134,7 @@ KINDS = ("chk-", "dstl/", "taskowned/", "output/")
 
 def test_the_tree_is_sound_and_has_every_kind(tree: FaultyStore) -> None:
     assert verified(tree) == ([], 5)
-    found = list(verify_location(tree, PATHS))  # type: ignore[arg-type]
+    found = list(verify_location(tree))  # type: ignore[arg-type]
     assert {"checkpoint", "changelog", "snapshot", "other"} == {one.kind for one in found}
     assert set(needed(tree)) == {one.path for one in found}
     assert all(set(one.checkpoints) == needed(tree)[one.path] for one in found)
@@ -252,7 +251,7 @@ def rewritten(
 ) -> FaultyStore:
     """Return the tree with metadata that another program wrote, with sound checksums."""
     store = planted(tree)
-    stored = read_checkpoint(store, PATHS, checkpoint_id)  # type: ignore[arg-type]
+    stored = read_checkpoint(store, checkpoint_id)  # type: ignore[arg-type]
     changed = change(copy.deepcopy(stored.checkpoint))
     assert isinstance(changed, CompletedCheckpoint)
     sections = {tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS}
@@ -317,7 +316,7 @@ def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
 def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
     store = planted(tree)
     path = PATHS.metadata(5)
-    stored = read_checkpoint(store, PATHS, 5)  # type: ignore[arg-type]
+    stored = read_checkpoint(store, 5)  # type: ignore[arg-type]
     body = bytearray(encode_record(stored.record))
     body[0:2] = (99).to_bytes(2, "big")
     writer = SegmentWriter()

@@ -11,20 +11,15 @@ from statelog.checkpoint.at_time import find_checkpoint_at, parse_time
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.tags import ReaderPosition, Tag, TagKind, put_tag, retained_checkpoints
 from statelog.errors import CheckpointError, UsageError
-from statelog.store import LocationPaths
 from statelog.testing.faulty_store import FaultyStore
-
-PATHS = LocationPaths()
 
 
 def position(history: History, name: str = "copy", newest: int = 4) -> ReaderPosition:
-    return ReaderPosition(
-        store=history.store, paths=PATHS, name=name, newest=newest, clock_ms=lambda: 7
-    )
+    return ReaderPosition(store=history.store, name=name, newest=newest, clock_ms=lambda: 7)
 
 
 def kept(history: History) -> tuple[int, ...]:
-    return retained_checkpoints(history.store, PATHS)
+    return retained_checkpoints(history.store)
 
 
 def test_a_position_keeps_what_was_not_read_within_its_bound() -> None:
@@ -34,7 +29,7 @@ def test_a_position_keeps_what_was_not_read_within_its_bound() -> None:
     assert reader.current() is None
     reader.move(2)
     other = Tag(kind=TagKind.TAG, name="copy", checkpoint_id=2)
-    put_tag(history.store, PATHS, other, clock_ms=lambda: 7)
+    put_tag(history.store, other, clock_ms=lambda: 7)
     history.run(2)
     assert (kept(history), reader.current()) == ((2, 3, 4), 2)
     reader.move(4)
@@ -61,23 +56,20 @@ def test_a_position_keeps_what_was_not_read_within_its_bound() -> None:
 def test_a_time_means_the_newest_checkpoint_before_it() -> None:
     history = History("times", FaultyStore(), retained=3)
     history.run(5)
-    made = {
-        one: read_checkpoint(history.store, PATHS, one).checkpoint.created_at_ms
-        for one in (3, 4, 5)
-    }
+    made = {one: read_checkpoint(history.store, one).checkpoint.created_at_ms for one in (3, 4, 5)}
     assert len(set(made.values())) == 3
     for one, milliseconds in made.items():
         time = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=milliseconds)
-        assert find_checkpoint_at(history.store, PATHS, time) == one
+        assert find_checkpoint_at(history.store, time) == one
         bare = parse_time(time.replace(tzinfo=None).isoformat())
-        assert find_checkpoint_at(history.store, PATHS, bare) == one
+        assert find_checkpoint_at(history.store, bare) == one
         before = time - dt.timedelta(milliseconds=1)
         if one > 3:
-            assert find_checkpoint_at(history.store, PATHS, before) == one - 1
+            assert find_checkpoint_at(history.store, before) == one - 1
             continue
         with pytest.raises(CheckpointError, match="the oldest, checkpoint 3, was created at"):
-            find_checkpoint_at(history.store, PATHS, before)
+            find_checkpoint_at(history.store, before)
     with pytest.raises(UsageError, match="'yesterday' is no time of ISO 8601"):
         parse_time("yesterday")
     with pytest.raises(CheckpointError, match="has no retained checkpoint"):
-        find_checkpoint_at(FaultyStore(), PATHS, dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+        find_checkpoint_at(FaultyStore(), dt.datetime(2026, 1, 1, tzinfo=dt.UTC))

@@ -8,7 +8,7 @@ from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
 
 from statelog.checkpoint.history import KnownEntries, find_newest
 from statelog.checkpoint.restore import find_restore_point
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 
 TAG = b"MINE"
 
@@ -43,34 +43,34 @@ def filled(checkpoints: int) -> CountingStore:
 def test_a_restart_reads_the_newest_checkpoint_once(checkpoints):
     store, newest = filled(checkpoints), checkpoints
     known: KnownEntries = {}
-    assert find_newest(store, LocationPaths(), known=known).newest.checkpoint_id == newest
-    assert find_newest(store, LocationPaths(), known=known).newest.checkpoint_id == newest
+    assert find_newest(store, known=known).newest.checkpoint_id == newest
+    assert find_newest(store, known=known).newest.checkpoint_id == newest
     heir = coordinator(store, "b")
     heir.claim(known=known)
     assert heir.restore().checkpoint_id == newest
     assert heir.section(newest, TAG) == b"%d" % newest
     small_checkpoint(heir, heir.next_checkpoint_id)
     heir.clean_up()
-    assert store.reads[LocationPaths().metadata(newest)] == 1
+    assert store.reads[PATHS.metadata(newest)] == 1
 
 
 def test_a_restart_from_an_older_checkpoint_reads_it_and_the_newest_once():
     store = filled(6)
     known: KnownEntries = {}
-    find_newest(store, LocationPaths(), known=known)
-    find_restore_point(store, LocationPaths(), 5, known=known)
+    find_newest(store, known=known)
+    find_restore_point(store, 5, known=known)
     heir = coordinator(store, "b")
     heir.claim(known=known)
     assert heir.restore(5).checkpoint_id == 5
     assert heir.section(5, TAG) == b"5"
     small_checkpoint(heir, heir.next_checkpoint_id)
-    assert [store.reads[LocationPaths().metadata(one)] for one in (5, 6)] == [1, 1]
+    assert [store.reads[PATHS.metadata(one)] for one in (5, 6)] == [1, 1]
 
 
 def test_what_was_committed_after_the_first_look_is_found():
     store = filled(2)
     known: KnownEntries = {}
-    find_newest(store, LocationPaths(), known=known)
+    find_newest(store, known=known)
     small_checkpoint(started(store, "b"), 4)
     heir = coordinator(store, "c")
     heir.claim(known=known)

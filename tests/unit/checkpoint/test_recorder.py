@@ -7,7 +7,6 @@ from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.options import CheckpointOptions
-from statelog.store.paths import LocationPaths
 
 ALL = KeyGroupRange(0, 7)
 
@@ -25,7 +24,6 @@ def test_sizes_of_the_last_checkpoint(store) -> None:
     metrics = sl.Metrics()
     one = CheckpointCoordinator(
         store,
-        LocationPaths(),
         owner_id="a",
         max_parallelism=8,
         options=CheckpointOptions(),

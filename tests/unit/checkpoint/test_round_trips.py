@@ -19,12 +19,11 @@ from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.restore import LEFTOVERS_MAX
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.state.reader.location_state import LocationState
-from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.store import ObjectStore, open_store
 from statelog.testing.faulty_store import FaultyStore
 
 ALL_GROUPS = KeyGroupRange(0, 7)
 RETAINED, HANDLES = 100, 250
-PATHS = LocationPaths()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def test_a_restart_and_a_commit(location: ObjectStore, monkeypatch):
 def test_a_listing_of_checkpoints(location: ObjectStore, monkeypatch):
     """The entries and the tags; the end of every entry; and the newest checkpoint, if a claim is above it."""
     store = RoundTrips(location, monkeypatch)
-    assert store.count(lambda: list_checkpoints(store, PATHS)) <= 3
+    assert store.count(lambda: list_checkpoints(store)) <= 3
 
 
 @pytest.mark.parametrize("seed", range(3))

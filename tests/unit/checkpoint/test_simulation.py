@@ -46,7 +46,7 @@ from statelog.model import (
     TaskStateSnapshot,
     split_key_groups,
 )
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 
 pytestmark = pytest.mark.campaign
 
@@ -56,7 +56,6 @@ BLOCKS, SEEDS_A_BLOCK, BATCHED_BLOCKS = 40, 25, 4
 LATE_DELETE = 773
 """The seed of a known fault, which has a test of its own below."""
 KEY_GROUPS = 8
-PATHS = LocationPaths()
 ALL = KeyGroupRange(0, KEY_GROUPS - 1)
 
 
@@ -220,7 +219,6 @@ class World:
     def coordinator(self, name: str, retained: int = 2) -> CheckpointCoordinator:
         return CheckpointCoordinator(
             self.store,
-            PATHS,
             owner_id=name,
             max_parallelism=KEY_GROUPS,
             options=CheckpointOptions(retained=retained),

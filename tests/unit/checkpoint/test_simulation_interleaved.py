@@ -53,8 +53,8 @@ def test_an_entry_may_be_deleted_during_the_look() -> None:
 
 def ignores_entries_above(store: Any, paths: Any, claim: ClaimRecord, known: Any) -> Place:
     """A new owner lists after its claim as well, and ignores entries above it."""
-    ids = tuple(one for one in present_ids(store, paths) if one <= claim.number)
-    return Place(claim, ids, read_pins(store, paths))
+    ids = tuple(one for one in present_ids(store) if one <= claim.number)
+    return Place(claim, ids, read_pins(store))
 
 
 clean_up = CheckpointCoordinator.clean_up
@@ -63,10 +63,10 @@ clean_up = CheckpointCoordinator.clean_up
 def deletes_claims(self: CheckpointCoordinator) -> CleanUpReport:
     """Clean-up deletes the claims below the next number, too."""
     report = clean_up(self)
-    for number in present_ids(self._store, self._paths):
+    for number in present_ids(self._store):
         if number >= self.next_checkpoint_id:
             continue
-        if isinstance(read_entry(self._store, self._paths, number), ClaimRecord):
+        if isinstance(read_entry(self._store, number), ClaimRecord):
             self._store.delete([self._paths.metadata(number)])
     return report
 

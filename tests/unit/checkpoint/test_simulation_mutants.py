@@ -104,9 +104,9 @@ def test_a_mutant_is_caught(
             simulate(seed)
 
 
-def claims_nothing(store, paths, owner_id, clock_ms, pause, *, known, verify) -> Place:
+def claims_nothing(store, owner_id, clock_ms, pause, *, known, verify) -> Place:
     """A new owner puts no claim, and begins at the first free number."""
-    top = find_top(store, paths, present_ids(store, paths), known)
+    top = find_top(store, present_ids(store), known)
     claim = ClaimRecord(
         number=top.next_number - 1,
         owner_id=owner_id,
@@ -115,7 +115,7 @@ def claims_nothing(store, paths, owner_id, clock_ms, pause, *, known, verify) ->
         newest=top.newest,
         next_number=top.next_number,
     )
-    return Place(claim, tuple(present_ids(store, paths)), read_pins(store, paths))
+    return Place(claim, tuple(present_ids(store)), read_pins(store))
 
 
 def test_owners_that_put_no_claim_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,26 +28,24 @@ from statelog.checkpoint.tags import (
 from statelog.core.pins import Pin
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
-from statelog.store import LocationPaths
 
 ALL = KeyGroupRange(0, 7)
-PATHS = LocationPaths()
 NAMED = {"facts": {"comment": "before the release"}, "files": {"offsets/7": b"v1\n{}\n3\n"}}
 
 
 def tag(store, checkpoint_id, name="t", kind=TagKind.TAG, newest=0, **more):
     wanted = Tag(kind=kind, name=name, checkpoint_id=checkpoint_id, newest=newest)
-    return put_tag(store, PATHS, wanted, clock_ms=ManualClock(), **more)
+    return put_tag(store, wanted, clock_ms=ManualClock(), **more)
 
 
 def sweep(store):
     later = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
-    return collect_garbage(store, PATHS, min_age=dt.timedelta(0), dry_run=False, now=later)
+    return collect_garbage(store, min_age=dt.timedelta(0), dry_run=False, now=later)
 
 
 def values_of(store, checkpoint_id):
     """Return the values in the log of a checkpoint, read as a restoring task would."""
-    log = find_checkpoint(store, PATHS, checkpoint_id).log
+    log = find_checkpoint(store, checkpoint_id).log
     return [bytes(change.value) for change in read_log(store, log)]
 
 
@@ -66,15 +64,13 @@ def test_a_tagged_checkpoint_outlives_the_retention():
             tag(store, 2)
     assert one.checkpoints() == [2, 6]
     assert values_of(store, 2) == [b"v2"]
-    assert [c.checkpoint_id for c in list_checkpoints(store, PATHS) if c.is_retained] == [2, 6]
+    assert [c.checkpoint_id for c in list_checkpoints(store) if c.is_retained] == [2, 6]
     assert not sweep(store).deleted
     assert not [
-        found
-        for found in verify_location(store, PATHS)
-        if found.kind == "checkpoint" and found.problem
+        found for found in verify_location(store) if found.kind == "checkpoint" and found.problem
     ]
 
-    delete_tag(store, find_tag(store, PATHS, "t", TagKind.TAG))
+    delete_tag(store, find_tag(store, "t", TagKind.TAG))
     small_checkpoint(one, 7)
     one.clean_up()
     small_checkpoint(one, 8)
@@ -82,14 +78,14 @@ def test_a_tagged_checkpoint_outlives_the_retention():
     assert one.checkpoints() == [8]
     assert "taskowned/s2" not in store.objects
     with pytest.raises(CheckpointError):
-        find_checkpoint(store, PATHS, 2)
+        find_checkpoint(store, 2)
 
 
 def test_the_content_of_a_tag_is_read_back_and_verified():
     store = DictStore()
     small_checkpoint(started(store), 1)
     made = tag(store, 1, "v1.2", **NAMED)
-    assert list_tags(store, PATHS) == [made]
+    assert list_tags(store) == [made]
     content = read_tag(store, made)
     assert (content.facts, content.files) == (NAMED["facts"], NAMED["files"])
     data, when = store.objects[made.path]
@@ -108,7 +104,7 @@ def test_a_tag_after_the_commit_that_subsumed_it_is_refused():
     with pytest.raises(CheckpointError, match="no longer retained") as raised:
         tag(store, 1)
     assert raised.value.reason == "subsumed"
-    assert list_tags(store, PATHS) == []
+    assert list_tags(store) == []
     with pytest.raises(CheckpointError, match="does not exist"):
         tag(store, 9)
 
@@ -119,7 +115,7 @@ def test_a_tag_between_commit_and_clean_up_holds():
     small_checkpoint(one, 1)
     made = tag(store, 1)
     small_checkpoint(one, 2)
-    assert find_checkpoint(store, PATHS, 1).checkpoint_id == 1  # retained by the tag alone
+    assert find_checkpoint(store, 1).checkpoint_id == 1  # retained by the tag alone
     one.clean_up()
     assert small_checkpoint(one, 3).retained == (1, 3)
     # A second tag may hold what only the first one retains.
@@ -140,7 +136,7 @@ def test_names_are_unique_and_plain():
         with pytest.raises(UsageError):
             tag(store, 1, name)
     with pytest.raises(CheckpointError, match="it has: t"):
-        find_tag(store, PATHS, "other", TagKind.TAG)
+        find_tag(store, "other", TagKind.TAG)
 
 
 def test_a_pinned_checkpoint_that_was_given_up_is_kept():

@@ -46,7 +46,7 @@ def job(tmp_path: Path) -> RecordedJob:
 
 def objects(job: RecordedJob) -> list[Path]:
     """Return the files with recordings, oldest first; the failure is the last."""
-    return [Path(job.location) / one.path for one in list_recordings(job.store, job.paths)]
+    return [Path(job.location) / one.path for one in list_recordings(job.store)]
 
 
 def flip(file: Path, at: int = -1) -> None:
@@ -82,7 +82,7 @@ def test_verify_reports_a_damaged_recording(
     newest = job.coordinator.latest.checkpoint_id
     assert newest == summary["newest_sound"], "state is restored without recordings"
     with pytest.raises(UsageError, match="all its objects are sound"):
-        plan_give_up(job.store, job.paths, newest)
+        plan_give_up(job.store, newest)
 
 
 def test_verify_reports_a_newer_and_a_missing_recording(
@@ -155,4 +155,4 @@ def test_a_schema_that_is_none_is_a_gap(
 def test_a_missing_recording_holds_no_key(job: RecordedJob) -> None:
     first, second, *_ = objects(job)
     first.unlink()
-    assert f"recordings/{second.name}" in objects_with_key(job.store, job.paths, "k1")
+    assert f"recordings/{second.name}" in objects_with_key(job.store, "k1")

@@ -25,9 +25,8 @@ from statelog.checkpoint.audit import USER_ENVIRONMENT, AuditLine, audited, read
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.cli import main as cli
 from statelog.errors import StoreError
-from statelog.store import LocationPaths, open_existing_store, open_location, open_store
+from statelog.store import open_existing_store, open_location, open_store
 
-PATHS = LocationPaths()
 KEY = key_texts(killed.KEY)
 
 READ_ONLY = {
@@ -75,7 +74,7 @@ def place(tmp_path: Path) -> Place:
 def lines_of(location: str) -> list[AuditLine]:
     if not Path(location, "audit").is_dir():
         return []
-    found = read_audit_log(open_existing_store(location), PATHS)
+    found = read_audit_log(open_existing_store(location))
     assert ((), ()) == (found.unknown, tuple(one.problem for one in found.lines if one.problem))
     return list(found.lines)
 
@@ -246,10 +245,10 @@ def test_the_folder_is_kept_by_gc_and_copied_by_copy(
     store = open_store(place.state)
     later = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
     report = collect_garbage(
-        store, PATHS, min_age=dt.timedelta(0), dry_run=False, now=later
+        store, min_age=dt.timedelta(0), dry_run=False, now=later
     )  # fmt: skip
     assert 0 == report.unknown
-    assert [] == [found.problem for found in verify_location(store, PATHS) if found.problem]
+    assert [] == [found.problem for found in verify_location(store) if found.problem]
     call_cli("copy", place.state, place.new)
     assert ["tag", "copy"] == [operation_of(one) for one in lines_of(place.new)]
     assert ["tag"] == [operation_of(one) for one in lines_of(place.state)]

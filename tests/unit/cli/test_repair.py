@@ -15,9 +15,8 @@ from statelog.errors import FencedError
 from statelog.format.claim_record import CLAIM_BYTES_MAX
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.operations.repair import plan_repair
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
-PATHS = LocationPaths()
 ALL = KeyGroupRange(0, 7)
 
 
@@ -99,7 +98,7 @@ def test_an_unfinished_clean_up_is_finished(call, place, tmp_path):
         one["path"] for one in found[:-1] if one["kind"] == "clean-up"
     }
     call("repair", str(place), "--min-age", "0s", "--apply")
-    assert find_newest(store, PATHS).newest.checkpoint_id == 6
+    assert find_newest(store).newest.checkpoint_id == 6
     assert "all intact" in call("verify", str(place))
 
 
@@ -114,7 +113,7 @@ def test_claims_are_kept(call, place):
     call("repair", str(place), "--min-age", "0s", "--apply")
     assert claims | needed == {one for one in tree(place) if one.startswith("chk-")}
     now = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
-    collect_garbage(store, PATHS, min_age=dt.timedelta(), dry_run=False, now=now)
+    collect_garbage(store, min_age=dt.timedelta(), dry_run=False, now=now)
     assert claims | needed == {one for one in tree(place) if one.startswith("chk-")}
 
 
@@ -137,7 +136,6 @@ def test_a_damaged_newest_checkpoint_is_never_dropped(call, place):
     assert found[-1]["summary"]["usable_id"] == 2
     plan = plan_repair(
         open_store(str(place)),
-        PATHS,
         min_age=dt.timedelta(),
         now=dt.datetime.now(dt.UTC),
     )
@@ -157,9 +155,9 @@ def test_giving_up_names_what_is_lost(call, place):
         (one["checkpoint_id"], one["state"], one["action"]) for one in found[:-1]
     ]
     assert found[-1]["summary"] == {"dry_run": False, "kept": 2, "lost": 1, "committed_id": 5}
-    newest = find_newest(store, PATHS).newest
+    newest = find_newest(store).newest
     assert (5, 2) == (newest.checkpoint_id, newest.parent_id)
-    assert [] == [one for one in verify_location(store, PATHS) if one.problem]
+    assert [] == [one for one in verify_location(store) if one.problem]
     assert not (place / "chk-3" / "_metadata").exists()
     after = started(store, "after")
     small_checkpoint(after, 7)
@@ -182,7 +180,7 @@ def test_giving_up_keeps_what_may_be_a_claim(call, place):
     damage(place, "chk-5/_metadata")
     call("repair", str(place), "--give-up-after", "3", "--apply")
     assert (place / "chk-5" / "_metadata").exists(), "its number is not free"
-    newest = find_newest(open_store(str(place)), PATHS).newest
+    newest = find_newest(open_store(str(place))).newest
     assert (7, 3) == (newest.checkpoint_id, newest.parent_id)
 
 
@@ -193,7 +191,7 @@ def test_giving_up_needs_a_sound_checkpoint(call, place):
     assert "does not exist" in call("repair", str(place), "--give-up-after", "7", status=1)
     log = next(
         one.handles_and_offsets[0].handle.path
-        for one in find_newest(open_store(str(place)), PATHS).newest.log
+        for one in find_newest(open_store(str(place))).newest.log
         if one.checkpoint_id == 2
     )
     damage(place, log)

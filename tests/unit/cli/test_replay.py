@@ -346,16 +346,16 @@ def test_the_debugger_stops_in_the_processor_before_a_difference(job: RecordedJo
 
 
 def test_a_key_is_removed_from_all_recordings(job: RecordedJob) -> None:
-    store, paths = job.store, job.paths
-    both = objects_with_key(store, paths, "k1")
+    store = job.store
+    both = objects_with_key(store, "k1")
     assert 2 == len(both)
-    (failed,) = objects_with_key(store, paths, "k3")
+    (failed,) = objects_with_key(store, "k3")
     assert failed.startswith("recordings/failed/")
-    planned = forget_key(store, paths, "k1", dry_run=True)
+    planned = forget_key(store, "k1", dry_run=True)
     assert (tuple(both), ()) == (planned.rewritten, planned.deleted)
-    assert both == objects_with_key(store, paths, "k1")
-    assert planned == forget_key(store, paths, "k1")
-    assert [] == objects_with_key(store, paths, "k1")
+    assert both == objects_with_key(store, "k1")
+    assert planned == forget_key(store, "k1")
+    assert [] == objects_with_key(store, "k1")
     with pytest.raises(UsageError, match="has no recording of the key"):
         replay(job.location, "k1", processor=Steps())
     (other,) = replay(job.location, "k2", processor=Steps())
@@ -364,9 +364,9 @@ def test_a_key_is_removed_from_all_recordings(job: RecordedJob) -> None:
         [row.n for row in other.input],
         {name: one for name, one in other.recorded_result.state.items() if name == "counts"},  # type: ignore[union-attr]
     )
-    assert (failed,) == forget_key(store, paths, "k3").deleted
-    assert all(not one.is_failure for one in list_recordings(store, paths))
-    assert [] == objects_with_key(store, paths, "k1")
+    assert (failed,) == forget_key(store, "k3").deleted
+    assert all(not one.is_failure for one in list_recordings(store))
+    assert [] == objects_with_key(store, "k1")
     job.run([("k1", "add", 1)], 1300)  # the query goes on
 
 

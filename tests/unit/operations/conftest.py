@@ -7,7 +7,7 @@ from tests.unit.state.reader.histories import GROUPS, History, rows_of
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.history import find_newest
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 
 @pytest.fixture
@@ -40,7 +40,6 @@ def restarted(history: History) -> History:
     """Let the query of a history start again."""
     history.coordinator = CheckpointCoordinator(
         history.store,
-        LocationPaths(),
         owner_id="again",
         max_parallelism=GROUPS,
         options=CheckpointOptions(retained=3),
@@ -54,4 +53,4 @@ def restarted(history: History) -> History:
 
 
 def newest_id(history: History) -> int:
-    return find_newest(history.store, LocationPaths()).newest.checkpoint_id
+    return find_newest(history.store).newest.checkpoint_id

@@ -25,10 +25,8 @@ from statelog.errors import (
 )
 from statelog.operations.copy_location import CopyProgress, copy_location
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_existing_store, open_store
+from statelog.store import PATHS, open_existing_store, open_store
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore
-
-PATHS = LocationPaths()
 
 
 class Target(FaultyStore):
@@ -65,7 +63,7 @@ def history(seed: object, batches: int = 5) -> History:
 
 
 def states(store, checkpoint_id: int) -> dict:
-    reader = StateReader(store, find_checkpoint(store, PATHS, checkpoint_id))
+    reader = StateReader(store, find_checkpoint(store, checkpoint_id))
     return {
         one.name: rows_of(reader.table(one.name, include_expired=True))
         for one in reader.variables()
@@ -81,10 +79,10 @@ def check_whole(source, target, ids) -> None:
     """Check that the copy has the retained checkpoints of the source, and nothing is damaged."""
     for one in ids:
         assert states(target, one) == states(source, one)
-    found = list(verify_location(target, PATHS))
+    found = list(verify_location(target))
     assert found
     assert not [one for one in found if one.problem]
-    marked = reachable_objects(target, PATHS)
+    marked = reachable_objects(target)
     assert marked is not None
     assert marked <= set(target.objects)
 
@@ -92,7 +90,7 @@ def check_whole(source, target, ids) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_copy_has_the_same_state_at_every_retained_checkpoint(seed):
     made = history(seed)
-    newest = find_newest(made.store, PATHS).newest
+    newest = find_newest(made.store).newest
     target = Target()
     seen: list[CopyProgress] = []
     report = copied(made.store, target, on_progress=seen.append, parallelism=3)
@@ -115,7 +113,7 @@ def test_a_copy_has_the_same_state_at_every_retained_checkpoint(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_an_interrupted_copy_goes_on_and_never_looks_whole(seed):
     made = history(f"interrupted {seed}")
-    newest = find_newest(made.store, PATHS).newest
+    newest = find_newest(made.store).newest
     target = Target()
     rng = random.Random(seed)
     stops = 0
@@ -133,11 +131,11 @@ def test_an_interrupted_copy_goes_on_and_never_looks_whole(seed):
             break
         except KeyboardInterrupt:
             stops += 1
-        found = find_newest(target, PATHS).newest
+        found = find_newest(target).newest
         assert found is None or found.checkpoint_id == newest.checkpoint_id
         if rng.random() < 0.3:
             made.run(1)  # the query goes on, and cleans up
-            newest = find_newest(made.store, PATHS).newest
+            newest = find_newest(made.store).newest
         if rng.random() < 0.5 and target.objects:  # half an object, as after a power failure
             path = rng.choice(sorted(target.objects))
             target.objects[path] = target.objects[path][: len(target.objects[path]) // 2]
@@ -148,14 +146,14 @@ def test_an_interrupted_copy_goes_on_and_never_looks_whole(seed):
     report = copied(made.store, target)
     assert stops
     check_whole(made.store, target, report.checkpoints)
-    assert report.checkpoints == find_newest(made.store, PATHS).newest.retained
+    assert report.checkpoints == find_newest(made.store).newest.retained
 
 
 def assert_refused_or_empty(target) -> None:
     """A copy with half a metadata object is refused by readers."""
     if any(path.endswith("/_metadata") for path in target.objects):
         try:
-            find_newest(target, PATHS)
+            find_newest(target)
         except StatelogError:
             return
 
@@ -180,13 +178,13 @@ def test_faults_of_the_target_are_repeated_or_reported(seed):
 def test_an_older_checkpoint_is_the_newest_of_its_copy():
     for seed in range(5):
         made = history(f"older {seed}")
-        newest = find_newest(made.store, PATHS).newest
+        newest = find_newest(made.store).newest
         wanted = newest.retained[1]
         target = Target()
         report = copied(made.store, target, checkpoint_id=wanted)
         assert report.checkpoints == newest.retained[:2]
         check_whole(made.store, target, report.checkpoints)
-        assert find_newest(target, PATHS).newest.retained == report.checkpoints
+        assert find_newest(target).newest.retained == report.checkpoints
         assert copied(made.store, target, checkpoint_id=wanted).copied == 0
         # The whole location may follow, and gives the older checkpoint its own record back.
         whole = copied(made.store, target)
@@ -205,7 +203,6 @@ def test_the_copy_goes_on_by_itself_and_is_protected_then():
     report = copied(made.store, target)
     owner = CheckpointCoordinator(
         target,
-        PATHS,
         owner_id="of the copy",
         max_parallelism=GROUPS,
         options=CheckpointOptions(retained=2),
@@ -292,7 +289,7 @@ def test_a_copy_is_no_garbage():
     target = Target()
     copied(made.store, target)
     late = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
-    report = collect_garbage(target, PATHS, min_age=dt.timedelta(0), dry_run=False, now=late)
+    report = collect_garbage(target, min_age=dt.timedelta(0), dry_run=False, now=late)
     assert (report.deleted, report.unknown) == ((), 0)
     with pytest.raises(ObjectNotFoundError):
         target.get("nothing")
@@ -310,22 +307,22 @@ def test_by_url(tmp_path):
 
 def test_tagged_checkpoints_are_copied_with_their_tags():
     made = history("tagged", 3)
-    first = find_newest(made.store, PATHS).newest.checkpoint_id
+    first = find_newest(made.store).newest.checkpoint_id
     for kind, name in ((TagKind.TAG, "kept"), (TagKind.READER, "feed")):
         tag = Tag(kind=kind, name=name, checkpoint_id=first)
-        put_tag(made.store, PATHS, tag, clock_ms=lambda: 0, files={"offsets/1": b"position"})
+        put_tag(made.store, tag, clock_ms=lambda: 0, files={"offsets/1": b"position"})
     made.run(4)
-    newest = find_newest(made.store, PATHS).newest
+    newest = find_newest(made.store).newest
     target = Target()
     report = copied(made.store, target)
     assert report.checkpoints[0] == first
     assert len(report.checkpoints) == 4
     check_whole(made.store, target, report.checkpoints)
-    (tag,) = list_tags(target, PATHS)
+    (tag,) = list_tags(target)
     assert (tag.kind, tag.name, tag.checkpoint_id) == (TagKind.TAG, "kept", first)
     assert read_tag(target, tag).files == {"offsets/1": b"position"}
     late = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
-    swept = collect_garbage(target, PATHS, min_age=dt.timedelta(0), dry_run=False, now=late)
+    swept = collect_garbage(target, min_age=dt.timedelta(0), dry_run=False, now=late)
     assert (swept.deleted, swept.unknown) == ((), 0)
     assert newest.checkpoint_id in report.checkpoints
 
@@ -335,7 +332,7 @@ def test_the_copy_of_a_fork_is_whole(tmp_path):
         root = tmp_path / str(seed)
         made = History(f"fork {seed}", open_store(root / "parent", fsync=False))
         made.run(4)
-        newest = find_newest(made.store, PATHS).newest
+        newest = find_newest(made.store).newest
         statelog.fork(root / "parent", root / "fork", state_only=True)
         statelog.fork(root / "fork", root / "second", state_only=True)
         report = statelog.copy(root / "second", root / "copy")
@@ -348,4 +345,4 @@ def test_the_copy_of_a_fork_is_whole(tmp_path):
             shutil.rmtree(root / name)
         copy = open_existing_store(root / "copy")
         assert states(copy, newest.checkpoint_id) == wanted
-        assert not [one for one in verify_location(copy, PATHS) if one.problem]
+        assert not [one for one in verify_location(copy) if one.problem]

@@ -27,10 +27,8 @@ from statelog.cli.main import run
 from statelog.errors import CheckpointError, CorruptionError, InvalidOptionsError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.operations import savepoints
-from statelog.store import LocationPaths, location_store, open_existing_store, opening
+from statelog.store import location_store, open_existing_store, opening
 from statelog.store.parents import ParentReference, may_follow, named_parents
-
-PATHS = LocationPaths()
 
 
 @pytest.fixture
@@ -195,7 +193,7 @@ def test_every_object_outside_is_printed(query: Query, capsys: pytest.CaptureFix
     made = forked(query)
     independent(query)
     new = str(query.folder.parent / "new")
-    [tag] = [one for one in list_tags(location(query, "state"), PATHS) if one.name == made.fork_id]
+    [tag] = [one for one in list_tags(location(query, "state")) if one.name == made.fork_id]
     assert run(["gc", new]) == 0
     shown = capsys.readouterr().out
     assert f"would delete {tag.path} in {made.parent}, the parent of this fork" in shown
@@ -252,7 +250,7 @@ HOSTILE = [
 def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> None:
     root = query.folder.parent
     tag = Tag(kind=TagKind.TAG, name="forged", checkpoint_id=5)
-    put_tag(query.state, PATHS, tag, clock_ms=lambda: 0, files={"offsets/4": b"v1", name: b"evil"})
+    put_tag(query.state, tag, clock_ms=lambda: 0, files={"offsets/4": b"v1", name: b"evil"})
     with pytest.raises(CorruptionError):
         forked(query, tag="forged")
     assert run(["fork", str(root / "state"), str(root / "q2" / "statelog"), "--tag", "forged"]) == 1
@@ -265,7 +263,7 @@ def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> N
 
 @pytest.mark.parametrize("name", HOSTILE[:6])
 def test_the_names_of_recordings_are_checked(query: Query, name: str) -> None:
-    properties = dict(find_checkpoint(query.state, PATHS).properties)
+    properties = dict(find_checkpoint(query.state).properties)
     entry = {
         "checkpoint": 4,
         "path": "recordings/x",

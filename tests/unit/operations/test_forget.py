@@ -33,11 +33,10 @@ from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_store
+from statelog.store import PATHS, open_store
 
 pytestmark = pytest.mark.campaign
 
-PATHS = LocationPaths()
 NUMBER = 9
 """A key whose text is in no other key and in no value."""
 TEXT = b"key 9"
@@ -124,7 +123,7 @@ def test_its_state_is_gone_and_the_report_names_all_that_holds_it(made, seed):
     assert all(one.leaves for one in report.traces)
     again = statelog.forget(location, key_of(NUMBER))
     assert (again.checkpoint_id, again.removed) == (None, {})
-    assert not [one for one in verify_location(history.store, PATHS) if one.problem]
+    assert not [one for one in verify_location(history.store) if one.problem]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -143,7 +142,7 @@ def test_now_leaves_no_byte_of_it(made, seed):
     assert states(history) == without_key(before)
     assert report.given_up == planned.given_up
     assert set(planned.deleted) <= set(report.deleted)
-    assert not [one for one in verify_location(history.store, PATHS) if one.problem]
+    assert not [one for one in verify_location(history.store) if one.problem]
     # The other rows of the micro-batch are delivered all the same.
     newest = newest_checkpoint(history.store)
     assert newest.checkpoint_id == report.checkpoint_id
@@ -187,7 +186,7 @@ def test_what_the_report_says_makes_each_trace_leave(made):
     orphans = {one.path for one in report.traces if "garbage collection" in one.leaves}
     assert objects_with_text(history) == orphans
     late = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
-    collect_garbage(history.store, PATHS, min_age=dt.timedelta(0), dry_run=False, now=late)
+    collect_garbage(history.store, min_age=dt.timedelta(0), dry_run=False, now=late)
     assert objects_with_text(history) == set()
 
 
@@ -297,7 +296,6 @@ def test_tags_and_forks_are_named_and_stop_a_rewrite(made):
     newest = newest_checkpoint(history.store)
     tag = put_tag(
         history.store,
-        PATHS,
         Tag(kind=TagKind.TAG, name="kept", checkpoint_id=newest.checkpoint_id),
         clock_ms=lambda: 0,
     )
@@ -334,7 +332,7 @@ def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
     expected = "The parent of this fork still holds the key: statelog forget "
     assert last_line(second, "--now").startswith(f"{expected}--now --apply -- ")
     assert last_line(second, "--apply").startswith(f"{expected}--apply -- ")
-    [tag] = list_tags(open_store(first), LocationPaths())
+    [tag] = list_tags(open_store(first))
     run_cli(["forget", "--now", second, *key])
     may_be = f"{tag.path} in file://{first}, the parent of this fork, may be deleted"
     assert may_be in capsys.readouterr().out
@@ -374,6 +372,6 @@ def test_on_the_command_line(made, capsys):
     with pytest.raises(UsageError, match="has no operator 'x'"):
         statelog.forget(location, key_of(1), operator="x")
     older = newest_checkpoint(history.store).checkpoint_id
-    with StateReader(history.store, find_checkpoint(history.store, PATHS, older)) as reader:
+    with StateReader(history.store, find_checkpoint(history.store, older)) as reader:
         assert reader.checkpoint_id == older
     assert KEYS > NUMBER

@@ -19,11 +19,10 @@ from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.tags import Tag, TagKind, list_tags
 from statelog.cli.main import run
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_existing_store, open_store
+from statelog.store import PATHS, open_existing_store, open_store
 
 pytestmark = pytest.mark.campaign
 
-PATHS = LocationPaths()
 BATCHES = 4
 SEEDS = [
     pytest.param("killed 4", id="files"),
@@ -175,7 +174,7 @@ def locations(place: Place) -> list[str]:
 
 def damage_of(location: str) -> list[str]:
     store = open_existing_store(location)
-    return [found.problem for found in verify_location(store, PATHS) if found.problem]
+    return [found.problem for found in verify_location(store) if found.problem]
 
 
 def states_of(location: str) -> dict[str, Any]:
@@ -199,7 +198,7 @@ def result(place: Place) -> dict[str, Any]:
         assert damage_of(location) == [], location
         found[location] = (
             states_of(location),
-            [tag_text(tag) for tag in list_tags(store, PATHS)],
+            [tag_text(tag) for tag in list_tags(store)],
             len(list(store.list(PATHS.parents))),
         )
     for query in (place.query, place.new_query):

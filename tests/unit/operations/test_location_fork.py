@@ -22,11 +22,10 @@ from statelog.errors import CheckpointError, UsageError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.operations import fork, savepoints
 from statelog.options import CheckpointOptions
-from statelog.store import LocationPaths, LocationStore, open_existing_store, open_store
+from statelog.store import PATHS, LocationStore, open_existing_store, open_store
 from statelog.store.parents import ParentReference
 
 ALL = KeyGroupRange(0, 7)
-PATHS = LocationPaths()
 
 
 @pytest.fixture
@@ -52,21 +51,17 @@ def location(query: Query, name: str = "new") -> LocationStore:
 
 
 def values(store: LocationStore, checkpoint_id: int | None = None) -> list[bytes]:
-    return [
-        bytes(one.value)
-        for one in read_log(store, find_checkpoint(store, PATHS, checkpoint_id).log)
-    ]
+    return [bytes(one.value) for one in read_log(store, find_checkpoint(store, checkpoint_id).log)]
 
 
 def sweep(store: LocationStore, *, dry_run: bool = False):  # type: ignore[no-untyped-def]
     later = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
-    return collect_garbage(store, PATHS, min_age=dt.timedelta(0), dry_run=dry_run, now=later)
+    return collect_garbage(store, min_age=dt.timedelta(0), dry_run=dry_run, now=later)
 
 
 def go_on(query: Query, name: str = "new") -> CheckpointCoordinator:
     one = CheckpointCoordinator(
         location(query, name),
-        PATHS,
         owner_id="heir",
         max_parallelism=8,
         options=CheckpointOptions(retained=1),
@@ -93,13 +88,13 @@ def test_parent_and_fork_go_on_and_a_sweep_of_the_parent_breaks_nothing(query: Q
     )
     heir.clean_up()
     assert values(location(query)) == [b"0", b"1", b"2", b"3", b"other"]
-    assert not [one for one in verify_location(location(query), PATHS) if one.problem]
+    assert not [one for one in verify_location(location(query)) if one.problem]
     own = {info.path for info in location(query).list()}
     assert not [path for path in own if path.startswith(("dstl", "taskowned", "parent/"))][1:]
 
 
 def record_of(query: Query, checkpoint_id: int, name: str = "new") -> dict[str, object]:
-    found = find_checkpoint(location(query, name), PATHS, checkpoint_id)
+    found = find_checkpoint(location(query, name), checkpoint_id)
     return BatchRecord.of(found).to_properties()
 
 
@@ -131,7 +126,7 @@ def test_the_new_query_begins_where_the_micro_batch_ended(query: Query) -> None:
         assert new.read(name) == query.stored.read(name)
     assert list(new.names("sources/0")) == ["3.compact"]
     assert files_upto(new, "0", 3) == files_upto(query.stored, "0", 3)
-    record = BatchRecord.of(find_checkpoint(location(query), PATHS))
+    record = BatchRecord.of(find_checkpoint(location(query)))
     assert record.query_id == made.query.query_id
     [log] = record.source_logs or []
     assert record.went_back_to is None
@@ -190,7 +185,7 @@ def test_an_interrupted_fork_goes_on_although_the_query_does(
     new = StoredQuery(open_store(made.query.checkpoint_location))
     assert new.numbers("commits") == [made.batch_id - 1, made.batch_id]
     assert [one.name for one in statelog.tags(query.folder.parent / "state")] == [made.fork_id]
-    assert not [one for one in verify_location(location(query), PATHS) if one.problem]
+    assert not [one for one in verify_location(location(query)) if one.problem]
     # The reference of the call that had written nothing else.
     assert len(sweep(location(query)).released) == (0 if is_pinned else 1)
     assert [info.path for info in location(query).list(PATHS.parents)] == [
@@ -297,7 +292,7 @@ def test_a_copied_fork_does_not_need_its_parent(
     shutil.rmtree(query.folder.parent / "state")
     store = location(query)
     assert values(store) == [b"0", b"1", b"2", b"3", b"4"]
-    assert not [one for one in verify_location(store, PATHS) if one.problem]
+    assert not [one for one in verify_location(store) if one.problem]
     assert not list(store.list("parents"))
     heir = go_on(query)
     log = log_in_file(store, ALL, [[(1, b"5")]])
@@ -383,7 +378,7 @@ def test_what_a_fork_refuses(query: Query, capsys: pytest.CaptureFixture[str]) -
         forked(query, "third")
     made = statelog.fork(root / "state", root / "fourth", state_only=True)
     assert made.query is None
-    assert BatchRecord.of(find_checkpoint(location(query, "fourth"), PATHS)).query_id == "q"
+    assert BatchRecord.of(find_checkpoint(location(query, "fourth"))).query_id == "q"
     assert not os.path.exists(root / "fourth" / "offsets")
 
 

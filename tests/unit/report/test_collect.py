@@ -27,7 +27,7 @@ from statelog.report.collect import shown_location
 from statelog.report.restart import restart_of
 from statelog.report.skew import spread_of
 from statelog.state.schema.descriptors import TIMERS_NAME
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 CHANGES = 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8
 """Bytes of changes of each checkpoint of the small job, of key groups 0 to 7."""
@@ -133,9 +133,7 @@ def test_the_driver_makes_the_requests_that_a_restart_counts(retained: int) -> N
     heir = coordinator(store, "b", retained=retained)
     heir.claim()
     heir.restore()
-    counted = restart_of(
-        newest, LocationPaths(), {}, tasks=1, operators=1, speeds=Speeds()
-    ).driver_requests
+    counted = restart_of(newest, {}, tasks=1, operators=1, speeds=Speeds()).driver_requests
     made = sum(store.requests.values())
     assert abs(made - counted) <= 2, (dict(store.requests), counted)
 

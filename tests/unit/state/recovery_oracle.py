@@ -44,7 +44,7 @@ from statelog.state.objects.map import MapState
 from statelog.state.objects.timers import Timers
 from statelog.state.objects.value import ValueState
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 from statelog.testing.faulty_store import FaultyStore
 
 GROUPS = 6
@@ -281,7 +281,7 @@ class World:
             scheduler=DirectStateChangeUploadScheduler(
                 InlineStateChangeUploader(
                     0,
-                    StateChangeFsUploader(self.store, paths=LocationPaths(), ids=self.ids),
+                    StateChangeFsUploader(self.store, paths=PATHS, ids=self.ids),
                     ids=self.ids,
                 )
             ),

@@ -13,7 +13,6 @@ from statelog.errors import ObjectExistsError, StoreError
 from statelog.store import (
     CachedStore,
     EncryptedStore,
-    LocationPaths,
     LocationStore,
     open_store,
     verify_put_if_absent,
@@ -25,7 +24,6 @@ from statelog.store.fsspec_store import FsspecStore
 from statelog.testing.faulty_store import FaultyStore
 
 NUMBERS = itertools.count()
-PATHS = LocationPaths()
 
 
 class Server(FaultyStore):
@@ -120,7 +118,7 @@ def test_a_server_that_lets_two_writers_win_is_refused(server, fault):
     for _ in range(2):  # a refusal is not remembered as a success
         store.puts.clear()
         with pytest.raises(StoreError, match=fault) as caught:
-            verify_put_if_absent(store, PATHS)
+            verify_put_if_absent(store)
         assert caught.value.reason == "put_if_absent"
         assert caught.value.url == store.url
         assert "Two drivers could both commit" in str(caught.value)
@@ -145,7 +143,7 @@ class ReadsWrongOnce(Server):
 
 def test_one_bad_read_is_no_overwrite():
     store = ReadsWrongOnce()
-    verify_put_if_absent(store, PATHS)
+    verify_put_if_absent(store)
     assert store.results
 
 
@@ -154,46 +152,46 @@ def test_writers_put_at_the_same_time():
     store = ChecksFirst()
     store.delay_s = 0.2
     with pytest.raises(StoreError, match="5 of 5 writers"):
-        verify_put_if_absent(store, PATHS)
+        verify_put_if_absent(store)
 
 
 def test_an_atomic_server_passes_and_the_location_remembers_it(next_process):
     store = Server()
-    verify_put_if_absent(store, PATHS)
+    verify_put_if_absent(store)
     assert len(store.puts) == probe_module.WRITERS * probe_module.ROUNDS + 1
     assert store.probes == []
     (path,) = store.results
     assert json.loads(store.objects[path])["server"] == store.endpoint
     store.puts.clear()
-    verify_put_if_absent(store, PATHS)
+    verify_put_if_absent(store)
     next_process()
-    verify_put_if_absent(store, PATHS)
+    verify_put_if_absent(store)
     assert store.puts == []
 
 
 def test_another_server_of_the_location_is_probed(next_process):
     """The objects were copied to a server that does not honour the condition."""
     first, second = Server(), Ignores()
-    verify_put_if_absent(first, PATHS)
+    verify_put_if_absent(first)
     second.objects, second.url = dict(first.objects), first.url
     second.endpoint = f"{first.url} at http://127.0.0.1:2"
     with pytest.raises(StoreError, match="writes a name twice"):
-        verify_put_if_absent(second, PATHS)
+        verify_put_if_absent(second)
     next_process()
     first.puts.clear()
-    verify_put_if_absent(first, PATHS)
+    verify_put_if_absent(first)
     assert first.puts == [], "the first one is still remembered"
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{}", b'{"version": 1, "server": "x"}'])
 def test_a_damaged_result_is_probed_again(next_process, content):
     store = Server()
-    verify_put_if_absent(store, PATHS)
+    verify_put_if_absent(store)
     (path,) = store.results
     store.objects[path] = content
     next_process()
     store.puts.clear()
-    verify_put_if_absent(store, PATHS)
+    verify_put_if_absent(store)
     assert store.puts
 
 
@@ -205,11 +203,11 @@ def test_a_result_that_cannot_be_stored_is_no_error(next_process):
             super().put(path, data)
 
     store = Full()
-    verify_put_if_absent(store, PATHS)
+    verify_put_if_absent(store)
     assert store.objects == {}
     next_process()
     store.puts.clear()
-    verify_put_if_absent(store, PATHS)
+    verify_put_if_absent(store)
     assert store.puts, "the next process probes again"
 
 
@@ -220,7 +218,7 @@ def test_a_failure_is_no_verdict():
 
     store = Down()
     with pytest.raises(StoreError, match="down") as caught:
-        verify_put_if_absent(store, PATHS)
+        verify_put_if_absent(store)
     assert "reason" not in caught.value.facts
     assert store.objects == {}
 
@@ -274,4 +272,4 @@ def test_a_racy_file_system_of_fsspec_is_refused():
     store = FsspecStore("racy://job", {"endpoint_url": "http://127.0.0.1:3", "token": "t"})
     assert endpoint_of(store) == "fsspec racy://job endpoint_url=http://127.0.0.1:3"
     with pytest.raises(StoreError, match="of 5 writers"):
-        verify_put_if_absent(store, PATHS)
+        verify_put_if_absent(store)

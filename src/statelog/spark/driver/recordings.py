@@ -25,7 +25,7 @@ from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskAck
 from statelog.state.recordings.format import encode_file
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 _log = logging.getLogger("statelog.spark")
 
@@ -77,22 +77,19 @@ def record_spec(
 
 
 @contextlib.contextmanager
-def recording_files(
-    store: ObjectStore, paths: LocationPaths, options: ChangelogOptions
-) -> Iterator[OutputFiles]:
+def recording_files(store: ObjectStore, options: ChangelogOptions) -> Iterator[OutputFiles]:
     """
     Yield what writes recordings, by the policy of the tasks.
 
     Args:
         store: Where files are written.
-        paths: Makes their names.
         options: Attempts and time-outs.
     """
     # Opened for one put: few micro-batches have one, and no thread remains.
     with FsStateChangelogStorage.from_options(
         Options(changelog=options), store, job_id=""
     ) as storage:
-        yield OutputFiles(storage.objects.put, paths, RandomIds())
+        yield OutputFiles(storage.objects.put, RandomIds())
 
 
 def committed_recordings(

@@ -40,7 +40,7 @@ from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.state.schema.evolution import evolve
-from statelog.store import LocationPaths, open_location
+from statelog.store import open_location
 
 # The newest checkpoint in which an operator ran, for the tasks that follow it.
 
@@ -84,7 +84,6 @@ class StateLocation:
     def __init__(self, query: Query) -> None:
         self._query = query
         settings, groups = query.settings, query.key_groups
-        self._paths = LocationPaths()
         self._store = open_location(
             query.location, options=dict(settings.store_options), fsync=settings.fsync
         )
@@ -92,7 +91,6 @@ class StateLocation:
         self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
             self._store,
-            self._paths,
             owner_id=new_owner_id("query"),
             max_parallelism=groups,
             options=settings.checkpoints,
@@ -146,7 +144,7 @@ class StateLocation:
         if isinstance(settings.restore_from, int):
             self.due_ms = [None] * len(self._query.operators)
             return  # the user names a checkpoint, maybe because the newest one is damaged
-        newest = find_newest(self._store, self._paths, known=self._known).newest
+        newest = find_newest(self._store, known=self._known).newest
         self.is_empty = newest is None
         if newest is None:
             return
@@ -182,9 +180,9 @@ class StateLocation:
         query, settings = self._query, self._query.settings
         wanted = self._checkpoint_to_go_back_to()
         if wanted is None:
-            found = find_newest(self._store, self._paths, known=self._known).newest
+            found = find_newest(self._store, known=self._known).newest
         else:
-            point = find_restore_point(self._store, self._paths, wanted, known=self._known)
+            point = find_restore_point(self._store, wanted, known=self._known)
             found = point.checkpoint
         self._check(found, first, wanted)
         self.epoch = self.coordinator.claim(known=self._known)
@@ -238,7 +236,7 @@ class StateLocation:
             record,
             query.location,
             free=free,
-            newest_claim=lambda: describe_newest_claim(self._store, self._paths),
+            newest_claim=lambda: describe_newest_claim(self._store),
         )
 
     def _checkpoint_to_go_back_to(self) -> int | None:
@@ -254,7 +252,7 @@ class StateLocation:
         if not isinstance(wanted, int):
             return None
         try:
-            newest = find_newest(self._store, self._paths, known=self._known).newest
+            newest = find_newest(self._store, known=self._known).newest
         except CheckpointError:  # a damaged checkpoint is a reason to go back
             return wanted
         done = newest is not None and BatchRecord.of(newest).went_back_to == wanted
@@ -297,7 +295,7 @@ class StateLocation:
         Blocks: On the store, where keys were recorded.
         """
         options = self._query.settings.changelog
-        files = partial(recording_files, self._store, self._paths, options)
+        files = partial(recording_files, self._store, options)
         now = now_ms()
         fresh = committed_recordings(files, acks, checkpoint_id, now)
         before = () if self.record is None else self.record.recordings
@@ -337,7 +335,6 @@ class StateLocation:
         try:
             report = collect_garbage(
                 self._store,
-                self._paths,
                 min_age=self._query.settings.checkpoints.min_age_of_orphans,
                 dry_run=False,
                 now=dt.datetime.now(dt.UTC),

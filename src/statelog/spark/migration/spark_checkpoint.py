@@ -29,7 +29,7 @@ from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.format.bounds import decode_json
 from statelog.spark.jvm.files import checkpoint_files, write_file
 from statelog.spark.query.session import refuse_connect
-from statelog.store import LocationPaths, open_existing_store
+from statelog.store import open_existing_store
 
 Offsets = tuple[str | None, ...]
 
@@ -100,7 +100,7 @@ def spark_checkpoint(
     if int(spark.conf.get(_COMPACT_INTERVAL, "10") or 10) < _LEAST_INTERVAL:
         raise UsageError(f"{_COMPACT_INTERVAL} is less than {_LEAST_INTERVAL}; set a higher number")
     store = open_existing_store(stateLocation, options=storeOptions)
-    record = BatchRecord.of(find_checkpoint(store, LocationPaths(), checkpointId))
+    record = BatchRecord.of(find_checkpoint(store, checkpointId))
     old = checkpoint_files(spark, checkpointLocation)
     offsets, written = new_files(old, record, lambda name, value: spark.conf.get(name, value))
     for name, data in written.items():

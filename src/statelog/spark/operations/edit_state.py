@@ -51,7 +51,7 @@ from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
-from statelog.store import CachedStore, LocationPaths, open_existing_store, open_location
+from statelog.store import CachedStore, open_existing_store, open_location
 from statelog.store.encryption import with_source
 
 # A task that applies the edits of a range of key groups to the state of a checkpoint.
@@ -139,7 +139,7 @@ def apply_rows(task: EditTask, partition: int, batches: Iterable[pa.RecordBatch]
     with contextlib.closing(ChangeWriter(store, codec, key_groups)) as writer:
         for cells in StateRows(codec, key_groups).cells(batches):
             if base is None:
-                base = read_checkpoint(cached, LocationPaths(), task.base_id).checkpoint
+                base = read_checkpoint(cached, task.base_id).checkpoint
             edits = _edits_of(cells, codec)
             for part in _restored_together(edits):
                 own = {key_group: edits[key_group] for key_group in part if key_group in edits}

@@ -27,7 +27,7 @@ from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import SnapshotWriter
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
-from statelog.store import LocationPaths, open_location
+from statelog.store import PATHS, open_location
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def write_snapshot_of(
         factory = FsCheckpointStreamFactory.for_checkpoint(
             store,
             task.checkpoint_id,
-            paths=LocationPaths(),
+            paths=PATHS,
             threshold_bytes=0,
             put=storage.objects.put,
         )

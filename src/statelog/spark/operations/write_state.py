@@ -47,7 +47,7 @@ from statelog.spark.rows.types import arrow_schema
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import LocationPaths, ObjectStore, open_location
+from statelog.store import ObjectStore, open_location
 
 BEFORE_ANY_BATCH: Final = -1
 """The batch id of a checkpoint that no micro-batch made."""
@@ -168,7 +168,6 @@ def _claimed(store: ObjectStore, settings: QuerySettings) -> CheckpointCoordinat
     _check_is_empty(store)
     coordinator = CheckpointCoordinator(
         store,
-        LocationPaths(),
         owner_id=new_owner_id("write-state"),
         max_parallelism=settings.max_parallelism,
         options=settings.checkpoints,
@@ -181,7 +180,7 @@ def _claimed(store: ObjectStore, settings: QuerySettings) -> CheckpointCoordinat
 
 
 def _check_is_empty(store: ObjectStore) -> None:
-    newest = find_newest(store, LocationPaths()).newest
+    newest = find_newest(store).newest
     if newest is not None:
         raise CheckpointError(
             f"{store.url} holds checkpoint {newest.checkpoint_id}; write_state needs a new location. "

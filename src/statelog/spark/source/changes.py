@@ -17,7 +17,7 @@ from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit
 from statelog.spark.source.columns import nested_batch
-from statelog.spark.source.opened import PATHS, Location
+from statelog.spark.source.opened import Location
 from statelog.state.reader import LocationState
 from statelog.state.reader.chain import chain_before
 
@@ -192,9 +192,9 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         """Return the checkpoints after one, up to another."""
         store = self._read.location.store()
         try:
-            find_checkpoint(store, PATHS, after)  # its state is where the changes begin
+            find_checkpoint(store, after)  # its state is where the changes begin
             with self._read.location.reader(upto, self._read.operator) as last:
-                chain = chain_before(store, PATHS, last.checkpoint, after)
+                chain = chain_before(store, last.checkpoint, after)
         except CheckpointError as error:
             raise self._behind(after, error) from error
         return [*(one.checkpoint_id for one in chain[1:]), upto]
@@ -204,7 +204,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         if error.reason not in ("subsumed", "not_found", "not_newer"):
             return error
         location = self._read.location.store()
-        newest = find_newest(location, PATHS).newest
+        newest = find_newest(location).newest
         shown = "" if newest is None else f"; the newest checkpoint is {newest.checkpoint_id}"
         name, anew = "the stream", "with another checkpointLocation"
         keep = "give it a name by the option reader"
@@ -225,7 +225,6 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         name, newest = self._reader
         return ReaderPosition(
             store=self._read.location.store(),
-            paths=PATHS,
             name=name + suffix,
             newest=newest,
             clock_ms=lambda: int(wall_clock_seconds() * 1000),

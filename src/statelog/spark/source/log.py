@@ -23,7 +23,7 @@ from statelog.changelog.whole_file import whole_file_handle
 from statelog.errors import UsageError
 from statelog.model import ChangelogStateHandle, CompletedCheckpoint, KeyGroupRange
 from statelog.spark.source.columns import nested_batch
-from statelog.spark.source.opened import PATHS, Location
+from statelog.spark.source.opened import Location
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import kind
 from statelog.state.reader import StateReader
@@ -217,7 +217,7 @@ def _handles(read: LogRead, reader: StateReader) -> Iterator[tuple[int, Changelo
         checkpoints: Sequence[CompletedCheckpoint] = ()
         found = list(reader.checkpoint.log)
     else:
-        chain = chain_before(read.location.store(), PATHS, reader.checkpoint, read.after)
+        chain = chain_before(read.location.store(), reader.checkpoint, read.after)
         checkpoints = [*chain[1:], reader.checkpoint] if chain else []
         found = [handle for one in checkpoints for handle in own_log(one, wanted)]
     for handle in found:

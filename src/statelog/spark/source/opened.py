@@ -12,9 +12,8 @@ from statelog.errors import CheckpointError, InvalidOptionsError
 from statelog.model import KeyGroupRange
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, ObjectStore, open_existing_store
+from statelog.store import ObjectStore, open_existing_store
 
-PATHS: Final = LocationPaths()
 _PARTITION_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -45,7 +44,7 @@ class Location:
         Blocks: On the store.
         """
         store = self.store()
-        newest = find_newest(store, PATHS).newest
+        newest = find_newest(store).newest
         if newest is None:
             raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
         return newest.checkpoint_id
@@ -60,7 +59,7 @@ class Location:
 
         Blocks: On the store, except for an id.
         """
-        return None if given is None else checkpoint_id_of(self.store(), PATHS, given)
+        return None if given is None else checkpoint_id_of(self.store(), given)
 
     def reader(self, checkpoint_id: int | None, operator: str | None) -> StateReader:
         """Open the reader of a checkpoint; errors are those of `StateReader.open`."""

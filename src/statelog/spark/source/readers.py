@@ -14,7 +14,7 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.model import KeyGroupRange
 from statelog.spark.source.columns import nested_batch
-from statelog.spark.source.opened import PATHS, Location
+from statelog.spark.source.opened import Location
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter  # from Spark 4.1 on
@@ -203,7 +203,7 @@ class CheckpointRows(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all checkpoints."""
-        found = list_checkpoints(self._location.store(), PATHS)
+        found = list_checkpoints(self._location.store())
         created = {one.checkpoint_id: one.created_at_ms for one in found}
         rows = [_row(one, created) for one in found]
         yield nested_batch(

@@ -40,7 +40,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.reader import StateReader
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.state.schema.evolution import evolve
-from statelog.store import LocationPaths, LocationStore, open_location
+from statelog.store import LocationStore, open_location
 
 WRITERS_PROPERTY: Final = "statelog.table.writers"
 """The last micro-batch of each writer, by its name, in the properties of a checkpoint."""
@@ -110,7 +110,7 @@ def table_groups(options: TableOptions) -> int:
 
     Blocks: On the store.
     """
-    newest = find_newest(open_location(options.path, options=dict(options.store)), LocationPaths())
+    newest = find_newest(open_location(options.path, options=dict(options.store)))
     return options.maxParallelism if newest.newest is None else newest.newest.max_parallelism
 
 
@@ -133,7 +133,6 @@ class _Commit:
         groups = table_groups(self._options)
         coordinator = CheckpointCoordinator(
             self._store,
-            LocationPaths(),
             owner_id=new_owner_id("table"),
             max_parallelism=groups,
             options=self._options.checkpoints,

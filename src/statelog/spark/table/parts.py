@@ -21,7 +21,7 @@ from statelog.spark.rows.types import from_ipc
 from statelog.spark.table.options import TableColumns, TableOptions
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_groups import key_group_of
-from statelog.store import LocationPaths, ObjectStore, open_location
+from statelog.store import PATHS, ObjectStore, open_location
 
 GROUP_COLUMN: Final = "__key_group"
 _INLINE_BYTES: Final = 256 * 1024
@@ -83,7 +83,7 @@ def write_part(
     if len(data) <= _INLINE_BYTES:
         return TablePart(data, None, rows)
     store = open_location(options.path, options=dict(options.store))
-    path = LocationPaths().output(random_name())
+    path = PATHS.output(random_name())
     store.put(path, data)
     return TablePart(None, FileStateHandle(path, len(data), checksum([data])), rows)
 

@@ -27,7 +27,7 @@ from statelog.spark.testing.find_processor import find_processor, refuse_no_proc
 from statelog.spark.testing.replay_tester import ReplayTester, StepResult
 from statelog.spark.testing.tester_rows import rows_in
 from statelog.state.recordings import RecordedStep, UnreadableRecording, steps_of_key
-from statelog.store import LocationPaths, ObjectStore, open_existing_store
+from statelog.store import ObjectStore, open_existing_store
 
 _log = logging.getLogger("statelog.spark")
 
@@ -151,8 +151,8 @@ def recorded_steps(
     """
     first = 0
     if from_checkpoint is not None:
-        first = checkpoint_id_of(store, LocationPaths(), from_checkpoint, "from_checkpoint")
-    every = steps_of_key(store, LocationPaths(), key, unreadable=unreadable, operator=operator)
+        first = checkpoint_id_of(store, from_checkpoint, "from_checkpoint")
+    every = steps_of_key(store, key, unreadable=unreadable, operator=operator)
     steps = [one for one in every if one.task.checkpoint_id >= first]
     if not steps:
         since = "" if from_checkpoint is None or not every else f" from checkpoint {first}"

@@ -30,7 +30,7 @@ from statelog.state.recordings.cells import Cells, cells_of
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
 from statelog.state.schema.evolution import evolve
 from statelog.state.slots import SlotState
-from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.store import PATHS, ObjectStore, open_store
 
 # The changelog of a `ProcessorTester`, on a store in memory.
 
@@ -48,8 +48,7 @@ class TesterLog:
         self.state = KeyedState(codec)
         self._range = key_group_range
         self._store = open_store("memory:///")
-        self._paths = LocationPaths()
-        uploader = StateChangeFsUploader(self._store, paths=self._paths)
+        uploader = StateChangeFsUploader(self._store, paths=PATHS)
         self._storage = FsStateChangelogStorage(
             self._store, job_id="", scheduler=DirectStateChangeUploadScheduler(uploader)
         )
@@ -120,7 +119,7 @@ class TesterLog:
                 return
             data = write_snapshot(state.codec, state.groups, {}, self._range, now_ms=now_ms)
             streams = FsCheckpointStreamFactory.for_checkpoint(
-                self._store, self._checkpoint_id, paths=self._paths
+                self._store, self._checkpoint_id, paths=PATHS
             )
             with streams.create_task_owned_state_stream() as stream:
                 stream.write(data)

@@ -41,7 +41,6 @@ from statelog.state.reader import StateReader
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.differences import Differences
 from statelog.store import (
-    LocationPaths,
     LocationStore,
     ObjectStore,
     open_existing_store,
@@ -124,9 +123,6 @@ def _frozen(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return value if isinstance(value, Hashable) else repr(value)
-
-
-_PATHS = LocationPaths()
 
 
 def what_if(
@@ -261,7 +257,7 @@ class _Source:
         """Return the rows that the running query delivered; None if they are not known."""
         for checkpoint_id in reversed(self.last.checkpoint.retained):
             with contextlib.suppress(FileNotFoundError):
-                stored = read_checkpoint(self.store, _PATHS, checkpoint_id)
+                stored = read_checkpoint(self.store, checkpoint_id)
                 if BatchRecord.of(stored.checkpoint).batch_id == batch_id:
                     return staged_rows(self.store, stored)
         return None
@@ -310,7 +306,7 @@ class _Run:
             raise CheckpointError(
                 f"Spark did not run batch {batch_id} in {self._fork.location}", reason="gap"
             )
-        newest = find_newest(self.store, _PATHS).stored
+        newest = find_newest(self.store).stored
         record = None if newest is None else BatchRecord.of(newest.checkpoint)
         if newest is None or record is None or record.batch_id != batch_id:
             self.input_rows = 0  # a micro-batch without effect makes no checkpoint
@@ -336,16 +332,16 @@ class _Run:
 @contextlib.contextmanager
 def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoint]:
     """Keep a checkpoint of the running query while it is compared."""
-    newest = find_newest(parent, _PATHS).newest
+    newest = find_newest(parent).newest
     if newest is None:
         raise CheckpointError(f"{parent.url} has no checkpoint", reason="not_found")
     checkpoint_id = newest.checkpoint_id if until is None else until
     name = f"what-if-{os.urandom(8).hex()}"
     wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
     with audited(parent, "what-if", checkpoint_id=checkpoint_id):
-        tag = put_tag(parent, _PATHS, wanted, clock_ms=lambda: time.time_ns() // 1_000_000)
+        tag = put_tag(parent, wanted, clock_ms=lambda: time.time_ns() // 1_000_000)
         try:
-            yield read_checkpoint(parent, _PATHS, checkpoint_id)
+            yield read_checkpoint(parent, checkpoint_id)
         finally:
             delete_tag(parent, tag)
 
@@ -363,7 +359,7 @@ def _second_fork(source: _Source, fork: Fork) -> Iterator[Fork]:
     finally:
         for one in (store, query):
             _delete_all(one)
-        for tag in list_tags(source.store, _PATHS):
+        for tag in list_tags(source.store):
             if (tag.kind, tag.name) == (TagKind.FORK, made.fork_id):
                 delete_tag(source.store, tag)
 
@@ -398,7 +394,7 @@ def _state(
     parent: LocationStore, last: StoredCheckpoint, fork: LocationStore
 ) -> dict[str, pa.Table]:
     """Return by operator the keys whose state differs."""
-    newest = find_newest(fork, _PATHS).newest
+    newest = find_newest(fork).newest
     if newest is None:
         raise CheckpointError(f"{fork.url} has no checkpoint", reason="not_found")
     found = {}

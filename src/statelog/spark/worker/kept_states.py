@@ -26,7 +26,7 @@ from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.run import new_state
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import CachedStore, LocationPaths, open_location
+from statelog.store import CachedStore, open_location
 from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
 
 _log = logging.getLogger("statelog.spark")
@@ -59,7 +59,6 @@ class KeptState:
             ),
             _CACHED_BYTES,
         )
-        self.paths = LocationPaths()
         self.ids = RandomIds()
         codec = OperatorCodec(OperatorStateSchema.from_json(task_state.schema), make_row)
         backend = task_state.backend

@@ -22,7 +22,7 @@ from statelog.spark.rows.interface import Output, RowLike, UnnamedColumns
 from statelog.spark.rows.unfit_output import OutputCalls
 from statelog.spark.worker.protocol import StagedOutput
 from statelog.spark.worker.spill import Piece, SpillFile
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 
 _FIRST_ROWS = 131_072
 _LEAST_ROWS = 1_024
@@ -150,12 +150,10 @@ class OutputFiles:
 
     Args:
         put_object: Puts an object under a new name and returns it; see `ObjectUploads.put`.
-        paths: Makes their names.
         ids: Makes unique names.
     """
 
     put_object: Callable[[Callable[[], str], Buffers], str]
-    paths: LocationPaths
     ids: IdSource
 
     def put(self, data: bytes) -> FileStateHandle:
@@ -164,7 +162,7 @@ class OutputFiles:
 
         Blocks: For the store.
         """
-        return self._put(self.paths.output, data)
+        return self._put(PATHS.output, data)
 
     def put_recording(self, data: bytes) -> FileStateHandle:
         """
@@ -172,7 +170,7 @@ class OutputFiles:
 
         Blocks: For the store.
         """
-        return self._put(self.paths.recording, data)
+        return self._put(PATHS.recording, data)
 
     def _put(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
         path = self.put_object(lambda: path_of(self.ids.new_id()), data)

@@ -17,7 +17,7 @@ from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.recorder import TaskRecorder
 from statelog.spark.worker.recording import failed_recording, processor_name, source_of
 from statelog.state.heap.tables import Key
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 
 _log = logging.getLogger("statelog.spark")
 
@@ -31,14 +31,13 @@ _SWITCH_ON: Final = (
 
 @contextlib.contextmanager
 def replayable_failure(
-    store: ObjectStore, paths: LocationPaths, recorder: TaskRecorder | None, spec: TaskSpec
+    store: ObjectStore, recorder: TaskRecorder | None, spec: TaskSpec
 ) -> Iterator[None]:
     """
     Record the key that fails, and end the error with the command that replays it.
 
     Args:
         store: Where the recording is written.
-        paths: The location in the store.
         recorder: The recorder of the task; None where nothing is recorded.
         spec: The instructions of the task.
     """
@@ -47,13 +46,12 @@ def replayable_failure(
     except ProcessorError as error:
         if "key" not in error.facts or error.facts["key"] is None:
             raise
-        advice = _SWITCH_ON if recorder is None else _recorded(store, paths, recorder, spec, error)
+        advice = _SWITCH_ON if recorder is None else _recorded(store, recorder, spec, error)
         raise with_message(error, f"{error.message}. {advice}") from error.__cause__
 
 
 def _recorded(
     store: ObjectStore,
-    paths: LocationPaths,
     recorder: TaskRecorder,
     spec: TaskSpec,
     error: ProcessorError,
@@ -64,8 +62,8 @@ def _recorded(
         if made is None:
             return "The key was not recorded: its rows and state take more than an eighth of recordBytes"
         name, data = made
-        store.put(paths.failed_recording(name), data)
-        _delete_oldest(store, paths)
+        store.put(PATHS.failed_recording(name), data)
+        _delete_oldest(store)
     except StoreError as failed:
         _log.warning("the recording of a failed key could not be written: %s", failed)
         return f"The key could not be recorded: {failed}"
@@ -74,8 +72,8 @@ def _recorded(
     return f"Replay it: {replay_command(store.url, key, recorder, spec)}"
 
 
-def _delete_oldest(store: ObjectStore, paths: LocationPaths) -> None:
-    listed = sorted(store.list(paths.failed_recordings), key=lambda info: info.last_modified)
+def _delete_oldest(store: ObjectStore) -> None:
+    listed = sorted(store.list(PATHS.failed_recordings), key=lambda info: info.last_modified)
     store.delete([info.path for info in listed[:-FAILURES_MAX]])
 
 

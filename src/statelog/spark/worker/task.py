@@ -44,7 +44,7 @@ from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
-from statelog.store import ObjectStore
+from statelog.store import PATHS, ObjectStore
 
 _ERROR_MAX = 2000
 
@@ -137,10 +137,10 @@ def _answer(
     ack.late_rows = late.rows
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
-    files = OutputFiles(uploads.put, kept.paths, kept.ids)
+    files = OutputFiles(uploads.put, kept.ids)
     output = _output(spec, file, files)
     run = new_run(spec.context, kept.state, key_group_range, output, recorder)
-    with replayable_failure(kept.store, kept.paths, recorder, spec):
+    with replayable_failure(kept.store, recorder, spec):
         _process(_Task(kept, spec, uploads, run, ack, watch), rows)
     if isinstance(output, StagedOutputParts):
         ack.output = output.staged()
@@ -249,7 +249,7 @@ def _load(
     kept: KeptState, spec: TaskSpec, key_group_range: KeyGroupRange
 ) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
     # The whole object: the task most likely needs the change sets inside.
-    stored = fetch_checkpoint(kept.store, kept.paths, spec.restore_id)
+    stored = fetch_checkpoint(kept.store, spec.restore_id)
     return kept.store, stored.record.checkpoint.for_range(key_group_range)
 
 
@@ -274,7 +274,7 @@ def _write_snapshot(task: _Task, checkpoint_id: int) -> MaterializedHandle:
     factory = FsCheckpointStreamFactory.for_checkpoint(
         kept.store,
         spec.checkpoint_id,
-        paths=kept.paths,
+        paths=PATHS,
         threshold_bytes=0,
         put=task.uploads.put,
     )

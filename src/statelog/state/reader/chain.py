@@ -6,18 +6,17 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import find_newest, read_checkpoint
 from statelog.errors import CheckpointError, ObjectNotFoundError, StatelogError, UsageError
 from statelog.model import CompletedCheckpoint
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 
 
 def chain_before(
-    store: ObjectStore, paths: LocationPaths, last: CompletedCheckpoint, after: int
+    store: ObjectStore, last: CompletedCheckpoint, after: int
 ) -> list[CompletedCheckpoint]:
     """
     Return the checkpoints from *after* on that lead to *last*, which is left out, ascending.
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         last: The last checkpoint.
         after: Id of the first one; that of *last* gives none.
 
@@ -48,16 +47,16 @@ def chain_before(
                 checkpoint_id=after,
             )
         try:
-            one = read_checkpoint(store, paths, parent).checkpoint
+            one = read_checkpoint(store, parent).checkpoint
         except ObjectNotFoundError as error:
             raise CheckpointError(
                 f"the changes from checkpoint {after} to {last.checkpoint_id} of {store.url} are not "
-                f"whole: checkpoint {parent} was deleted{_retained(store, paths)}. Let the query "
+                f"whole: checkpoint {parent} was deleted{_retained(store)}. Let the query "
                 "retain more checkpoints, compare the two states instead, or begin anew with the "
                 "whole state",
                 reason="subsumed",
                 checkpoint_id=parent,
-                path=paths.metadata(parent),
+                path=PATHS.metadata(parent),
             ) from error
         chain.append(one)
     return chain[::-1]
@@ -69,9 +68,9 @@ def as_of_ms(checkpoint: CompletedCheckpoint) -> int:
     return now_ms if now_ms >= 0 else checkpoint.created_at_ms
 
 
-def _retained(store: ObjectStore, paths: LocationPaths) -> str:
+def _retained(store: ObjectStore) -> str:
     try:
-        newest = find_newest(store, paths).newest
+        newest = find_newest(store).newest
     except StatelogError:
         return ""
     if newest is None:

@@ -8,7 +8,7 @@ from typing import Final
 from statelog.checkpoint.history import find_newest, present_ids
 from statelog.errors import CheckpointError, ObjectNotFoundError, StatelogError
 from statelog.model import CompletedCheckpoint
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 ATTEMPTS: Final = 5
 """How often a checkpoint is looked for again that was deleted while it was read."""
@@ -44,9 +44,7 @@ class ReplicaStatus:
     reloads: int
 
 
-def newest_after(
-    store: ObjectStore, paths: LocationPaths, held_id: int | None
-) -> CompletedCheckpoint | None:
+def newest_after(store: ObjectStore, held_id: int | None) -> CompletedCheckpoint | None:
     """
     Return the newest checkpoint, or None if it is the one held.
 
@@ -54,7 +52,6 @@ def newest_after(
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         held_id: The checkpoint held; None for none.
 
     Raises:
@@ -65,10 +62,10 @@ def newest_after(
     Blocks: On the store.
     """
     for _ in range(ATTEMPTS):
-        ids = _present(store, paths)
+        ids = _present(store)
         if ids and ids[-1] == held_id:
             return None
-        newest = find_newest(store, paths, ids=ids).newest if ids else None
+        newest = find_newest(store, ids=ids).newest if ids else None
         if newest is not None:
             return None if newest.checkpoint_id == held_id else newest
         if not ids:
@@ -78,8 +75,8 @@ def newest_after(
     raise CheckpointError(f"{store.url} has no checkpoint{before}", reason="not_found")
 
 
-def _present(store: ObjectStore, paths: LocationPaths) -> list[int]:
+def _present(store: ObjectStore) -> list[int]:
     try:
-        return present_ids(store, paths)
+        return present_ids(store)
     except ObjectNotFoundError:  # the directory was deleted
         return []

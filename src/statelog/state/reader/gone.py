@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from statelog.checkpoint.tags import retained_checkpoints
 from statelog.errors import CheckpointError, ObjectNotFoundError, StatelogError
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 
 @contextmanager
-def explained(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> Iterator[None]:
+def explained(store: ObjectStore, checkpoint_id: int) -> Iterator[None]:
     """
     Raise a missing object as what became of its checkpoint.
 
@@ -23,7 +23,7 @@ def explained(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> I
         yield
     except ObjectNotFoundError as error:
         try:
-            retained_now = retained_checkpoints(store, paths)
+            retained_now = retained_checkpoints(store)
         except StatelogError:
             retained_now = ()
         facts = {"checkpoint_id": checkpoint_id, "path": error.facts.get("path", "")}

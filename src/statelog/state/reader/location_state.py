@@ -27,7 +27,7 @@ from statelog.state.reader.replica import Replica
 from statelog.state.reader.sql import run_sql_on
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 _READERS: Final = 2
 """Readers kept open; `changes` needs two."""
@@ -46,7 +46,6 @@ class LocationState:
 
     Args:
         store: Where the location is.
-        paths: The location in the store; None for its root.
         operator: Name of the operator; None for the only one.
 
     Thread: one at a time.
@@ -56,11 +55,9 @@ class LocationState:
         self,
         store: ObjectStore,
         *,
-        paths: LocationPaths | None = None,
         operator: str | None = None,
     ) -> None:
         self._store = store
-        self._paths = LocationPaths() if paths is None else paths
         self._operator = None if operator is None else text(operator, "operator")
         self._readers: dict[int, StateReader] | None = {}
 
@@ -93,7 +90,7 @@ class LocationState:
         Blocks: On the store, about two requests for each checkpoint.
         """
         self._open_readers()
-        return list_checkpoints(self._store, self._paths)
+        return list_checkpoints(self._store)
 
     def variables(self, checkpoint: CheckpointName | None = None) -> tuple[StateDescriptor, ...]:
         """
@@ -126,13 +123,13 @@ class LocationState:
         readers = self._open_readers()
         found: CompletedCheckpoint | None = None
         if checkpoint is None:
-            found = find_checkpoint(self._store, self._paths)
+            found = find_checkpoint(self._store)
             checkpoint = found.checkpoint_id
-        checkpoint = checkpoint_id_of(self._store, self._paths, checkpoint)
+        checkpoint = checkpoint_id_of(self._store, checkpoint)
         reader = readers.pop(checkpoint, None)
         if reader is None:
-            found = found or find_checkpoint(self._store, self._paths, checkpoint)
-            reader = StateReader(self._store, found, paths=self._paths, operator=self._operator)
+            found = found or find_checkpoint(self._store, checkpoint)
+            reader = StateReader(self._store, found, operator=self._operator)
         readers[checkpoint] = reader  # the last one used is at the end
         while len(readers) > _READERS:
             readers.pop(next(iter(readers))).close()
@@ -312,11 +309,11 @@ class LocationState:
         wanted = None if variable is None else [variable]
         if after is None:
             return ChangeFeed(last, [], wanted).batches(key_groups)
-        after = checkpoint_id_of(self._store, self._paths, after, "after")
+        after = checkpoint_id_of(self._store, after, "after")
         if after == last.checkpoint_id:
             return iter(())
-        first = find_checkpoint(self._store, self._paths, after)
-        chain = chain_before(self._store, self._paths, last.checkpoint, first.checkpoint_id)
+        first = find_checkpoint(self._store, after)
+        chain = chain_before(self._store, last.checkpoint, first.checkpoint_id)
         return ChangeFeed(last, chain, wanted).batches(key_groups)
 
     def follow(
@@ -346,7 +343,6 @@ class LocationState:
         self._open_readers()
         return Replica(
             self._store,
-            paths=self._paths,
             operator=self._operator,
             key_groups=key_groups,
             interval_s=interval,

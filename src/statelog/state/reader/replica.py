@@ -34,7 +34,7 @@ from statelog.state.reader.sql import run_sql
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.replay import CatchUp
 from statelog.state.schema.descriptors import StateDescriptor
-from statelog.store import CachedStore, LocationPaths, ObjectStore
+from statelog.store import CachedStore, ObjectStore
 
 _CACHED_BYTES: Final = 128 * 1024 * 1024  # during a restore
 _CLOSE_S: Final = 10.0
@@ -51,7 +51,6 @@ class Replica:
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         operator: Name of the operator; None for the only one.
         key_groups: Which key groups to hold; None for all.
         interval_s: Seconds between two looks for a newer checkpoint, on a thread of the replica;
@@ -72,14 +71,12 @@ class Replica:
         self,
         store: ObjectStore,
         *,
-        paths: LocationPaths | None = None,
         operator: str | None = None,
         key_groups: KeyGroupRange | None = None,
         interval_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._store = store
-        self._paths = LocationPaths() if paths is None else paths
         self._operator = None if operator is None else text(operator, "operator")
         if key_groups is not None:
             instance(key_groups, "key_groups", KeyGroupRange, "a KeyGroupRange")
@@ -256,7 +253,7 @@ class Replica:
             fetched = CachedStore(self._store, 2**62)
             current = None if self._broken is not None else self._current
             held_id = None if current is None else current.checkpoint.checkpoint_id
-            newest = newest_after(fetched, self._paths, held_id)
+            newest = newest_after(fetched, held_id)
             if newest is None:
                 return
             try:
@@ -273,7 +270,7 @@ class Replica:
         ) from gone
 
     def _advance(self, fetched: CachedStore, newest: CompletedCheckpoint) -> None:
-        reader = StateReader(fetched, newest, paths=self._paths, operator=self._operator)
+        reader = StateReader(fetched, newest, operator=self._operator)
         key_groups = self._checked(reader)
         held = None if self._broken is not None else self._current
         plan = None if held is None else held.plan(newest, reader.schema, key_groups)

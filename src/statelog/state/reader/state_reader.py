@@ -31,7 +31,7 @@ from statelog.state.reader.portions import portions, stored_bytes
 from statelog.state.reader.rows import CollectionRows, VariableRows
 from statelog.state.reader.snapshot_rows import snapshot_rows, whole_snapshots
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
-from statelog.store import CachedStore, LocationPaths, ObjectStore, open_existing_store
+from statelog.store import CachedStore, ObjectStore, open_existing_store
 
 _PORTION_BYTES: Final = 32 * 1024 * 1024
 """Key groups are restored together up to about so many stored bytes, one of them at least."""
@@ -52,7 +52,6 @@ class StateReader:
     Args:
         store: Where the location is.
         checkpoint: What to read.
-        paths: The location in the store; None for its root.
         operator: Name of the operator; None for the only one.
 
     Raises:
@@ -69,11 +68,9 @@ class StateReader:
         store: ObjectStore,
         checkpoint: CompletedCheckpoint,
         *,
-        paths: LocationPaths | None = None,
         operator: str | None = None,
     ) -> None:
         self._store = store
-        self._paths = LocationPaths() if paths is None else paths
         self._checkpoint = checkpoint
         record = BatchRecord.of(checkpoint)
         index = operator_index(operator, record, store.url)
@@ -110,7 +107,7 @@ class StateReader:
         Blocks: On the store.
         """
         store = open_existing_store(location, options=store_options)
-        found = find_checkpoint(store, LocationPaths(), checkpoint_id)
+        found = find_checkpoint(store, checkpoint_id)
         return cls(store, found, operator=operator)
 
     def __enter__(self) -> StateReader:
@@ -138,9 +135,7 @@ class StateReader:
         Raises:
             UsageError: The operator has other key groups there.
         """
-        other = StateReader(
-            self._store, checkpoint, paths=self._paths, operator=self.schema.operator_id
-        )
+        other = StateReader(self._store, checkpoint, operator=self.schema.operator_id)
         if other.key_groups != self.key_groups:
             raise UsageError(
                 f"operator {self.schema.operator_id} of {self._store.url} has the key groups "
@@ -396,7 +391,7 @@ class StateReader:
 
     def explained(self) -> AbstractContextManager[None]:
         """Return a context that explains a missing object of the checkpoint."""
-        return explained(self._store, self._paths, self.checkpoint_id)
+        return explained(self._store, self.checkpoint_id)
 
 
 def _time(now_ms: int | None) -> int:

@@ -36,7 +36,7 @@ from statelog.state.recordings.step import (
     recorded_rows,
     step_of,
 )
-from statelog.store import LocationPaths, ObjectStore, read_verified
+from statelog.store import PATHS, ObjectStore, read_verified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class ForgottenRecordings:
     deleted: tuple[str, ...] = ()
 
 
-def list_recordings(store: ObjectStore, paths: LocationPaths) -> list[StoredRecording]:
+def list_recordings(store: ObjectStore) -> list[StoredRecording]:
     """
     Return the recordings of a location: those of checkpoints, then failures; oldest first.
 
@@ -104,7 +104,7 @@ def list_recordings(store: ObjectStore, paths: LocationPaths) -> list[StoredReco
 
     Blocks: On the store.
     """
-    newest = find_newest(store, paths).newest
+    newest = find_newest(store).newest
     found: list[StoredRecording] = []
     if newest is not None:
         found += [
@@ -118,17 +118,17 @@ def list_recordings(store: ObjectStore, paths: LocationPaths) -> list[StoredReco
             )
             for one in BatchRecord.of(newest).recordings
         ]
-    return found + failed_recordings(store, paths)
+    return found + failed_recordings(store)
 
 
-def failed_recordings(store: ObjectStore, paths: LocationPaths) -> list[StoredRecording]:
+def failed_recordings(store: ObjectStore) -> list[StoredRecording]:
     """
     Return the recordings of keys that failed, oldest first.
 
     Blocks: On the store, for a listing.
     """
     infos = sorted(
-        store.list(paths.failed_recordings), key=lambda info: (info.last_modified, info.path)
+        store.list(PATHS.failed_recordings), key=lambda info: (info.last_modified, info.path)
     )
     return [
         StoredRecording(
@@ -160,7 +160,6 @@ def read_recording(store: ObjectStore, stored: StoredRecording) -> list[TaskReco
 
 def steps_of_key(
     store: ObjectStore,
-    paths: LocationPaths,
     key: object,
     *,
     unreadable: list[UnreadableRecording],
@@ -171,7 +170,6 @@ def steps_of_key(
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         key: As for `statelog.open(...).get`.
         unreadable: Receives the recordings that are damaged or missing; the others are read.
         operator: Name of the operator; None for all whose key has the form of *key*.
@@ -184,7 +182,7 @@ def steps_of_key(
     steps: list[RecordedStep] = []
     refused: UsageError | None = None
     fitted = False
-    for stored, task in read_recordings(store, paths, unreadable):
+    for stored, task in read_recordings(store, unreadable):
         if operator is not None and task.operator_id != operator:
             continue
         try:
@@ -204,14 +202,13 @@ def steps_of_key(
 
 
 def read_recordings(
-    store: ObjectStore, paths: LocationPaths, unreadable: list[UnreadableRecording] | None = None
+    store: ObjectStore, unreadable: list[UnreadableRecording] | None = None
 ) -> Iterator[tuple[StoredRecording, TaskRecording]]:
     """
     Yield all recordings of a location.
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         unreadable: Receives the recordings that are damaged or missing.  Without it damage is raised,
             and a missing object, which holds no key, is passed over.
 
@@ -222,7 +219,7 @@ def read_recordings(
     Blocks: On the store; reads every recording.
     """
     missing: list[StoredRecording] = []
-    for stored in list_recordings(store, paths):
+    for stored in list_recordings(store):
         try:
             tasks = read_recording(store, stored)
         except ObjectNotFoundError:
@@ -237,7 +234,7 @@ def read_recordings(
             yield stored, task
     if missing and unreadable is not None:
         # A query deletes old ones meanwhile, and then no longer names them.
-        named = {stored.path for stored in list_recordings(store, paths)}
+        named = {stored.path for stored in list_recordings(store)}
         unreadable += [
             UnreadableRecording(one.path, "it does not exist, although a checkpoint names it")
             for one in missing
@@ -245,15 +242,12 @@ def read_recordings(
         ]
 
 
-def objects_with_key(
-    store: ObjectStore, paths: LocationPaths, key: object, *, operator: str | None = None
-) -> list[str]:
+def objects_with_key(store: ObjectStore, key: object, *, operator: str | None = None) -> list[str]:
     """
     Return the objects with recordings of a key.
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         key: As for `statelog.open(...).get`.
         operator: Name of the operator; None for all.
 
@@ -263,7 +257,7 @@ def objects_with_key(
     Blocks: On the store; reads every recording.
     """
     found = []
-    for stored, task in read_recordings(store, paths):
+    for stored, task in read_recordings(store):
         if (operator is None or task.operator_id == operator) and _holds(task, key):
             found.append(stored.path)
     return list(dict.fromkeys(found))
@@ -271,7 +265,6 @@ def objects_with_key(
 
 def forget_key(
     store: ObjectStore,
-    paths: LocationPaths,
     key: object,
     *,
     operator: str | None = None,
@@ -285,7 +278,6 @@ def forget_key(
 
     Args:
         store: Where the location is.
-        paths: The location in the store.
         key: As for `statelog.open(...).get`.
         operator: Name of the operator; None for all.
         dry_run: Only report.
@@ -293,7 +285,7 @@ def forget_key(
     Blocks: On the store; reads every recording.
     """
     rewritten, deleted = [], []
-    for stored in list_recordings(store, paths):
+    for stored in list_recordings(store):
         try:
             tasks = read_recording(store, stored)
         except ObjectNotFoundError:

@@ -13,7 +13,7 @@ from statelog.format.segment import parse_segment
 from statelog.model import ChangeBatch
 from statelog.runtime.driver import system_runtime
 from statelog.runtime.ids import RandomIds
-from statelog.store.paths import LocationPaths
+from statelog.store.paths import PATHS
 
 
 def task(size: int, log_id: int = 0, sqn: int = 0) -> tuple[sl.UploadTask, list[object]]:
@@ -40,7 +40,7 @@ def gated(
 ) -> tuple[GatedStore, sl.BatchingStateChangeUploadScheduler]:
     store, runtime = GatedStore(), system_runtime()
     return store, sl.BatchingStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, paths=LocationPaths(), ids=runtime.ids),
+        sl.StateChangeFsUploader(store, paths=PATHS, ids=runtime.ids),
         runtime=runtime,
         policy=sl.RetryPolicy.none(),
         batch_threshold_bytes=1,
@@ -104,7 +104,7 @@ def test_waiting_ends_with_the_close() -> None:
 def test_many_threads_stay_under_the_limit() -> None:
     store, runtime = ScriptedStore(), system_runtime()
     scheduler = sl.BatchingStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, paths=LocationPaths(), ids=runtime.ids),
+        sl.StateChangeFsUploader(store, paths=PATHS, ids=runtime.ids),
         runtime=runtime,
         batch_threshold_bytes=100,
         max_in_flight_bytes=1000,
@@ -150,7 +150,7 @@ def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
     ids = RandomIds()
     before = threading.active_count()
     scheduler = sl.DirectStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, paths=LocationPaths(), ids=ids)
+        sl.StateChangeFsUploader(store, paths=PATHS, ids=ids)
     )
     with sl.FsStateChangelogStorage(store, job_id="", scheduler=scheduler) as storage:
         writer = storage.create_writer("operator", ALL)
@@ -171,7 +171,7 @@ def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
 def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> None:
     store, ids = ScriptedStore(), RandomIds()
     uploader = sl.InlineStateChangeUploader(
-        threshold, sl.StateChangeFsUploader(store, paths=LocationPaths(), ids=ids), ids=ids
+        threshold, sl.StateChangeFsUploader(store, paths=PATHS, ids=ids), ids=ids
     )
     one, two = task(10, sqn=1)[0], task(20, log_id=2)[0]
     result = uploader.upload([one, two])

@@ -25,7 +25,6 @@ from statelog.state.schema.descriptors import (
     OperatorStateSchema,
     StateDescriptor,
 )
-from statelog.store import LocationPaths
 from statelog.testing.faulty_store import FaultyStore
 
 
@@ -87,7 +86,7 @@ def test_the_rows_are_those_of_the_model(seed: int) -> None:
     history = History(f"rows {seed}", FaultyStore())
     history.run()
     for checkpoint_id in list(history.expected)[-2:]:
-        checkpoint = find_checkpoint(history.store, LocationPaths(), checkpoint_id)
+        checkpoint = find_checkpoint(history.store, checkpoint_id)
         reader = StateReader(history.store, checkpoint)
         taken_at_ms = history.taken_at_ms[checkpoint_id]
         for now_ms in (taken_at_ms, taken_at_ms + TTL_MS // 2, taken_at_ms + 2 * TTL_MS):

@@ -18,7 +18,7 @@ from statelog.spark.source.columns import nested_schema
 from statelog.spark.source.opened import Location
 from statelog.state.reader import StateReader
 from statelog.state.reader.feed import ChangeFeed
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
 BOUND = 8
 
@@ -52,7 +52,7 @@ def limit(most: int | None) -> Any:
 
 def names(folder: Path) -> list[tuple[str, int]]:
     store = open_store(str(folder))
-    return [(one.name, one.checkpoint_id) for one in list_tags(store, LocationPaths())]
+    return [(one.name, one.checkpoint_id) for one in list_tags(store)]
 
 
 def test_offsets_follow_the_limit_that_spark_gives(tmp_path: Path) -> None:

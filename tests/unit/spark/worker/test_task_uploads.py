@@ -36,7 +36,7 @@ from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.worker import kept_states
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.kept_states import KeptStates
-from statelog.store import LocationPaths, open_location, requests
+from statelog.store import open_location, requests
 
 pytestmark = pytest.mark.campaign
 
@@ -353,10 +353,9 @@ def test_the_coordinator_confirms_resets_and_truncates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = query(tmp_path, staged=False)
-    store, paths = job.store, LocationPaths()
+    store = job.store
     coordinator = CheckpointCoordinator(
         store,
-        paths,
         owner_id="driver",
         max_parallelism=len(ALL),
         options=CheckpointOptions(retained=1),
@@ -387,7 +386,6 @@ def test_the_coordinator_confirms_resets_and_truncates(
     assert first | declined | again <= set(stored(job)), "confirmed: checkpoint 2 needs its log"
     report = collect_garbage(
         store,
-        paths,
         min_age=dt.timedelta(0),
         dry_run=True,
         now=dt.datetime.now(dt.UTC) + dt.timedelta(hours=1),

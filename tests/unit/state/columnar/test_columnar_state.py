@@ -50,7 +50,7 @@ from statelog.state.objects.timers import Timers
 from statelog.state.objects.value import ExpiringValueState, ValueState
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.state.schema.evolution import evolve
-from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.store import PATHS, ObjectStore, open_store
 
 pytestmark = pytest.mark.campaign
 
@@ -177,7 +177,7 @@ class World:
     def __post_init__(self) -> None:
         self.codec = OperatorCodec(self.schema)
         self.ids = SimulatedIds(self.rng)
-        uploader = StateChangeFsUploader(self.store, paths=LocationPaths(), ids=self.ids)
+        uploader = StateChangeFsUploader(self.store, paths=PATHS, ids=self.ids)
         self.storage = FsStateChangelogStorage(
             self.store,
             job_id="",

@@ -41,7 +41,7 @@ from statelog.state.schema.descriptors import (
     StateDescriptor,
 )
 from statelog.state.schema.evolution import evolve
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import PATHS, ObjectStore
 
 GROUPS = 6
 KEYS = 15
@@ -143,7 +143,7 @@ class History:
         self.store = store
         self.now_ms = START_MS
         self.ids = SimulatedIds(self.rng)
-        uploader = StateChangeFsUploader(store, paths=LocationPaths(), ids=self.ids)
+        uploader = StateChangeFsUploader(store, paths=PATHS, ids=self.ids)
         self.storage = FsStateChangelogStorage(
             store,
             job_id="",
@@ -154,7 +154,6 @@ class History:
         )
         self.coordinator = CheckpointCoordinator(
             store,
-            LocationPaths(),
             owner_id="writer",
             max_parallelism=GROUPS,
             options=CheckpointOptions(retained=retained),
@@ -250,7 +249,7 @@ class History:
             piece = KeyGroupRange(first, last)
             mine = {kg: overlay for kg, overlay in overlays.items() if kg in piece}
             data = state.snapshot(piece, mine, self.now_ms)
-            path = LocationPaths().task_owned(self.ids.new_id())
+            path = PATHS.task_owned(self.ids.new_id())
             self.store.put(path, data)
             handle = FileStateHandle(path, len(data), checksum([data]))
             snapshot = MaterializedHandle(piece, checkpoint_id, handle)

@@ -29,9 +29,8 @@ from statelog.errors import (
 from statelog.format.checkpoint_metadata import encode_record
 from statelog.format.segment import SegmentWriter
 from statelog.state.reader import LocationState
-from statelog.store import LocationPaths, open_store
+from statelog.store import open_store
 
-PATHS = LocationPaths()
 VERBS: dict[str, list[str]] = {
     "checkpoints": [],
     "read": [],
@@ -265,7 +264,7 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
     newest.write_bytes(kept)
     (log,) = {
         entry.handle.path
-        for handle in read_checkpoint(open_store(str(tmp_path / "state")), PATHS, 6).checkpoint.log
+        for handle in read_checkpoint(open_store(str(tmp_path / "state")), 6).checkpoint.log
         for entry in handle.handles_and_offsets
         if handle.checkpoint_id == 2
     }
@@ -282,7 +281,7 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
 def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "state", 3)
     store = open_store(str(tmp_path / "state"), fsync=False)
-    body = bytearray(encode_record(read_checkpoint(store, PATHS, 3).record))
+    body = bytearray(encode_record(read_checkpoint(store, 3).record))
     body[0:2] = (99).to_bytes(2, "big")
     newer = b"".join(map(bytes, SegmentWriter().finish({b"CKPT": bytes(body)})))
     (tmp_path / "state" / "chk-3" / "_metadata").write_bytes(newer)

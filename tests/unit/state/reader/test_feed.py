@@ -28,7 +28,7 @@ from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.equality import comparable
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
-from statelog.store import LocationPaths
+from statelog.store import PATHS
 from statelog.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.campaign
@@ -56,7 +56,7 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def state_of(last: StateReader, history: History, checkpoint_id: int) -> Cells:
     """Return a state with what has expired, in the schema of *last*."""
-    checkpoint = find_checkpoint(history.store, LocationPaths(), checkpoint_id)
+    checkpoint = find_checkpoint(history.store, checkpoint_id)
     found: Cells = {}
     for batch in last.of(checkpoint).keys(include_expired=True):
         for row in batch.to_pylist():
@@ -263,7 +263,7 @@ def test_a_checkpoint_whose_snapshot_took_the_place_of_its_log_is_found() -> Non
     history.run(9)
     hidden = 0
     for one in list(history.expected)[-9:]:
-        found = find_checkpoint(history.store, LocationPaths(), one)
+        found = find_checkpoint(history.store, one)
         own = [handle for handle in found.log if handle.checkpoint_id == one]
         covering = [each for each in found.materialized if each.checkpoint_id == one]
         assert feed._is_logged(found, KeyGroupRange(0, GROUPS - 1)), "the log has all changes"
@@ -284,7 +284,7 @@ def test_what_a_feed_cannot_tell_is_an_error() -> None:
         location.feed(retained[-1], retained[0])
     with pytest.raises(UsageError, match="has no state variable 'other'"):
         location.feed(retained[0], variable="other")
-    history.store.delete([LocationPaths().metadata(retained[1])])
+    history.store.delete([PATHS.metadata(retained[1])])
     with pytest.raises(CheckpointError, match=f"checkpoint {retained[1]} was deleted") as caught:
         location.feed(retained[0], retained[3])
     assert caught.value.reason == "subsumed"

@@ -40,7 +40,7 @@ from statelog.model import KeyGroupRange
 from statelog.state.kinds import StateKind
 from statelog.state.reader import LocationState, Replica, held_state
 from statelog.state.reader.lineage import groups_to_reload
-from statelog.store import LocationPaths, open_store
+from statelog.store import PATHS, open_store
 from statelog.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.campaign
@@ -79,7 +79,6 @@ def go_back(history: History, checkpoint_id: int) -> None:
     """Let a new run of the query continue from an older checkpoint, and give up later ones."""
     history.coordinator = CheckpointCoordinator(
         history.store,
-        LocationPaths(),
         owner_id="after the rewind",
         max_parallelism=GROUPS,
         options=CheckpointOptions(retained=3),
@@ -291,7 +290,7 @@ def test_damage_is_told_until_a_refresh_succeeds() -> None:
     replica = LocationState(history.store).follow(interval=None)
     history.micro_batch()
     objects = history.store.objects  # type: ignore[attr-defined]
-    path = LocationPaths().metadata(history.checkpoint_id)
+    path = PATHS.metadata(history.checkpoint_id)
     kept = objects[path]
     objects[path] = kept[:30] + bytes([kept[30] ^ 1]) + kept[31:]
     with pytest.raises(CheckpointError, match="is damaged") as caught:

@@ -39,10 +39,8 @@ from statelog.format.segment import SNAPPY_FRAMED, parse_segment
 from statelog.model import KeyGroupRange
 from statelog.state.reader import StateReader, state_reader
 from statelog.state.schema.descriptors import TIMERS_NAME
-from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.store import ObjectStore, open_store
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore, OddError
-
-PATHS = LocationPaths()
 
 
 @pytest.fixture(params=["at once", "in portions", "in columns"])
@@ -56,7 +54,7 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def read(store: ObjectStore, checkpoint_id: int | None = None) -> StateReader:
-    return StateReader(store, find_checkpoint(store, PATHS, checkpoint_id))
+    return StateReader(store, find_checkpoint(store, checkpoint_id))
 
 
 def everything(reader: StateReader, now_ms: int) -> dict[str, Rows]:
@@ -210,9 +208,9 @@ def test_an_object_that_a_retained_checkpoint_lacks_is_reported() -> None:
 def test_a_query_that_deletes_all_that_was_listed_is_listed_again(
     finished: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listings = [[98, 99], present_ids(finished.store, PATHS)]
+    listings = [[98, 99], present_ids(finished.store)]
     monkeypatch.setattr(restore, "present_ids", lambda *_: listings.pop(0))
-    assert find_checkpoint(finished.store, PATHS).checkpoint_id == finished.checkpoint_id
+    assert find_checkpoint(finished.store).checkpoint_id == finished.checkpoint_id
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ERROR, FaultKind.ODD_ERROR, FaultKind.HANG])
@@ -221,7 +219,7 @@ def test_a_store_that_fails_fails_the_read_and_the_next_one_is_right(
 ) -> None:
     store = finished.store
     assert isinstance(store, FaultyStore)
-    checkpoint = find_checkpoint(store, PATHS)
+    checkpoint = find_checkpoint(store)
     for name in (*NAMES, TIMERS_NAME):
         reader = StateReader(store, checkpoint)
         store.next_fault = Fault(kind)
@@ -242,7 +240,7 @@ def test_damage_is_reported(seed: int) -> None:
     right = expected(history, history.checkpoint_id, history.last_ms)
     needed = {
         f"chk-{history.checkpoint_id}/_metadata",
-        *find_checkpoint(store, PATHS).referenced_paths(),
+        *find_checkpoint(store).referenced_paths(),
     }
 
     def reported(path: str, content: bytes) -> set[str]:
@@ -252,7 +250,7 @@ def test_damage_is_reported(seed: int) -> None:
             assert right == everything(read(store), history.last_ms)
         except (CorruptionError, CheckpointError, IncompatibleFormatError) as error:
             assert path in str(error)
-        found = {one.path for one in verify_location(store, PATHS) if one.problem}
+        found = {one.path for one in verify_location(store) if one.problem}
         store.objects[path] = whole
         return found
 
@@ -284,7 +282,7 @@ def test_names_and_ids_that_are_not_there_are_answered_with_those_that_are(
         CheckpointError, match=rf"checkpoint 99 does not exist .*{finished.checkpoint_id}"
     ):
         read(finished.store, 99)
-    subsumed = min(present_ids(finished.store, PATHS))
+    subsumed = min(present_ids(finished.store))
     with pytest.raises(CheckpointError, match=r"no longer retained|does not exist"):
         read(finished.store, subsumed)
     with pytest.raises(UsageError, match="no such directory"):

@@ -50,7 +50,7 @@ def fresh(folder: Path) -> str:
 def recorded_keys(job: RecordedJob) -> list[Any]:
     return [
         step.key
-        for stored in list_recordings(job.store, job.paths)
+        for stored in list_recordings(job.store)
         for task in read_recording(job.store, stored)
         for step in steps_of(task)
     ]
@@ -185,9 +185,7 @@ def test_a_key_that_failed_fails_again(tmp_path: Path, op: str, in_pandas: bool)
             ProcessorError, match=r"Replay it: statelog replay --processor \S+ file://\S+ k1$"
         ):
             job.run(rows)
-    assert [(None, 1)] == [
-        (one.checkpoint_id, one.keys) for one in list_recordings(job.store, job.paths)
-    ]
+    assert [(None, 1)] == [(one.checkpoint_id, one.keys) for one in list_recordings(job.store)]
     (step,) = replay(str(tmp_path), "k1", processor=kind())
     assert step.error is not None
     assert () == step.differences
@@ -223,7 +221,7 @@ def test_without_a_setting_the_error_says_how_to_record(tmp_path: Path) -> None:
     job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, None)
     with pytest.raises(ProcessorError, match=r'record it: record="failed"'):
         job.run([("k1", "fail", 3)])
-    assert [] == list_recordings(job.store, job.paths)
+    assert [] == list_recordings(job.store)
 
 
 def test_failures_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +230,7 @@ def test_failures_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.Monk
     for number in range(6):
         with pytest.raises(ProcessorError):
             job.run([(f"k{number}", "fail", number)])
-    assert 3 == len(list_recordings(job.store, job.paths))
+    assert 3 == len(list_recordings(job.store))
 
 
 # --------------------------------------------------------------------------------------- bounds
@@ -246,7 +244,7 @@ def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> No
     small = [(f"k{number}", "append", number) for number in range(10)]
     (ack,) = job.run([*large, *small])
     assert (10, 1) == (ack.recorded_keys, ack.dropped_keys)
-    (stored,) = list_recordings(job.store, job.paths)
+    (stored,) = list_recordings(job.store)
     assert (10, 1) == (stored.keys, stored.dropped)
     (task,) = read_recording(job.store, stored)
     assert {"more bytes than one key may take": 1} == task.dropped
@@ -264,7 +262,7 @@ def test_a_micro_batch_is_bounded(tmp_path: Path, record_bytes: int) -> None:
     (ack,) = job.run([(f"key {number}", "append", number) for number in range(5000)])
     assert ack.recorded_keys > 0
     assert 5000 == ack.recorded_keys + ack.dropped_keys
-    (task,) = read_recording(job.store, list_recordings(job.store, job.paths)[0])
+    (task,) = read_recording(job.store, list_recordings(job.store)[0])
     own = len(task.before) + len(task.after) + len(task.input)
     assert own < record_bytes + 8_000  # and the schemas of the streams
 
@@ -281,7 +279,7 @@ def test_recordings_are_kept_for_their_checkpoints_and_then_deleted(tmp_path: Pa
     )  # fmt: skip
     for number in range(12):
         job.run([("k1", "add", number)])
-    assert [9, 10, 11, 12] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+    assert [9, 10, 11, 12] == [one.checkpoint_id for one in list_recordings(job.store)]
     files = [info.path for info in job.store.list("recordings")]
     assert 5 == len(files)  # the retained checkpoint before the newest names one more
     assert 4 == len(replay(str(tmp_path), "k1", processor=Steps()))
@@ -298,10 +296,10 @@ def test_old_recordings_are_dropped_by_age(tmp_path: Path) -> None:
     )  # fmt: skip
     for number in range(5):
         job.run([("k1", "add", number)], 1_000_000 + number * 4000)
-    assert [3, 4, 5] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+    assert [3, 4, 5] == [one.checkpoint_id for one in list_recordings(job.store)]
     job.record = None
     job.run([("k1", "add", 1)], 2_000_000)
-    assert [] == list_recordings(job.store, job.paths)
+    assert [] == list_recordings(job.store)
     assert [] == list(job.store.list("recordings"))
 
 
@@ -319,7 +317,7 @@ def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Pat
     def collect(days: float) -> set[str]:
         now = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
         hour = dt.timedelta(hours=1)
-        report = collect_garbage(job.store, job.paths, min_age=hour, dry_run=False, now=now)
+        report = collect_garbage(job.store, min_age=hour, dry_run=False, now=now)
         assert 0 == report.unknown
         return set(report.deleted)
 
@@ -327,7 +325,7 @@ def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Pat
     assert {"recordings/orphan"} == collect(1)
     (failure,) = collect(8)
     assert failure.startswith("recordings/failed/")
-    assert [1] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+    assert [1] == [one.checkpoint_id for one in list_recordings(job.store)]
 
 
 def test_a_forgotten_key_is_in_no_recording(tmp_path: Path) -> None:
@@ -339,15 +337,15 @@ def test_a_forgotten_key_is_in_no_recording(tmp_path: Path) -> None:
     with pytest.raises(ProcessorError):
         job.run([("k2", "fail", 3)])
     before = {info.path: bytes(job.store.get(info.path)) for info in job.store.list("recordings")}
-    planned = forget_key(job.store, job.paths, "k1", dry_run=True)
+    planned = forget_key(job.store, "k1", dry_run=True)
     assert before == {path: bytes(job.store.get(path)) for path in before}
-    done = forget_key(job.store, job.paths, "k1")
+    done = forget_key(job.store, "k1")
     assert (1, 1) == (len(done.rewritten), len(done.deleted))
     assert done == planned
     assert {"k2", "k3"} == {key for (key,) in recorded_keys(job)}
     for key in ("k2", "k3"):  # what is left is whole
         assert [] == differences(replay(str(tmp_path), key, processor=Steps()))
-    again = forget_key(job.store, job.paths, "k1")
+    again = forget_key(job.store, "k1")
     assert ((), ()) == (again.rewritten, again.deleted)
 
 
@@ -391,7 +389,7 @@ def test_a_restart_and_another_parallelism_go_on(tmp_path: Path) -> None:
         for _ in range(3):
             rows = [(rng.choice(KEYS), rng.choice(SAFE), rng.randrange(9)) for _ in range(30)]
             job.run(rows, 1000 + 200 * job.batch_id)
-    assert 9 == len({one.checkpoint_id for one in list_recordings(job.store, job.paths)})
+    assert 9 == len({one.checkpoint_id for one in list_recordings(job.store)})
     for key in set(recorded_keys(job)):
         assert [] == differences(replay(str(tmp_path), key, processor=Steps()))
 
@@ -402,7 +400,7 @@ def test_a_large_recording_is_a_file_of_its_task(tmp_path: Path) -> None:
     )
     acks = job.run([(f"k{number}", "add", number) for number in range(50)])
     assert all(ack.recording_file is not None and not ack.recording for ack in acks)
-    found = list_recordings(job.store, job.paths)
+    found = list_recordings(job.store)
     assert (2, 50) == (len(found), sum(one.keys for one in found))
     assert [] == differences(replay(str(tmp_path), "k3", processor=Steps()))
 
@@ -416,5 +414,5 @@ def test_a_fork_has_no_recordings_of_its_parent(tmp_path: Path) -> None:
     job.run([("k1", "add", 1)])
     sl.fork(str(tmp_path / "parent"), str(tmp_path / "fork"), state_only=True)
     forked = RecordedJob(str(tmp_path / "fork"), Steps(), COLUMNS, OUTPUT, None)
-    assert [] == list_recordings(forked.store, forked.paths)
-    assert 1 == len(list_recordings(job.store, job.paths))
+    assert [] == list_recordings(forked.store)
+    assert 1 == len(list_recordings(job.store))
