@@ -38,15 +38,15 @@ from bench.harness.results import Results, Run, in_turns
 from pyspark import cloudpickle
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
-from statelog.checkpoint.commit import CommitAuthor, prepare_commit
+from statelog.checkpoint.commit import prepare_commit
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.recorder import CheckpointRecorder
-from statelog.core.checkpoint_events import WriteMetadata
 from statelog.errors import ObjectExistsError, ObjectNotFoundError
 from statelog.format.buffers import Buffers, pieces_of
 from statelog.metrics import Metrics
 from statelog.model import (
     ChangelogStateHandle,
+    CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
     KeyGroupRange,
@@ -233,12 +233,19 @@ class Driver:
             for batch in range(1, newest + 1)
             for key_groups in self.ranges
         )[:handles]
-        plan = WriteMetadata(newest, None, (), log, (newest,))
-        author = CommitAuthor("simulated", 0, self._groups, 0)
-        path = PATHS.metadata(newest)
-        properties = self._record(newest, ()).to_properties()
-        made = prepare_commit(plan, author, path, properties=properties, sections={}, compress=True)
-        self.store.put(path, made.buffers)
+        base = CompletedCheckpoint(
+            checkpoint_id=newest,
+            parent_id=None,
+            created_at_ms=0,
+            epoch=0,
+            owner_id="simulated",
+            max_parallelism=self._groups,
+            materialized=(),
+            log=log,
+            retained=(newest,),
+            properties=self._record(newest, ()).to_properties(),
+        )
+        self.store.put(PATHS.metadata(newest), prepare_commit(base, {}, compress=True).buffers)
 
     def micro_batch(self) -> Run:
         """Run one micro-batch; return its seconds by step, and what it counted."""

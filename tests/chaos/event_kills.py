@@ -18,7 +18,7 @@ from tests.chaos.event_model import Told, expect, make_events, write_events
 from tests.chaos.kills import DIES, DRIVER_POINTS, WORKER_POINTS, Campaign
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import open_location
 
@@ -50,7 +50,7 @@ class EventCampaign(Campaign):
 
     def committed(self) -> int:
         """Return how many of the batches expected are committed."""
-        newest = find_newest(open_location(self.location)).newest
+        newest = Entries(open_location(self.location)).newest()
         if newest is None:
             return 0
         batch_id = BatchRecord.of(newest).batch_id

@@ -159,9 +159,9 @@ def _log_owners(log: RequestLog) -> None:
     claim, restore = CheckpointCoordinator.claim, CheckpointCoordinator.restore
     complete = CheckpointCoordinator.complete
 
-    def claims(self: Any, **more: Any) -> int:
+    def claims(self: Any, *arguments: Any) -> int:
         log.new_owner(self._store.url)
-        return claim(self, **more)
+        return claim(self, *arguments)
 
     def restores(self: Any, *arguments: Any, **more: Any) -> Any:
         found = restore(self, *arguments, **more)

@@ -19,13 +19,13 @@ from tests.unit.state.reader.histories import GROUPS, NAMES, History, key_of
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import present_ids, read_checkpoint, read_entry
+from statelog.checkpoint.history import Entries, read_checkpoint, read_entry
 from statelog.checkpoint.offset_log import (
     newest_offsets,
     recorded_query_id,
     refuse_unfinished_repartition,
 )
-from statelog.checkpoint.ownership import describe_claim, find_top
+from statelog.checkpoint.ownership import describe_claim
 from statelog.checkpoint.source_logs import entries_digest, files_upto
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
@@ -310,9 +310,10 @@ def read_claim(data: bytes) -> Any:
     """Read a claim, as a new owner and as a fenced one do."""
     store = store_with(**{PATHS.metadata(0): data})
     entry = read_entry(store, 0, whole=True)
-    top = find_top(store, present_ids(store))
+    entries = Entries(store)
+    end = (entries.ids, entries.newest_id(), entries.next_number, entries.is_taken_over)
     said = describe_claim(entry) if isinstance(entry, ClaimRecord) else ""
-    return repr((entry, top, said))
+    return repr((entry, end, said))
 
 
 # ----------------------------------------------------------------------------- files of a Spark query

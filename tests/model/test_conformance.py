@@ -15,7 +15,7 @@ from tests.unit.checkpoint.interleaved_world import InterleavedWorld
 from tests.unit.checkpoint.test_simulation import World, simulate
 
 from statelog.checkpoint import batched_clean_up, ownership
-from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.tags import read_pins
 from statelog.errors import InvariantError, ObjectNotFoundError
 from statelog.format.claim_record import ClaimRecord
@@ -196,13 +196,12 @@ def test_an_owner_that_deletes_a_claim_does_not_conform() -> None:
         check_trace([*events[: at + 1], deletes])
 
 
-def ignores_entries_above(store: Any, paths: Any, claim: ClaimRecord, known: Any) -> Any:
-    ids = tuple(one for one in present_ids(store) if one <= claim.number)
-    return ownership.Place(claim, ids, read_pins(store))
+def ignores_entries_above(entries: Entries, claim: ClaimRecord) -> Any:
+    return read_pins(entries.list_again().store)
 
 
-def lists_nothing(store: Any, paths: Any, claim: ClaimRecord, known: Any) -> Any:
-    return ownership.Place(claim, (), ())
+def lists_nothing(entries: Entries, claim: ClaimRecord) -> Any:
+    return ()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +211,7 @@ def lists_nothing(store: Any, paths: Any, claim: ClaimRecord, known: Any) -> Any
 def test_an_owner_that_does_not_look_does_not_conform(
     mutant: Any, new_world: type[TracedWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "_place", mutant)
+    monkeypatch.setattr(ownership, "_pins_if_last", mutant)
     worlds: list[TracedWorld] = []
 
     def kept(seed: int, *, batched: bool = False) -> TracedWorld:

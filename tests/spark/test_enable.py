@@ -12,7 +12,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
 from tests.spark.versions import ROWS, row_operator
 
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.spark import StatefulStream, disable, enable
 from statelog.store import open_store
@@ -69,7 +69,7 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
         assert isinstance(stream, StatefulStream)
         assert model.apply(rows) == run(stream.where("rows > 0"), tmp_path / "query")
     state = open_store(str(tmp_path / "states" / "totals"))
-    newest = find_newest(state).newest
+    newest = Entries(state).newest()
     assert newest is not None and (1, 3) == (
         newest.properties["batch_id"],
         newest.properties["tasks"],

@@ -25,7 +25,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.offset_log import read_offsets
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.core.source_position import position_of
@@ -57,7 +57,7 @@ def a_job(spark: "SparkSession", folder: Path, options: dict[str, Any]) -> Job:
 
 
 def record_of(job: Job) -> BatchRecord:
-    found = find_newest(open_location(str(job.state))).newest
+    found = Entries(open_location(str(job.state))).newest()
     assert found is not None
     return BatchRecord.of(found)
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark.streams import BatchSource, wait
 
 import statelog
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.table.commit import TableBatch, commit_batch, writers_of
 from statelog.spark.table.options import TableColumns, TableOptions
@@ -116,7 +116,7 @@ def test_a_stream_becomes_a_table_with_history(spark: SparkSession, tmp_path: Pa
 
 
 def newest(table: Path) -> Any:
-    return find_newest(open_store(table)).newest
+    return Entries(open_store(table)).newest()
 
 
 def test_a_batch_frame_upserts(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
 from statelog.spark import StatefulStreamWriter, transform_with_state
 from statelog.store import open_store
@@ -263,7 +263,7 @@ def test_the_key_groups_are_those_of_the_frame_whatever_the_session_says_later(
     finally:
         spark.conf.unset("spark.statelog.maxParallelism")
     store = open_store(str(tmp_path / "query" / "statelog"))
-    newest = find_newest(store).newest
+    newest = Entries(store).newest()
     assert newest is not None
     assert 128 == newest.max_parallelism
 

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from statelog.arguments import whole_number
-from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.tags import TagKind, list_tags, retained_checkpoints
 from statelog.errors import (
     CheckpointError,
@@ -51,7 +51,7 @@ def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "che
     if _ID.fullmatch(text):
         return int(text)
     if text == LATEST:
-        newest = find_newest(store).newest
+        newest = Entries(store).newest()
         if newest is not None:
             return newest.checkpoint_id
     if text == EARLIEST and (retained := retained_checkpoints(store)):

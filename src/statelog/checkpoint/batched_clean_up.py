@@ -101,19 +101,16 @@ class BatchedCleanUp:
         Blocks: On the store.
         """
         self._finish(ledger)
-        report, pins = CleanUpReport(), None
-        leftovers = self._read_leftovers()
-        if ledger.subsumed or leftovers:
-            # Read after the commit: a caller that tags a checkpoint then sees that it is subsumed.
-            pins = read_pins(self._store)
-        self._leftovers = ()
         self._waits_since_ms = None
-        requested = CleanUpRequested(pins, leftovers)
-        for action in ledger.handle(requested, self._now_ns()):
-            if isinstance(action, DeleteObjects):
-                done = delete_objects(self._store, action.paths)
-                ledger.handle(Deleted(done.deleted), self._now_ns())
-                report = report.merged(done)
+        listed = None
+        if ledger.subsumed or self._leftovers:
+            # Read after the commit: a caller that tags a checkpoint then sees that it is subsumed.
+            listed = self._listed(ledger.subsumed)
+        report = CleanUpReport()
+        for action in self._request(ledger, listed):
+            done = delete_objects(self._store, action.paths)
+            ledger.handle(Deleted(done.deleted), self._now_ns())
+            report = report.merged(done)
         return report
 
     def when_due(self, ledger: CheckpointLedger) -> None:
@@ -159,14 +156,16 @@ class BatchedCleanUp:
             if result.failed:
                 raise StoreError(result.reason)
         elif result is not None:
-            self._leftovers = ()
-            requested = CleanUpRequested(result.pins, result.leftovers, subsumed=result.subsumed)
-            for action in ledger.handle(requested, self._now_ns()):
-                if isinstance(action, DeleteObjects):
-                    self._running = self._start(partial(self._deleted, action.paths))
+            for action in self._request(ledger, result):
+                self._running = self._start(partial(delete_objects, self._store, action.paths))
 
-    def _deleted(self, paths: tuple[str, ...]) -> CleanUpReport:
-        return delete_objects(self._store, paths)
+    def _request(self, ledger: CheckpointLedger, listed: _Listed | None) -> list[DeleteObjects]:
+        requested = CleanUpRequested(None)
+        if listed is not None:
+            requested = CleanUpRequested(listed.pins, listed.leftovers, listed.subsumed)
+            self._leftovers = ()
+        actions = ledger.handle(requested, self._now_ns())
+        return [action for action in actions if isinstance(action, DeleteObjects)]
 
     def _finish(self, ledger: CheckpointLedger) -> None:
         """Wait for the batch under way; what it could not delete remains to be deleted."""

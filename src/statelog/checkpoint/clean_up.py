@@ -9,14 +9,21 @@ objects: unknown names, claims, and all objects as long as one retained checkpoi
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.first_edition import newest_epoch
-from statelog.checkpoint.history import find_newest, may_be_claim, present_ids, read_checkpoint
+from statelog.checkpoint.history import (
+    Entries,
+    may_be_claim,
+    present_ids,
+    read_checkpoint,
+    unusable,
+)
 from statelog.checkpoint.tags import retained_ids
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
 from statelog.store import PATHS, LocationStore, ObjectInfo, ObjectStore
@@ -140,29 +147,22 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     Blocks: On the store, one request for up to 1000 objects where it has such a request.
     """
     waiting = list(paths)
+    parts = deque(_parts(waiting))
     deleted: list[str] = []
-    failed: list[str] = []
-    reason = ""
-    for part in _parts(waiting):
+    failures, reason = 0, ""
+    while parts and failures < _FAILURES_MAX:
+        part = parts.popleft()
         try:
             store.delete(part)
             deleted += part
-            continue
         except StoreError as error:
-            reason = str(error)
-            failed += part if len(part) == 1 else []
-        for path in part if len(part) > 1 else []:
-            try:
-                store.delete([path])
-                deleted.append(path)
-            except StoreError as error:
-                failed.append(path)
-                reason = str(error)
-            if len(failed) >= _FAILURES_MAX:
-                break
-        if len(failed) >= _FAILURES_MAX:
-            break
-    return _report(waiting, deleted, reason if failed else "")
+            if len(part) > 1:
+                parts.extendleft([path] for path in reversed(part))
+            else:
+                failures, reason = failures + 1, str(error)
+    gone = set(deleted)
+    failed = tuple(path for path in waiting if path not in gone)
+    return CleanUpReport(deleted=tuple(deleted), failed=failed, reason=reason)
 
 
 def _parts(paths: Iterable[str]) -> Iterator[list[str]]:
@@ -170,12 +170,6 @@ def _parts(paths: Iterable[str]) -> Iterator[list[str]]:
     for _, run in groupby(paths, key=lambda path: parse_checkpoint_metadata(path) is not None):
         while part := list(islice(run, _PART_MAX)):
             yield part
-
-
-def _report(waiting: Sequence[str], deleted: Sequence[str], reason: str) -> CleanUpReport:
-    gone = set(deleted)
-    failed = tuple(path for path in waiting if path not in gone)
-    return CleanUpReport(deleted=tuple(deleted), failed=failed, reason=reason)
 
 
 def collect_garbage(
@@ -230,16 +224,14 @@ def collect_garbage(
     report = CleanUpReport(deleted=tuple(sizes)) if dry_run else delete_objects(store, sizes)
     # Without a checkpoint, a fork may be about to commit its first one.
     releases = _release_parents(store, marked, dry_run=dry_run) if marked else ()
-    return CleanUpReport(
-        deleted=report.deleted,
-        failed=report.failed,
+    return replace(
+        report,
         deleted_bytes=sum(sizes[path] for path in report.deleted),
         reachable=sum(info.path in marked for info in listed),
         too_young=len(orphans) - len(old),
         unknown=_count_unknown(listed),
         released=tuple(each.fork_id for each in releases if not each.problem),
         outside=tuple(each for each in releases if each.tags or each.problem),
-        reason=report.reason,
         dry_run=dry_run,
     )
 
@@ -258,23 +250,22 @@ def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
     Blocks: On the store.
     """
     ids = present_ids(store)
-    newest = find_newest(store, ids=ids).newest
+    newest = Entries(store, ids).newest()
     if newest is None:
         return frozenset() if ids or newest_epoch(store) else None
     marked: set[str] = set()
     for checkpoint_id in retained_ids(store, newest, ids):
-        path = PATHS.metadata(checkpoint_id)
         try:
             checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
         except (CorruptionError, ObjectNotFoundError) as error:
-            raise CheckpointError(
-                f"retained checkpoint {checkpoint_id} cannot be read, so its objects are unknown "
-                f"and nothing is deleted: {error}",
-                reason="damaged",
-                checkpoint_id=checkpoint_id,
-                path=path,
+            raise unusable(
+                checkpoint_id,
+                "damaged",
+                f"retained checkpoint {checkpoint_id} cannot be read, so its objects are unknown and nothing "
+                f"is deleted: "
+                f"{error}",
             ) from error
-        marked.add(path)
+        marked.add(PATHS.metadata(checkpoint_id))
         marked.update(checkpoint.referenced_paths())
     return frozenset(marked)
 

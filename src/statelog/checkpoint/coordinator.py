@@ -15,14 +15,9 @@ from typing import NoReturn
 
 from statelog.checkpoint.batched_clean_up import BatchedCleanUp
 from statelog.checkpoint.clean_up import CleanUpReport
-from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
-from statelog.checkpoint.history import (
-    KnownEntries,
-    StoredCheckpoint,
-    load_checkpoint,
-    load_section,
-)
-from statelog.checkpoint.ownership import Place, claim_place
+from statelog.checkpoint.commit import prepare_commit, put_commit
+from statelog.checkpoint.history import Entries, StoredCheckpoint, load_stored
+from statelog.checkpoint.ownership import claim_location
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import (
     check_key_groups,
@@ -44,11 +39,12 @@ from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.core.pins import Pin
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.format.checkpoint_metadata import MetadataFile
+from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
-from statelog.store import PATHS, ObjectStore, verify_put_if_absent
+from statelog.store import ObjectStore, verify_put_if_absent
 
 _NS_PER_MS = 1_000_000
 
@@ -88,16 +84,15 @@ class CheckpointCoordinator:
         self._owner_id, self._max_parallelism = owner_id, max_parallelism
         self._options, self._clock_ms = options, clock_ms
         self._ledger = self._new_ledger()
-        self._place: Place | None = None
-        self._known: KnownEntries = {}
+        self._claim: ClaimRecord | None = None
+        self._entries = Entries(store)
         self._pins: tuple[Pin, ...] | None = None
         self._restored = False
         self._clean_ups = BatchedCleanUp(store, clock_ms=clock_ms)
         self._next_id = 0
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
-        self._was_put = False
-        """Whether a put of `_prepared` was begun, so that its outcome may be unknown."""
+        """The object of the checkpoint under way, from the first `complete` on: its put may have succeeded."""
         self._restored_from: StoredCheckpoint | None = None
         """Kept until the first `trigger`: its sections may be asked for, to deliver them again."""
 
@@ -126,16 +121,16 @@ class CheckpointCoordinator:
     @property
     def epoch(self) -> int | None:
         """The number of this owner's claim; None before `claim`."""
-        return None if self._place is None else self._place.claim.number
+        return None if self._claim is None else self._claim.number
 
-    def claim(self, *, known: KnownEntries | None = None) -> int:
+    def claim(self, entries: Entries | None = None) -> int:
         """
         Take over the location; every earlier owner then fails with `FencedError`.
 
         Call `restore` afterwards, because the earlier owner may have committed meanwhile.
 
         Args:
-            known: Entries that the caller has read of this location; not read again.
+            entries: Entries that the caller has read of this location; not read again.
 
         Returns:
             The number of the claim, >= 0: the epoch of this owner.
@@ -150,22 +145,20 @@ class CheckpointCoordinator:
         Blocks: On the store: four round trips (two listings, the newest entry, a put; first a probe).
         Thread: the driver's.
         """
-        self._known = dict(known or {})
-        self._place = claim_place(
-            self._store,
+        self._entries = Entries(self._store) if entries is None else entries
+        self._claim, self._pins = claim_location(
+            self._entries,
             self._owner_id,
             self._clock_ms,
             self._pause,
-            known=self._known,
             verify=lambda: verify_put_if_absent(self._store, self._pause),
         )
-        self._pins = self._place.pins
         self._ledger = self._new_ledger()
         self._clean_ups.begin()
         self._restored = False
         self._restored_from = None
-        self._forget_prepared()
-        return self._place.claim.number
+        self._prepared = None
+        return self._claim.number
 
     def restore(self, checkpoint_id: int | None = None) -> CompletedCheckpoint | None:
         """
@@ -190,28 +183,23 @@ class CheckpointCoordinator:
 
         Blocks: On the store.   Thread: the driver's.
         """
-        place = self._place
-        point = find_restore_point(
-            self._store,
-            checkpoint_id,
-            known=self._known,
-            listed=None if place is None else place.ids,
-            pins=self._pins,
-        )
+        claim = self._claim
+        entries = Entries(self._store) if claim is None else self._entries
+        point = find_restore_point(entries, checkpoint_id, pins=self._pins)
         found = point.checkpoint
         if found is not None:
-            if place is not None and found.checkpoint_id > place.claim.number:
+            if claim is not None and found.checkpoint_id > claim.number:
                 self._fence(
                     f"checkpoint {found.checkpoint_id} of {self._store.url} was committed by "
-                    f"{found.owner_id!r} after claim {place.claim.number} of this owner"
+                    f"{found.owner_id!r} after claim {claim.number} of this owner"
                 )
             check_key_groups(self._store.url, found, self._max_parallelism)
         restored = Restored(found, point.retained, point.pins, point.given_up)
         self._ledger.handle(restored, self._now_ns())
         self._clean_ups.begin(point.leftovers)
-        self._next_id = 0 if place is None else place.claim.next_number
-        self._known, self._pins = {}, None
-        self._forget_prepared()
+        self._next_id = 0 if claim is None else claim.next_number
+        self._entries, self._pins = Entries(self._store, entries.ids), None
+        self._prepared = None
         self._restored = True
         self._restored_from = point.stored
         return found
@@ -231,7 +219,7 @@ class CheckpointCoordinator:
 
         Thread: the driver's.
         """
-        if self._place is None or not self._restored:
+        if self._claim is None or not self._restored:
             raise UsageError(
                 "call claim() and then restore() before the first checkpoint, and after one that was "
                 "declined with an unknown outcome: the location may have another owner and other "
@@ -246,7 +234,7 @@ class CheckpointCoordinator:
                 reason="not_next",
             )
         self._ledger.handle(Triggered(checkpoint_id, tuple(ranges)), self._now_ns())
-        self._forget_prepared()
+        self._prepared = None
         self._restored_from = None
 
     def acknowledge(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
@@ -275,9 +263,9 @@ class CheckpointCoordinator:
         Thread: the driver's.
         """
         self._ledger.handle(Declined(checkpoint_id, reason), self._now_ns())
-        if self._was_put:
-            self._place, self._restored = None, False
-        self._forget_prepared()
+        if self._prepared is not None:
+            self._claim, self._restored = None, False
+        self._prepared = None
 
     def complete(
         self,
@@ -313,25 +301,18 @@ class CheckpointCoordinator:
         if not isinstance(plan, WriteMetadata):
             raise UsageError(f"checkpoint {checkpoint_id} has nothing to commit")
         if self._prepared is None:
-            self._prepared = prepare_commit(
-                plan,
-                self._author(),
-                PATHS.metadata(checkpoint_id),
-                properties=properties,
-                sections=sections or {},
-                compress=self._options.compress_metadata,
-            )
+            self._prepared = self._prepare(plan, properties, sections or {})
         prepared = self._prepared
         fail_point("before-commit")
-        self._was_put = True
-        conflict = put_commit(self._store, prepared, self._pause)
-        if conflict is not None:
-            self._fence(conflict.reason, conflict.cause)
+        try:
+            put_commit(self._store, prepared, self._pause)
+        except FencedError as conflict:
+            self._fence(str(conflict), conflict.__cause__)
         fail_point("after-commit")
         checkpoint = prepared.record.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._next_id = checkpoint_id + 1
-        self._forget_prepared()
+        self._prepared = None
         previous = self._ledger.latest
         committed = Committed(checkpoint, objects_of(checkpoint))
         self._ledger.handle(committed, self._now_ns())
@@ -339,17 +320,30 @@ class CheckpointCoordinator:
             self._recorder.completed(checkpoint, previous)
         return checkpoint
 
-    def _author(self) -> CommitAuthor:
-        epoch, now_ms = self.epoch or 0, self._clock_ms()
-        return CommitAuthor(self._owner_id, epoch, self._max_parallelism, now_ms)
+    def _prepare(
+        self,
+        plan: WriteMetadata,
+        properties: Mapping[str, Json],
+        sections: Mapping[bytes, bytes],
+    ) -> MetadataFile:
+        checkpoint = CompletedCheckpoint(
+            checkpoint_id=plan.checkpoint_id,
+            parent_id=plan.parent_id,
+            created_at_ms=self._clock_ms(),
+            epoch=self.epoch or 0,
+            owner_id=self._owner_id,
+            max_parallelism=self._max_parallelism,
+            materialized=plan.materialized,
+            log=plan.log,
+            retained=plan.retained,
+            properties=dict(properties),
+        )
+        return prepare_commit(checkpoint, sections, compress=self._options.compress_metadata)
 
-    def _forget_prepared(self) -> None:
-        self._prepared, self._was_put = None, False
-
-    def _fence(self, reason: str, cause: Exception | None = None) -> NoReturn:
+    def _fence(self, reason: str, cause: BaseException | None = None) -> NoReturn:
         message = f"{self._owner_id!r} is fenced: {reason}. Stop; a restart continues the job"
         self._ledger.handle(Fenced(message), self._now_ns())
-        self._forget_prepared()
+        self._prepared = None
         raise FencedError(message) from cause
 
     def checkpoints(self) -> list[int]:
@@ -367,24 +361,24 @@ class CheckpointCoordinator:
 
     def load(self, checkpoint_id: int) -> CompletedCheckpoint:
         """
-        Read a checkpoint without restoring it; raises as `load_checkpoint`.
+        Read a checkpoint without restoring it; raises as `load_stored`.
 
         Blocks: On the store.   Thread: any.
         """
         if (latest := self._ledger.latest) and latest.checkpoint_id == checkpoint_id:
             return latest
-        return load_checkpoint(self._store, checkpoint_id)
+        return load_stored(self._store, checkpoint_id).checkpoint
 
     def section(self, checkpoint_id: int, tag: bytes) -> bytes | None:
         """
-        Return a caller's section of a checkpoint, or None; raises as `load_section`.
+        Return a caller's section of a checkpoint, or None; raises as `load_stored`.
 
         Blocks: On the store.   Thread: any.
         """
         stored = self._restored_from
         if stored is not None and stored.checkpoint.checkpoint_id == checkpoint_id:
             return stored.sections.get(tag)
-        return load_section(self._store, checkpoint_id, tag)
+        return load_stored(self._store, checkpoint_id).sections.get(tag)
 
     def clean_up(self) -> CleanUpReport:
         """

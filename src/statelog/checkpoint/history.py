@@ -60,28 +60,6 @@ class StoredCheckpoint:
 
 Entry: TypeAlias = StoredCheckpoint | ClaimRecord
 
-KnownEntries: TypeAlias = dict[int, Entry]
-"""Entries that were read whole, by number; a caller that asks several times reads each once."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """
-    The history of a location, for a restart.
-
-    Args:
-        stored: The checkpoint to continue from as the store has it, or None if there is none.
-        top: The highest entry, or None if there is none.
-    """
-
-    stored: StoredCheckpoint | None
-    top: Entry | None = None
-
-    @property
-    def newest(self) -> CompletedCheckpoint | None:
-        """The checkpoint to continue from, or None if there is none."""
-        return None if self.stored is None else self.stored.checkpoint
-
 
 def present_ids(store: ObjectStore) -> list[int]:
     """Return the numbers of the folders of all entries, ascending; one may have no metadata."""
@@ -176,32 +154,6 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
     return entry
 
 
-def read_whole_entry(store: ObjectStore, number: int, known: KnownEntries | None = None) -> Entry:
-    """
-    Read one entry with the change sets inside, unless it is *known*; raises as `read_entry`.
-
-    Args:
-        store: Where it is stored.
-        number: Its number.
-        known: What was read before, and gets what is read now; entries never change.
-
-    Blocks: On the store.
-    """
-    known = {} if known is None else known
-    if number not in known:
-        known[number] = read_entry(store, number, whole=True)
-    return known[number]
-
-
-def read_whole(
-    store: ObjectStore,
-    checkpoint_id: int,
-    known: KnownEntries | None = None,
-) -> StoredCheckpoint:
-    """Read one checkpoint as `read_whole_entry` does; raises as `read_checkpoint`."""
-    return _no_claim(read_whole_entry(store, checkpoint_id, known))
-
-
 def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
     """Return the trailer of an object, and the size of the whole."""
     tail, size = read_tail(store, path, _TAIL_SIZE)
@@ -212,112 +164,193 @@ def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
     return read_trailer(tail, where=path), size
 
 
-def find_newest(
-    store: ObjectStore,
-    *,
-    ids: list[int] | None = None,
-    known: KnownEntries | None = None,
-) -> History:
+class Entries:
     """
-    Find the checkpoint to continue from.
+    The entries of a location, each read at most once.
+
+    Entries never change.  An owner may delete entries while they are read here; then the listing is taken
+    again.
 
     Args:
         store: The store of the location.
-        ids: Result of `present_ids`, if known.
-        known: As for `read_whole_entry`.
-
-    Raises:
-        CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
-            older one that can be restored (`usable_id`).  Or a driver of statelog 0.2 has written to
-            the location since it was taken over ("two_editions").
-        IncompatibleFormatError: A newer statelog wrote the newest one.
-
-    Blocks: On the store.
+        ids: The numbers of the entries, ascending; None to list them at the first use.
     """
-    ids = present_ids(store) if ids is None else ids
-    while True:
-        top, ids = read_top(store, ids, known)
-        if top is None:
-            return History(None)
-        number = ids[-1]
-        try:
-            if isinstance(top, CorruptionError):
-                raise top
-            if isinstance(top, StoredCheckpoint):
-                if not top.is_of_first_edition:
-                    return History(top, top)
-                return History(_newest_of_first_edition(store, ids, known), top)
-            if top.newest is None:
-                return History(None, top)
-            number = top.newest
-            return History(read_whole(store, number, known), top)
-        except ObjectNotFoundError as error:
-            listed = present_ids(store)
-            if listed[-1:] == ids[-1:]:  # nothing came after the claim, so the checkpoint is lost
-                older = [one for one in ids if one < number]
-                raise _damaged(store, number, older, error) from error
-            ids = listed
-        except CorruptionError as error:
-            older = [one for one in ids if one < number]
-            raise _damaged(store, number, older, error) from error
 
+    def __init__(self, store: ObjectStore, ids: list[int] | None = None) -> None:
+        self.store = store
+        self._ids = ids
+        self._entries: dict[int, Entry] = {}
 
-def read_top(
-    store: ObjectStore, ids: list[int], known: KnownEntries | None
-) -> tuple[Entry | CorruptionError | None, list[int]]:
-    """
-    Read the highest entry.
+    @property
+    def ids(self) -> list[int]:
+        """The numbers of the entries, ascending, as they were listed last."""
+        return self.list_again().ids if self._ids is None else self._ids
 
-    An owner may have deleted every entry of a listing before one was read; then there are newer ones.
+    def list_again(self) -> Entries:
+        """List the entries; what was read stays."""
+        self._ids = present_ids(self.store)
+        return self
 
-    Args:
-        store: The store of the location.
-        ids: Result of `present_ids`.
-        known: As for `read_whole_entry`.
+    def end_with(self, claim: ClaimRecord) -> None:
+        """Add a claim; later entries of the listing do not count."""
+        self._entries[claim.number] = claim
+        self._ids = [number for number in self.ids if number <= claim.number]
 
-    Returns:
-        The entry, or why it is damaged; None without one.  And the listing that it ends.
+    def read(self, number: int) -> Entry:
+        """Return an entry with the change sets inside; raises as `read_entry`."""
+        if number not in self._entries:
+            self._entries[number] = read_entry(self.store, number, whole=True)
+        return self._entries[number]
 
-    Blocks: On the store.
-    """
-    missing: set[int] = set()
-    while ids:
-        try:
-            return read_whole_entry(store, ids[-1], known), ids
-        except CorruptionError as error:
-            return error, ids
-        except ObjectNotFoundError:
-            missing.add(ids[-1])  # a folder on local disk may stay without a metadata object
-            ids = [one for one in present_ids(store) if one not in missing]
-    return None, ids
+    def read_checkpoint(self, checkpoint_id: int) -> StoredCheckpoint:
+        """Return a checkpoint with the change sets inside; raises as `read_checkpoint`."""
+        return _no_claim(self.read(checkpoint_id))
 
+    def read_before(self, number: int) -> Entry | None:
+        """Return an entry that was read before; None for another one."""
+        return self._entries.get(number)
 
-def _newest_of_first_edition(
-    store: ObjectStore, ids: list[int], known: KnownEntries | None
-) -> StoredCheckpoint | None:
-    """Return the newest checkpoint of a location of statelog 0.2; the highest one may be a zombie."""
-    reads = [partial(_quietly, store, one) for one in ids]
-    entries = [one for one in ask_at_once(store, reads) if one is not None]
-    checkpoints = [one for one in entries if isinstance(one, StoredCheckpoint)]
-    if any(not one.is_of_first_edition for one in checkpoints) or len(checkpoints) < len(entries):
-        late = checkpoints[-1].checkpoint
-        raise CheckpointError(
-            f"checkpoint {late.checkpoint_id} of {store.url} was committed by {late.owner_id!r}, a driver "
-            "of statelog 0.2, after the location was taken over by this edition. It is not part of the "
-            f"history. Stop that driver, and delete {PATHS.metadata(late.checkpoint_id)}; then start "
-            "again",
-            reason="two_editions",
-            checkpoint_id=late.checkpoint_id,
-            path=PATHS.metadata(late.checkpoint_id),
+    def top(self) -> Entry | CorruptionError | None:
+        """
+        Return the highest entry, or why it is damaged; None without one.
+
+        The listing ends with it then: every entry of a listing may be deleted before one was read.
+        """
+        missing: set[int] = set()
+        while self.ids:
+            try:
+                return self.read(self.ids[-1])
+            except CorruptionError as error:
+                return error
+            except ObjectNotFoundError:
+                missing.add(self.ids[-1])  # a folder on local disk may stay without an object
+                self._ids = [one for one in present_ids(self.store) if one not in missing]
+        return None
+
+    @property
+    def next_number(self) -> int:
+        """The first free number."""
+        top = self.top()
+        if isinstance(top, ClaimRecord):
+            return top.next_number
+        return 0 if top is None else self.ids[-1] + 1
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether drivers of statelog 0.2 can no longer write here."""
+        top = self.top()
+        return isinstance(top, ClaimRecord) or (
+            isinstance(top, StoredCheckpoint) and not top.is_of_first_edition
         )
-    for one in reversed(ids):
+
+    def newest_id(self) -> int | None:
+        """Return the id of the newest checkpoint, which may be damaged; None if there is none."""
+        top = self.top()
+        if isinstance(top, ClaimRecord):
+            return top.newest
+        if not isinstance(top, StoredCheckpoint) or not top.is_of_first_edition:
+            return None if top is None else self.ids[-1]
         try:
-            candidate = read_whole(store, one, known)
-        except ObjectNotFoundError:
-            continue
-        if not is_zombie(candidate.checkpoint, [other.checkpoint for other in checkpoints]):
-            return candidate
-    return None
+            newest = self.newest()
+        except CheckpointError as error:
+            damaged = error.facts.get("checkpoint_id")
+            if error.reason == "damaged" and isinstance(damaged, int):
+                return damaged
+            raise
+        return None if newest is None else newest.checkpoint_id
+
+    def newest(self) -> CompletedCheckpoint | None:
+        """Return the checkpoint to continue from, None if there is none; raises as `newest_stored`."""
+        stored = self.newest_stored()
+        return None if stored is None else stored.checkpoint
+
+    def newest_stored(self) -> StoredCheckpoint | None:
+        """
+        Return the checkpoint to continue from as it is stored; None if there is none.
+
+        Raises:
+            CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
+                older one that can be restored (`usable_id`).  Or a driver of statelog 0.2 has written to
+                the location since it was taken over ("two_editions").
+            IncompatibleFormatError: A newer statelog wrote the newest one.
+        """
+        while True:
+            top = self.top()
+            if top is None:
+                return None
+            last, number = self.ids[-1:], self.ids[-1]
+            try:
+                if isinstance(top, CorruptionError):
+                    raise top
+                if isinstance(top, StoredCheckpoint):
+                    return self._newest_of_first_edition() if top.is_of_first_edition else top
+                if top.newest is None:
+                    return None
+                number = top.newest
+                return self.read_checkpoint(number)
+            except ObjectNotFoundError as error:
+                if self.list_again().ids[-1:] == last:  # no entry came after the claim
+                    raise self._damaged(number, error) from error
+            except CorruptionError as error:
+                raise self._damaged(number, error) from error
+
+    def _newest_of_first_edition(self) -> StoredCheckpoint | None:
+        """Return the newest checkpoint of a location of statelog 0.2; the highest may be a zombie."""
+        reads = [partial(_quietly, self.store, number) for number in self.ids]
+        entries = [entry for entry in ask_at_once(self.store, reads) if entry is not None]
+        stored = [entry for entry in entries if isinstance(entry, StoredCheckpoint)]
+        if any(not each.is_of_first_edition for each in stored) or len(stored) < len(entries):
+            late = stored[-1].checkpoint
+            raise unusable(
+                late.checkpoint_id,
+                "two_editions",
+                f"checkpoint {late.checkpoint_id} of {self.store.url} was committed by {late.owner_id!r}, a driver of statelog 0.2, after "
+                "the location was taken over by this edition. It is not part of the history. Stop that "
+                f"driver, and delete {PATHS.metadata(late.checkpoint_id)}; then start again",
+            )
+        others = [each.checkpoint for each in stored]
+        for number in reversed(self.ids):
+            try:
+                candidate = self.read_checkpoint(number)
+            except ObjectNotFoundError:
+                continue
+            if not is_zombie(candidate.checkpoint, others):
+                return candidate
+        return None
+
+    def _damaged(
+        self, checkpoint_id: int, error: CorruptionError | ObjectNotFoundError
+    ) -> CheckpointError:
+        usable = self._newest_usable(checkpoint_id)
+        advice = (
+            "no older checkpoint can be restored"
+            if usable is None
+            else f"the newest older checkpoint that can be restored is {usable}; to continue from it, "
+            f"and give up all later commits, restore it by its id (restoreFrom={usable})"
+        )
+        text = f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}"
+        return unusable(checkpoint_id, "damaged", text, usable_id=usable)
+
+    def _newest_usable(self, before: int) -> int | None:
+        for number in reversed([number for number in self.ids if number < before]):
+            try:
+                found = read_checkpoint(self.store, number, whole=True).checkpoint
+            except (ObjectNotFoundError, CorruptionError):
+                continue
+            if not missing_objects(self.store, found):
+                return number
+        return None
+
+
+def unusable(checkpoint_id: int, reason: str, message: str, **facts: object) -> CheckpointError:
+    """Return the error for a checkpoint that cannot be used, with its facts."""
+    return CheckpointError(
+        message,
+        reason=reason,
+        checkpoint_id=checkpoint_id,
+        path=PATHS.metadata(checkpoint_id),
+        **facts,
+    )
 
 
 def _quietly(store: ObjectStore, number: int) -> Entry | None:
@@ -363,40 +396,7 @@ def exists(store: ObjectStore, path: str) -> bool:
     return True
 
 
-def _damaged(
-    store: ObjectStore,
-    checkpoint_id: int,
-    older: list[int],
-    error: CorruptionError | ObjectNotFoundError,
-) -> CheckpointError:
-    usable = _newest_usable(store, older)
-    advice = (
-        "no older checkpoint can be restored"
-        if usable is None
-        else f"the newest older checkpoint that can be restored is {usable}; to continue from it, "
-        f"and give up all later commits, restore it by its id (restoreFrom={usable})"
-    )
-    return CheckpointError(
-        f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}",
-        reason="damaged",
-        checkpoint_id=checkpoint_id,
-        path=PATHS.metadata(checkpoint_id),
-        usable_id=usable,
-    )
-
-
-def _newest_usable(store: ObjectStore, ids: list[int]) -> int | None:
-    for checkpoint_id in reversed(ids):
-        try:
-            found = read_checkpoint(store, checkpoint_id, whole=True).checkpoint
-        except (ObjectNotFoundError, CorruptionError):
-            continue
-        if not missing_objects(store, found):
-            return checkpoint_id
-    return None
-
-
-def load_checkpoint(store: ObjectStore, checkpoint_id: int) -> CompletedCheckpoint:
+def load_stored(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
     """
     Read one checkpoint by its id.
 
@@ -406,39 +406,12 @@ def load_checkpoint(store: ObjectStore, checkpoint_id: int) -> CompletedCheckpoi
 
     Blocks: On the store.
     """
-    return load_stored(store, checkpoint_id).checkpoint
-
-
-def load_section(store: ObjectStore, checkpoint_id: int, tag: bytes) -> bytes | None:
-    """
-    Return a caller's section of one checkpoint, or None if it has none.
-
-    Raises:
-        CheckpointError: `reason` "not_found" or "damaged".
-        IncompatibleFormatError: A newer statelog wrote it.
-
-    Blocks: On the store.
-    """
-    return load_stored(store, checkpoint_id).sections.get(tag)
-
-
-def load_stored(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
-    """Return one checkpoint as it is stored; raises as `load_checkpoint`."""
-    path = PATHS.metadata(checkpoint_id)
     try:
         return read_checkpoint(store, checkpoint_id)
     except ObjectNotFoundError as error:
-        raise CheckpointError(
-            f"checkpoint {checkpoint_id} does not exist in {store.url}; `statelog checkpoints` "
-            "lists all",
-            reason="not_found",
-            checkpoint_id=checkpoint_id,
-            path=path,
-        ) from error
+        text = f"checkpoint {checkpoint_id} does not exist in {store.url}; `statelog checkpoints` lists all"
+        raise unusable(checkpoint_id, "not_found", text) from error
     except CorruptionError as error:
-        raise CheckpointError(
-            f"checkpoint {checkpoint_id} is damaged: {error}",
-            reason="damaged",
-            checkpoint_id=checkpoint_id,
-            path=path,
+        raise unusable(
+            checkpoint_id, "damaged", f"checkpoint {checkpoint_id} is damaged: {error}"
         ) from error

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Final
 
 from statelog.checkpoint.history import (
-    History,
+    Entries,
     StoredCheckpoint,
-    find_newest,
     present_ids,
     read_checkpoint,
 )
@@ -22,6 +21,7 @@ from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
     ObjectNotFoundError,
+    StatelogError,
 )
 from statelog.model import CompletedCheckpoint, Json
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
@@ -135,16 +135,15 @@ def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedC
     """
     ids, pins = ask_both(store, lambda: present_ids(store), lambda: read_pins(store))
     reads = [partial(_read, store, checkpoint_id) for checkpoint_id in ids]
-    answers, history = ask_both(
-        store, lambda: ask_at_once(store, reads), lambda: _history(store, ids)
+    answers, newest = ask_both(
+        store, lambda: ask_at_once(store, reads), lambda: _newest(Entries(store, ids))
     )
     found = {
         checkpoint_id: answer
         for checkpoint_id, answer in zip(ids, answers, strict=True)
         if answer is not None
     }
-    newest = None if history is None else history.newest
-    if history is None:
+    if isinstance(newest, StatelogError):
         readable = [one for one in found.values() if isinstance(one, StoredCheckpoint)]
         newest = readable[-1].checkpoint if readable else None
     retained = set() if newest is None else retained_among(pins, newest, list(found))
@@ -176,12 +175,12 @@ def _read(
         return error
 
 
-def _history(store: ObjectStore, ids: list[int]) -> History | None:
-    """Return the history of a location; None if its newest checkpoint cannot be read."""
+def _newest(entries: Entries) -> CompletedCheckpoint | StatelogError | None:
+    """Return the newest checkpoint, or why it cannot be read; None if there is none."""
     try:
-        return find_newest(store, ids=ids)
-    except (CheckpointError, IncompatibleFormatError):
-        return None
+        return entries.newest()
+    except (CheckpointError, IncompatibleFormatError) as error:
+        return error
 
 
 def _summary(stored: StoredCheckpoint, retained: bool) -> CheckpointSummary:

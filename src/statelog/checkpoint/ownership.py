@@ -13,20 +13,10 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from statelog.checkpoint.first_edition import fence_drivers
-from statelog.checkpoint.history import (
-    Entry,
-    KnownEntries,
-    exists,
-    find_newest,
-    present_ids,
-    read_entry,
-    read_top,
-    read_whole_entry,
-)
+from statelog.checkpoint.history import Entries, Entry, exists, present_ids, read_entry
 from statelog.checkpoint.tags import read_pins
 from statelog.core.pins import Pin
 from statelog.errors import (
@@ -42,82 +32,6 @@ from statelog.store import PATHS, ObjectStore, ask_both
 from statelog.store.conditional_put import put_or_find
 
 _ATTEMPTS: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Top:
-    """
-    The end of the sequence.
-
-    Args:
-        number: The highest entry, -1 if there is none.
-        newest: The newest checkpoint; None if there is none.  It may be damaged.
-        next_number: The first free number.
-        is_taken_over: Whether drivers of statelog 0.2 cannot write here any more.
-    """
-
-    number: int = -1
-    newest: int | None = None
-    next_number: int = 0
-    is_taken_over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """
-    The place of an owner.
-
-    Args:
-        claim: Its claim.
-        ids: The numbers of the entries, ascending, listed after the claim, which is the last one.
-        pins: The pins of the location, read after the claim.
-    """
-
-    claim: ClaimRecord
-    ids: tuple[int, ...]
-    pins: tuple[Pin, ...]
-
-
-def find_top(store: ObjectStore, ids: list[int], known: KnownEntries | None = None) -> Top:
-    """
-    Return the end of the sequence; a damaged newest checkpoint is no error.
-
-    Args:
-        store: The store of the location.
-        ids: Result of `present_ids`.
-        known: As for `read_whole_entry`.
-
-    Raises:
-        CheckpointError: Two editions write to the location (`reason` "two_editions").
-        IncompatibleFormatError: A newer statelog wrote the highest entry.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
-    top, ids = read_top(store, ids, known)
-    if top is None:
-        return Top()
-    number = ids[-1]
-    if isinstance(top, CorruptionError):
-        return Top(number, number, number + 1)
-    if isinstance(top, ClaimRecord):
-        return Top(number, top.newest, top.next_number, is_taken_over=True)
-    if not top.is_of_first_edition:
-        return Top(number, number, number + 1, is_taken_over=True)
-    return Top(number, _newest_of_first_edition(store, ids, known), number + 1)
-
-
-def _newest_of_first_edition(
-    store: ObjectStore, ids: list[int], known: KnownEntries | None
-) -> int | None:
-    try:
-        newest = find_newest(store, ids=ids, known=known).newest
-    except CheckpointError as error:
-        damaged = error.facts.get("checkpoint_id")
-        if error.reason != "damaged" or not isinstance(damaged, int):
-            raise
-        return damaged
-    return None if newest is None else newest.checkpoint_id
 
 
 def new_owner_id(kind: str) -> str:
@@ -165,26 +79,28 @@ def describe_newest_claim(store: ObjectStore) -> str:
     return "missing"
 
 
-def claim_place(
-    store: ObjectStore,
+def claim_location(
+    entries: Entries,
     owner_id: str,
     clock_ms: Callable[[], int],
     pause: Callable[[float], None] = pause_thread,
     *,
-    known: KnownEntries | None = None,
     verify: Callable[[], None] = lambda: None,
-) -> Place:
+) -> tuple[ClaimRecord, tuple[Pin, ...]]:
     """
     Take over the location.
 
     Args:
-        store: The store of the location.
+        entries: The entries of the location.  It ends with the claim afterwards, and has read the newest
+            checkpoint if that can be read.
         owner_id: Name of the owner, for information.
         clock_ms: Milliseconds since 1970, for information.
         pause: Waits so many seconds if the store answers "exists" and returns no claim.
-        known: As for `read_whole_entry`; gets the claim, and the newest checkpoint if it can be read.
         verify: Called before the first put, at the same time as other requests; raises if the location
             must not be claimed.
+
+    Returns:
+        The claim, and the pins of the location, read after it.
 
     Raises:
         StoreError: The store failed, or answers that an entry exists and returns none.
@@ -194,31 +110,29 @@ def claim_place(
 
     Blocks: On the store: four round trips (a listing, the highest entry, the put, a listing).
     """
-    known = {} if known is None else known
-    attempt, fenced = os.urandom(8).hex(), -1
-    listed, _ = ask_both(store, lambda: present_ids(store), verify)
+    store = entries.store
+    attempt = os.urandom(8).hex()
+    ask_both(store, entries.list_again, verify)
+    fenced = 0 if entries.is_taken_over else fence_drivers(store, owner_id, clock_ms, pause)
+    if fenced:  # a driver of 0.2 may have committed before
+        entries.list_again()
     for _ in range(_ATTEMPTS):
-        top = find_top(store, listed, known)
-        if not top.is_taken_over and fenced < 0:
-            fenced = fence_drivers(store, owner_id, clock_ms, pause)
-            if fenced:  # one of them may have committed before
-                listed = present_ids(store)
-                continue
+        number = entries.next_number
         claim = ClaimRecord(
-            number=top.next_number,
+            number=number,
             owner_id=owner_id,
             attempt=attempt,
             created_at_ms=clock_ms(),
-            newest=top.newest,
-            next_number=top.next_number + 1,
-            fenced=max(0, fenced),
+            newest=entries.newest_id(),
+            next_number=number + 1,
+            fenced=fenced,
         )
         if put_claim(store, claim, pause):
-            known[claim.number] = claim
-            place = _place(store, claim, known)
-            if place is not None:
-                return place
-        listed = present_ids(store)
+            pins = _pins_if_last(entries, claim)
+            if pins is not None:
+                entries.end_with(claim)
+                return claim, pins
+        entries.list_again()
     raise CheckpointError(
         f"could not claim {store.url} in {_ATTEMPTS} attempts: other owners keep taking it over; "
         "is the job started more than once?",
@@ -226,36 +140,37 @@ def claim_place(
     )
 
 
-def _place(store: ObjectStore, claim: ClaimRecord, known: KnownEntries) -> Place | None:
+def _pins_if_last(entries: Entries, claim: ClaimRecord) -> tuple[Pin, ...] | None:
     """
-    Return the place of a claim; None if its number was not the first free one.
+    Return the pins of the location; None if the number of a claim was not the first free one.
 
     Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.  But the entry
     that a listing has may be deleted before the question about it: an owner that was not fenced has
     committed a higher one.  So only a listing without new numbers shows that there is none.
     """
-    (ids, pins), _ = ask_both(
+    store = entries.store
+    (_, pins), _ = ask_both(
         store,
-        lambda: ask_both(store, lambda: present_ids(store), lambda: read_pins(store)),
-        lambda: _read_newest(store, claim, known),
+        lambda: ask_both(store, entries.list_again, lambda: read_pins(store)),
+        lambda: _read_newest(entries, claim),
     )
     asked: set[int] = set()
-    while above := [one for one in ids if one > claim.number]:
+    while above := [number for number in entries.ids if number > claim.number]:
         # Ascending, because that is the order of commits.
-        if any(exists(store, PATHS.metadata(one)) for one in above):
+        if any(exists(store, PATHS.metadata(number)) for number in above):
             return None
         if asked.issuperset(above):  # folders on local disk that stayed without an entry
             break
         asked = set(above)
-        ids = present_ids(store)
-    return Place(claim, tuple(one for one in ids if one <= claim.number), pins)
+        entries.list_again()
+    return pins
 
 
-def _read_newest(store: ObjectStore, claim: ClaimRecord, known: KnownEntries) -> None:
+def _read_newest(entries: Entries, claim: ClaimRecord) -> None:
     """Read the checkpoint that a restore will need; what is wrong with it, the restore reports."""
     if claim.newest is not None:
         with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
-            read_whole_entry(store, claim.newest, known)
+            entries.read(claim.newest)
 
 
 def put_claim(

@@ -13,14 +13,12 @@ from functools import partial
 from typing import Final
 
 from statelog.checkpoint.history import (
-    KnownEntries,
+    Entries,
     StoredCheckpoint,
-    find_newest,
     may_be_claim,
     missing_objects,
-    present_ids,
     read_checkpoint,
-    read_whole,
+    unusable,
 )
 from statelog.checkpoint.tags import Tag, delete_tag, read_pins, retained_ids
 from statelog.core.checkpoint_events import RetainedCheckpoint
@@ -35,7 +33,6 @@ from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
-_LISTINGS: Final = 3
 LEFTOVERS_MAX: Final = 64
 """
 Entries that an owner looks at after its start; more than the checkpoints that an owner leaves to be deleted.
@@ -74,21 +71,14 @@ class RestorePoint:
 
 
 def find_restore_point(
-    store: ObjectStore,
-    checkpoint_id: int | None = None,
-    *,
-    known: KnownEntries | None = None,
-    listed: Sequence[int] | None = None,
-    pins: tuple[Pin, ...] | None = None,
+    entries: Entries, checkpoint_id: int | None = None, *, pins: tuple[Pin, ...] | None = None
 ) -> RestorePoint:
     """
     Find the checkpoint to continue from: the newest one, or the given one.
 
     Args:
-        store: Where the location is.
+        entries: The entries of the location.
         checkpoint_id: None for the newest one, or the id of one.
-        known: Entries read before, see `read_whole_entry`.
-        listed: The numbers of the entries, ascending; None to list them.
         pins: The pins of the location; None to read them.
 
     Raises:
@@ -97,57 +87,50 @@ def find_restore_point(
 
     Blocks: On the store.
     """
-    find_ids = partial(present_ids, store) if listed is None else partial(list[int], listed)
-    find_pins = partial(read_pins, store) if pins is None else partial(tuple[Pin, ...], pins)
-    ids, pinning = ask_both(store, find_ids, find_pins)
-    known = {} if known is None else known
-    newer: list[int] = []
-    if checkpoint_id is None:
-        newest = find_newest(store, ids=ids, known=known).stored
-        if newest is None:
-            return RestorePoint(None, pins=pinning)
-        stored, kept = newest, newest.checkpoint.retained
+    store = entries.store
+    _, pinning = ask_both(
+        store, lambda: entries.ids, lambda: read_pins(store) if pins is None else pins
+    )
+    stored = entries.newest_stored() if checkpoint_id is None else None
+    if checkpoint_id is not None:
+        stored, kept = _asked_for(entries, checkpoint_id)
+    elif stored is None:
+        return RestorePoint(None, pins=pinning)
     else:
-        stored, kept = _asked_for(store, checkpoint_id, ids, known)
-        newer = [
-            one
-            for one in ids
-            if one > checkpoint_id and not isinstance(known.get(one), ClaimRecord)
-        ]
-    found = stored.checkpoint
-    latest = max(one for one in ids if not isinstance(known.get(one), ClaimRecord))
-    pinned_ids = pinned(pinning, ids, latest)
-    own = RetainedCheckpoint(found.checkpoint_id, objects_of(found))
-    wanted = sorted({*kept, *(one for one in pinned_ids if one < found.checkpoint_id)})
-    reads = [partial(kept_checkpoint, store, one) for one in wanted if one != found.checkpoint_id]
-    older = ask_at_once(store, reads)
-    retained = (*(one for one in older if one is not None), own)
-    gives_up = [partial(_given_up, store, one, known, one in pinned_ids) for one in newer]
-    given_up = tuple(one for one in ask_at_once(store, gives_up) if one is not None)
-    settled = {one.checkpoint_id for one in given_up}
-    settled |= {number for number, one in known.items() if isinstance(one, ClaimRecord)}
-    unsettled = [one for one in ids if one not in settled]
+        kept = stored.checkpoint.retained
+    ids = entries.ids
+    claims = {number for number in ids if isinstance(entries.read_before(number), ClaimRecord)}
+    base = stored.checkpoint
+    newer = () if checkpoint_id is None else tuple(n for n in ids if n > checkpoint_id)
+    held = pinned(pinning, ids, max(number for number in ids if number not in claims))
+    older_ids = sorted({number for number in (*kept, *held) if number < base.checkpoint_id})
+    older = ask_at_once(store, [partial(kept_checkpoint, store, number) for number in older_ids])
+    own = RetainedCheckpoint(base.checkpoint_id, objects_of(base))
+    retained = (*(each for each in older if each is not None), own)
+    gives_up = [
+        partial(_given_up, entries, number, number in held)
+        for number in newer
+        if number not in claims
+    ]
+    given_up = tuple(each for each in ask_at_once(store, gives_up) if each is not None)
+    settled = claims | {each.checkpoint_id for each in given_up}
+    unsettled = [number for number in ids if number not in settled]
     return RestorePoint(stored, retained, _leftovers(unsettled, retained), given_up, pinning)
 
 
-def _given_up(
-    store: ObjectStore,
-    checkpoint_id: int,
-    known: KnownEntries,
-    is_pinned: bool,
-) -> RetainedCheckpoint | None:
+def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> RetainedCheckpoint | None:
     """
     Return the ledger's view of a newer checkpoint that a restore gives up; None if there is none.
 
     Of one that cannot be read, and that no pin holds, only the metadata is deleted.
     """
-    stored = known.get(checkpoint_id)
-    if isinstance(stored, StoredCheckpoint):
-        return RetainedCheckpoint(checkpoint_id, objects_of(stored.checkpoint))
-    found = kept_checkpoint(store, checkpoint_id)
-    if found is None or found.objects is not None or is_pinned:
-        return found
-    if may_be_claim(store, checkpoint_id):
+    entry = entries.read_before(checkpoint_id)
+    if isinstance(entry, StoredCheckpoint):
+        return RetainedCheckpoint(checkpoint_id, objects_of(entry.checkpoint))
+    kept = kept_checkpoint(entries.store, checkpoint_id)
+    if kept is None or kept.objects is not None or is_pinned:
+        return kept
+    if may_be_claim(entries.store, checkpoint_id):
         return None
     return RetainedCheckpoint(checkpoint_id, (PATHS.metadata(checkpoint_id),))
 
@@ -166,12 +149,12 @@ def check_key_groups(url: str, found: CompletedCheckpoint, max_parallelism: int)
         CheckpointError: It has another one (`reason` "max_parallelism").
     """
     if found.max_parallelism != max_parallelism:
-        raise CheckpointError(
-            f"checkpoint {found.checkpoint_id} of {url} was taken with {found.max_parallelism} key "
-            f"groups; max_parallelism {max_parallelism} cannot read it, because keys would move "
-            "between key groups. Use the number the job began with",
-            reason="max_parallelism",
-            checkpoint_id=found.checkpoint_id,
+        raise unusable(
+            found.checkpoint_id,
+            "max_parallelism",
+            f"checkpoint {found.checkpoint_id} of {url} was taken with {found.max_parallelism} key groups; max_parallelism "
+            f"{max_parallelism} cannot read it, because keys would move between key groups. Use the "
+            "number the job began with",
         )
 
 
@@ -185,18 +168,13 @@ def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> Com
 
     Blocks: On the store.
     """
+    entries = Entries(store)
     if checkpoint_id is not None:
-        ids = present_ids(store)
-        return _asked_for(store, checkpoint_id, ids, {})[0].checkpoint
-    for _ in range(_LISTINGS):
-        ids = present_ids(store)
-        newest = find_newest(store, ids=ids).newest
-        if newest is not None:
-            return newest
-        if not ids:
-            break
-        # A query may have deleted every checkpoint of the listing before one could be read.
-    raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+        return _asked_for(entries, checkpoint_id)[0].checkpoint
+    newest = entries.newest()
+    if newest is None:
+        raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+    return newest
 
 
 def keep_tag(store: ObjectStore, tag: Tag) -> None:
@@ -224,80 +202,65 @@ def keep_tag(store: ObjectStore, tag: Tag) -> None:
         raise
 
 
-def _asked_for(
-    store: ObjectStore,
-    checkpoint_id: int,
-    ids: list[int],
-    known: KnownEntries,
-) -> tuple[StoredCheckpoint, tuple[int, ...]]:
+def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, tuple[int, ...]]:
     """Return the given checkpoint if it can be restored, and what it retains."""
-    path = PATHS.metadata(checkpoint_id)
+    store, ids = entries.store, entries.ids
     try:
-        stored = read_whole(store, checkpoint_id, known)
+        stored = entries.read_checkpoint(checkpoint_id)
     except ObjectNotFoundError as error:
-        reads = [partial(kept_checkpoint, store, one) for one in ids[-_NAMED:]]
-        found_ids = [one.checkpoint_id for one in ask_at_once(store, reads) if one is not None]
-        present = ", ".join(map(str, found_ids)) or "none"
-        raise CheckpointError(
-            f"checkpoint {checkpoint_id} does not exist in {store.url} (newest: {present})",
-            reason="not_found",
-            checkpoint_id=checkpoint_id,
-            path=path,
+        reads = [partial(kept_checkpoint, store, number) for number in ids[-_NAMED:]]
+        named = [each.checkpoint_id for each in ask_at_once(store, reads) if each is not None]
+        raise unusable(
+            checkpoint_id,
+            "not_found",
+            f"checkpoint {checkpoint_id} does not exist in {store.url} (newest: {', '.join(map(str, named)) or 'none'})",
         ) from error
     except CorruptionError as error:
-        raise CheckpointError(
-            f"checkpoint {checkpoint_id} is damaged: {error}; restore another one",
-            reason="damaged",
-            usable_id=None,
-            checkpoint_id=checkpoint_id,
-            path=path,
-        ) from error
+        text = f"checkpoint {checkpoint_id} is damaged: {error}; restore another one"
+        raise unusable(checkpoint_id, "damaged", text, usable_id=None) from error
     try:
-        newest = find_newest(store, ids=ids, known=known).newest
+        newest = entries.newest()
     except (CheckpointError, IncompatibleFormatError):
         newest = None  # unreadable, which is the reason to restore an older one
-    if newest is None:
-        retained: tuple[int, ...] = ()
-    elif checkpoint_id in newest.retained:
+    retained: tuple[int, ...] = ()
+    if newest is not None:
         retained = newest.retained
-    else:
-        retained = retained_ids(store, newest, ids)
-    if newest is not None and checkpoint_id not in retained:
-        raise CheckpointError(
-            f"checkpoint {checkpoint_id} is no longer retained (retained: "
-            f"{', '.join(map(str, retained))}); its objects may have been deleted; restore "
-            "a retained one. A query keeps more of them with retainedCheckpoints, and `statelog tag` "
-            "keeps one",
-            reason="subsumed",
-            checkpoint_id=checkpoint_id,
-            path=path,
-        )
-    found = stored.checkpoint
-    if missing := missing_objects(store, found):
-        raise CheckpointError(
-            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects do not "
-            f"exist, first {missing[0]}; restore another one",
-            reason="objects_missing",
+        if checkpoint_id not in retained:
+            retained = retained_ids(store, newest, ids)
+        if checkpoint_id not in retained:
+            raise unusable(
+                checkpoint_id,
+                "subsumed",
+                f"checkpoint {checkpoint_id} is no longer retained (retained: {', '.join(map(str, retained))}); its objects may "
+                "have been deleted; restore a retained one. A query keeps more of them with "
+                "retainedCheckpoints, and `statelog tag` keeps one",
+            )
+    base = stored.checkpoint
+    if missing := missing_objects(store, base):
+        raise unusable(
+            checkpoint_id,
+            "objects_missing",
+            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects do not exist, first {missing[0]}; "
+            "restore another one",
             missing=missing,
-            checkpoint_id=checkpoint_id,
-            path=path,
         )
-    if newest is not None:  # the others are subsumed, and may be deleted at any time
-        return stored, tuple(one for one in found.retained if one in retained)
-    return stored, _whole(store, found)
+    if newest is None:
+        return stored, _whole(store, base)
+    # The others are subsumed, and may be deleted at any time.
+    return stored, tuple(number for number in base.retained if number in retained)
 
 
-def _whole(store: ObjectStore, found: CompletedCheckpoint) -> tuple[int, ...]:
-    """Return the checkpoints that *found* retains and whose objects all exist."""
+def _whole(store: ObjectStore, base: CompletedCheckpoint) -> tuple[int, ...]:
+    """Return the checkpoints that *base* retains and whose objects all exist."""
     whole = []
-    for checkpoint_id in found.retained[:-1]:
+    for checkpoint_id in base.retained[:-1]:
         try:
             older = read_checkpoint(store, checkpoint_id).checkpoint
         except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
             continue
         if not missing_objects(store, older):
             whole.append(checkpoint_id)
-    return (*whole, found.checkpoint_id)
+    return (*whole, base.checkpoint_id)
 
 
 def kept_checkpoint(store: ObjectStore, checkpoint_id: int) -> RetainedCheckpoint | None:

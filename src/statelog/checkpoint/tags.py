@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from statelog.arguments import text, whole_number
-from statelog.checkpoint.history import find_newest, may_be_claim, present_ids
+from statelog.checkpoint.history import Entries, may_be_claim, present_ids
 from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.bounds import decode_json, decode_msgpack
@@ -191,7 +191,7 @@ def retained_checkpoints(store: ObjectStore) -> tuple[int, ...]:
     Blocks: On the store.
     """
     ids = present_ids(store)
-    newest = find_newest(store, ids=ids).newest
+    newest = Entries(store, ids).newest()
     return () if newest is None else retained_ids(store, newest, ids)
 
 
@@ -357,7 +357,7 @@ def _check_free(store: ObjectStore, tag: Tag) -> None:
 
 def _check_retained(store: ObjectStore, tag: Tag) -> None:
     ids = present_ids(store)
-    newest = find_newest(store, ids=ids).newest
+    newest = Entries(store, ids).newest()
     retained: tuple[int, ...] = ()
     if newest is not None:
         others = [one.pin for one in list_tags(store) if one.path != tag.path]

@@ -6,9 +6,9 @@ import enum
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated
 
+import msgspec
 import typer
 
 from statelog.checkpoint.ownership import time_text
@@ -101,7 +101,7 @@ def _claim_in(segment: Segment) -> ClaimRecord | None:
 
 def _show_claim(claim: ClaimRecord, as_json: bool) -> None:
     if as_json:
-        facts = asdict(claim)
+        facts = msgspec.structs.asdict(claim)
         print_json({"claim": facts.pop("number"), **facts})
         return
     before = "no checkpoint before it"

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from statelog.checkpoint.history import present_ids
-from statelog.checkpoint.ownership import find_top
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.verify import SoundCheckpoints, verify_location
 from statelog.cli.output import (
     EXIT_FINDING,
@@ -89,7 +88,7 @@ def verify(
 def _is_older(at_least: int, *, as_json: bool, location: str) -> bool:
     """Report whether the newest checkpoint is older than one that is known to exist."""
     store = open_location(location)
-    newest = find_top(store, present_ids(store)).newest
+    newest = Entries(store).newest_id()
     if newest is not None and newest >= at_least:
         return False
     problem = (

@@ -21,7 +21,7 @@ import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.first_edition import newest_epoch
-from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.history import Entries, present_ids
 from statelog.demo.check import Verdict
 from statelog.demo.connect_server import batch_workers
 from statelog.demo.data import lay_out, write_orders
@@ -305,7 +305,7 @@ class Demo:
     def _kill(self, job: JobProcess) -> None:
         processes = job.kill()
         spark, output = self._plan.work / "spark", self._plan.work / "output"
-        newest = find_newest(open_location(self._location)).newest
+        newest = Entries(open_location(self._location)).newest()
         batch_id = _newest_number(spark / "offsets")
         ended = _newest_number(spark / "commits")
         self._result.kill = Kill(

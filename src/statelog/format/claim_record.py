@@ -9,7 +9,6 @@ Source: our own; Flink elects a leader outside of the checkpoint storage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -32,8 +31,13 @@ CLAIM_BYTES_MAX: Final = 1024
 """A damaged entry that is larger was a checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRecord:
+class ClaimRecord(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"owner_id": "owner", "next_number": "next"},
+):
     """
     A claim.
 
@@ -51,22 +55,12 @@ class ClaimRecord:
     owner_id: str
     attempt: str
     created_at_ms: int
-    newest: int | None
     next_number: int
-    fenced: int = 0
-
-
-class _Claim(msgspec.Struct, omit_defaults=True):
-    number: int
-    owner: str
-    attempt: str
-    created_at_ms: int
-    next: int
     newest: int | None = None
     fenced: int = 0
 
 
-_decoder: Final = msgspec.json.Decoder(_Claim)
+_decoder: Final = msgspec.json.Decoder(ClaimRecord)
 
 
 def encode_claim(claim: ClaimRecord) -> bytes:
@@ -78,18 +72,7 @@ def encode_claim(claim: ClaimRecord) -> bytes:
     """
     if claim.next_number > ID_MAX:
         raise UsageError(f"the highest number of an entry is {ID_MAX}")
-    raw = msgspec.json.encode(
-        _Claim(
-            number=claim.number,
-            owner=claim.owner_id,
-            attempt=claim.attempt,
-            created_at_ms=claim.created_at_ms,
-            next=claim.next_number,
-            newest=claim.newest,
-            fenced=claim.fenced,
-        )
-    )
-    sections = {CHECKPOINT_TAG: seal_record(raw, CLAIM_KIND)}
+    sections = {CHECKPOINT_TAG: seal_record(msgspec.json.encode(claim), CLAIM_KIND)}
     data = b"".join(SegmentWriter(compress=False).finish(sections))
     if len(data) > CLAIM_BYTES_MAX:
         raise UsageError(
@@ -111,20 +94,12 @@ def decode_entry(body: Buffer, *, where: str = "") -> CheckpointRecord | ClaimRe
     if opened.kind != CLAIM_KIND:
         return checkpoint_of(opened, where=where)
     try:
-        found = decode_json(opened.raw, _decoder)
+        claim = decode_json(opened.raw, _decoder)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise damaged_record(where, f"the claim cannot be read ({error})") from error
-    newest = -1 if found.newest is None else found.newest
-    if not -1 <= newest < found.number < found.next <= ID_MAX:
+    newest = -1 if claim.newest is None else claim.newest
+    if not -1 <= newest < claim.number < claim.next_number <= ID_MAX:
         raise damaged_record(where, "the numbers of the claim do not ascend")
-    if not 0 <= found.fenced <= ID_MAX:
-        raise damaged_record(where, f"the claim fences epoch {found.fenced}")
-    return ClaimRecord(
-        number=found.number,
-        owner_id=found.owner,
-        attempt=found.attempt,
-        created_at_ms=found.created_at_ms,
-        newest=found.newest,
-        next_number=found.next,
-        fenced=found.fenced,
-    )
+    if not 0 <= claim.fenced <= ID_MAX:
+        raise damaged_record(where, f"the claim fences epoch {claim.fenced}")
+    return claim

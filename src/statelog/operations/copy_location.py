@@ -21,8 +21,8 @@ from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.first_edition import newest_epoch
-from statelog.checkpoint.history import exists, may_be_claim, present_ids, read_entry
-from statelog.checkpoint.ownership import describe_claim, find_top, new_owner_id, put_claim
+from statelog.checkpoint.history import Entries, exists, may_be_claim, present_ids, read_entry
+from statelog.checkpoint.ownership import describe_claim, new_owner_id, put_claim
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.claim_record import ClaimRecord
@@ -367,7 +367,7 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
 
 def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
     """Check that no checkpoint of the copy is newer than those of the plan."""
-    newest = find_top(target, present_ids(target)).newest
+    newest = Entries(target).newest_id()
     if newest is not None and newest > plan.checkpoints[-1]:
         raise UsageError(
             f"{target.url} holds checkpoint {newest}, which is newer than checkpoint "
@@ -406,7 +406,7 @@ def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
     Ends with *newest*.  Where the next number is that of no checkpoint of the source, the caller puts
     nothing, and a claim leaves out all numbers before *newest*.
     """
-    number = find_top(target, present_ids(target)).next_number
+    number = Entries(target).next_number
     while number < newest:
         yield number
         if not exists(target, PATHS.metadata(number)):
@@ -417,13 +417,13 @@ def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
 
 
 def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
-    top = find_top(target, present_ids(target))
+    entries = Entries(target)
     claim = ClaimRecord(
         number=number,
         owner_id=new_owner_id(_OWNER.removesuffix("-")),
         attempt=os.urandom(8).hex(),
         created_at_ms=int(wall_clock_seconds() * 1000),
-        newest=top.newest,
+        newest=entries.newest_id(),
         next_number=newest,
     )
     if not put_claim(target, claim):

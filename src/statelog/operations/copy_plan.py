@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import (
+    Entries,
     StoredCheckpoint,
-    find_newest,
     present_ids,
     read_checkpoint,
 )
@@ -128,7 +128,7 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
     Blocks: On the store: one listing, and two requests for each checkpoint.
     """
     ids = present_ids(store)
-    newest = find_newest(store, ids=ids).newest
+    newest = Entries(store, ids).newest()
     if newest is None:
         raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
     last = newest if checkpoint_id is None else find_checkpoint(store, checkpoint_id)

@@ -22,13 +22,12 @@ import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.clean_up import release_parent
-from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
+from statelog.checkpoint.commit import prepare_commit, put_commit
 from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored
 from statelog.checkpoint.ownership import put_claim
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import keep_tag
 from statelog.checkpoint.tags import Tag, TagKind, find_tag, put_tag, read_tag
-from statelog.core.checkpoint_events import WriteMetadata
 from statelog.errors import FencedError, UsageError
 from statelog.format.checkpoint_metadata import RESERVED_TAGS, CheckpointRecord
 from statelog.format.claim_record import ClaimRecord
@@ -336,27 +335,18 @@ def _commit(
     """
     owner = owner_of(fork_id)
     _leave_out(new, owner, checkpoint.checkpoint_id, clock_ms)
-    plan = WriteMetadata(
-        checkpoint.checkpoint_id,
-        None,
-        checkpoint.materialized,
-        checkpoint.log,
-        checkpoint.retained,
-    )
     prepared = prepare_commit(
-        plan,
-        CommitAuthor(owner, _CLAIM, checkpoint.max_parallelism, checkpoint.created_at_ms),
-        PATHS.metadata(checkpoint.checkpoint_id),
-        properties=checkpoint.properties,
-        sections={tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS},
+        replace(checkpoint, parent_id=None, owner_id=owner, epoch=_CLAIM),
+        {tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS},
         compress=True,
     )
     fail_point("fork-claimed")
-    conflict = put_commit(new, prepared, pause)
-    if conflict is not None:
+    try:
+        put_commit(new, prepared, pause)
+    except FencedError as conflict:
         raise FencedError(
-            f"{new.url} was forked into by another call at the same time: {conflict.reason}"
-        ) from conflict.cause
+            f"{new.url} was forked into by another call at the same time: {conflict}"
+        ) from conflict
 
 
 def _leave_out(

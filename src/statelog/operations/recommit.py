@@ -17,7 +17,7 @@ import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import CheckpointError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
@@ -76,7 +76,7 @@ def newest_checkpoint(store: ObjectStore) -> CompletedCheckpoint:
 
     Blocks: On the store.
     """
-    newest = find_newest(store).newest
+    newest = Entries(store).newest()
     if newest is None:
         raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
     return newest

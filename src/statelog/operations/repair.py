@@ -37,7 +37,7 @@ from statelog.checkpoint.clean_up import (
     reachable_objects,
 )
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.history import Entries, present_ids
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.ownership import new_owner_id
 from statelog.checkpoint.restore import find_restore_point
@@ -136,8 +136,8 @@ def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) 
     marked: frozenset[str] | None = None
     newest_id = -1
     try:
-        newest = find_newest(store)
-        newest_id = newest.newest.checkpoint_id if newest.newest is not None else -1
+        newest = Entries(store).newest()
+        newest_id = -1 if newest is None else newest.checkpoint_id
         marked = reachable_objects(store)
     except CheckpointError as error:
         problems.append(f"{error}. Objects of the log are kept: their use is unknown")
@@ -232,7 +232,7 @@ def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
 
     Blocks: On the store; reads every object of the checkpoint.
     """
-    find_restore_point(store, checkpoint_id)  # raises if it cannot be restored
+    find_restore_point(Entries(store), checkpoint_id)  # raises if it cannot be restored
     for one in verify_checkpoint(store, checkpoint_id):
         if one.blocks_restore:
             raise CheckpointError(
@@ -271,7 +271,7 @@ def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[],
     Blocks: On the store.
     """
     plan = plan_give_up(store, checkpoint_id)
-    point = find_restore_point(store, checkpoint_id)
+    point = find_restore_point(Entries(store), checkpoint_id)
     if point.checkpoint is None or max(present_ids(store)) < plan.lost[-1].checkpoint_id:
         raise CheckpointError("the location changed meanwhile; try again", reason="active")
     coordinator = CheckpointCoordinator(

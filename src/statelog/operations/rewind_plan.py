@@ -11,10 +11,9 @@ from typing import Final, NoReturn
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord, check_source_folders
-from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.checkpoint.offset_log import OFFSETS, number_of
-from statelog.checkpoint.ownership import find_top
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.restore import find_restore_point
 from statelog.checkpoint.source_logs import entries_digest
@@ -146,7 +145,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
         )
     offsets = check_sources(query, record, batch_id)
     # Read whole, with all its objects: a rewind to a damaged checkpoint could not be restored.
-    find_restore_point(state, summary.checkpoint_id)
+    find_restore_point(Entries(state), summary.checkpoint_id)
     commits = query.files_above(COMMITS, batch_id)
     if query.read(f"{COMMITS}/{batch_id}") == b"":  # truncated: deleted, so the batch is repeated
         commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
@@ -170,7 +169,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
 
 def _newest_id(state: ObjectStore, checkpoint_id: int) -> int:
     """Return the newest checkpoint, which may be damaged."""
-    newest = find_top(state, present_ids(state)).newest
+    newest = Entries(state).newest_id()
     return checkpoint_id if newest is None else newest
 
 

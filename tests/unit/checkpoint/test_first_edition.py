@@ -12,7 +12,7 @@ from tests.unit.checkpoint.helpers import (
     run_checkpoint,
 )
 
-from statelog.checkpoint.history import find_newest, read_entry
+from statelog.checkpoint.history import Entries, read_entry
 from statelog.errors import CheckpointError, FencedError, ObjectExistsError, ObjectNotFoundError
 from statelog.format.claim_record import ClaimRecord
 from statelog.model import KeyGroupRange, TaskStateSnapshot
@@ -65,7 +65,7 @@ def go_on(store: DictStore, owner: str, value: bytes) -> int:
 
 
 def values(store: DictStore) -> list[bytes]:
-    newest = find_newest(store).newest
+    newest = Entries(store).newest()
     assert newest is not None
     return [bytes(change.value) for change in read_log(store, newest.log)]
 

@@ -7,12 +7,10 @@ import pytest
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import run_checkpoint, small_checkpoint, started
 
-from statelog.checkpoint.history import present_ids, read_entry
+from statelog.checkpoint.history import Entries, read_entry
 from statelog.checkpoint.ownership import (
-    Place,
-    claim_place,
+    claim_location,
     describe_newest_claim,
-    find_top,
     new_owner_id,
 )
 from statelog.errors import CheckpointError, UsageError
@@ -21,8 +19,9 @@ from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import PATHS
 
 
-def claim(store: DictStore, owner: str = "a") -> Place:
-    return claim_place(store, owner, lambda: 1234, lambda seconds: None)
+def claim(store: DictStore, owner: str = "a", entries: Entries | None = None) -> ClaimRecord:
+    entries = Entries(store) if entries is None else entries
+    return claim_location(entries, owner, lambda: 1234, lambda seconds: None)[0]
 
 
 def entry(store: DictStore, number: int) -> ClaimRecord:
@@ -45,17 +44,18 @@ def test_a_claim_says_who_and_when_and_what_it_continues():
     assert ("you", None, 2) == (second.owner_id, second.newest, second.next_number)
     assert first.attempt != second.attempt
     small_checkpoint(started(store, "she"), 3)
-    assert claim(store, "he").claim.newest == 3
-    assert claim(store, "it").claim.newest == 3, "of the claim before, which committed nothing"
+    assert claim(store, "he").newest == 3
+    assert claim(store, "it").newest == 3, "of the claim before, which committed nothing"
 
 
 def test_a_claim_costs_the_same_however_many_there_were():
     store = DictStore()
-    assert [0, 1, 2, 3, 4] == [claim(store).claim.number for _ in range(5)]
+    assert [0, 1, 2, 3, 4] == [claim(store).number for _ in range(5)]
     store.put("chk-x/not-a-number", b"")
     store.requests.clear()
-    place = claim(store)
-    assert (5, (0, 1, 2, 3, 4, 5)) == (place.claim.number, place.ids)
+    entries = Entries(store)
+    assert 5 == claim(store, entries=entries).number
+    assert [0, 1, 2, 3, 4, 5] == entries.ids
     # The entries, the highest one, the claim; then the entries again, and the tags.
     assert store.requests == {"list_folders": 2, "get": 1, "put_if_absent": 1, "list": 1}
 
@@ -77,8 +77,8 @@ def test_a_claim_in_a_gap_is_no_place():
 
     store.on_request = on_request
     place = claim(store, "first")
-    assert place.claim.number == 3
-    assert place.claim.newest == 2
+    assert place.number == 3
+    assert place.newest == 2
     assert entry(store, 0).owner_id == "first", "the claim in the gap stays, and fences nobody"
 
 
@@ -112,13 +112,13 @@ def test_an_entry_that_is_deleted_during_the_look_shows_a_newer_one():
     place = claim(store, "newer")
     assert entry(store, 1).owner_id == "newer", "the claim in the gap"
     assert PATHS.metadata(3) not in store.objects
-    assert (5, 4) == (place.claim.number, place.claim.newest)
+    assert (5, 4) == (place.number, place.newest)
 
 
 def test_a_folder_without_an_entry_above_a_claim_is_no_entry():
     store = DictStore()
     store.put("chk-9/_metadata.part", b"")
-    assert [0, 1] == [claim(store).claim.number for _ in range(2)]
+    assert [0, 1] == [claim(store).number for _ in range(2)]
 
 
 def test_a_claim_that_others_always_win_is_given_up():
@@ -151,9 +151,9 @@ def test_a_damaged_highest_entry_does_not_prevent_a_claim():
     store = DictStore()
     small_checkpoint(started(store), 1)
     store.put(PATHS.metadata(2), b"damaged")
-    top = find_top(store, present_ids(store))
-    assert (2, 2, 3) == (top.number, top.newest, top.next_number)
-    assert claim(store).claim.number == 3
+    entries = Entries(store)
+    assert (2, 3) == (entries.newest_id(), entries.next_number)
+    assert claim(store).number == 3
 
 
 def test_a_claim_is_small_so_that_a_large_damaged_entry_is_none():

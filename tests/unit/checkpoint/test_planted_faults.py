@@ -14,7 +14,7 @@ from tests.unit.checkpoint.helpers import log_in_file, log_inline, run_checkpoin
 from tests.unit.state.reader.histories import History
 
 from statelog.changelog.reader import read_changes
-from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.verify import SoundCheckpoints, VerifiedObject, verify_location
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import (
@@ -106,7 +106,7 @@ def verified(store: FaultyStore) -> tuple[list[VerifiedObject], int | None]:
 def needed(tree: FaultyStore) -> dict[str, set[int]]:
     """Return by object which retained checkpoints need it."""
     found: dict[str, set[int]] = {}
-    newest = find_newest(tree).newest  # type: ignore[arg-type]
+    newest = Entries(tree).newest()  # type: ignore[arg-type]
     assert newest is not None
     for checkpoint_id in newest.retained:
         one = read_checkpoint(tree, checkpoint_id).checkpoint  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def expect(tree: FaultyStore, store: FaultyStore, path: str, finding: str) -> Ve
     """Check that exactly this object is found, and which checkpoint is the newest sound one."""
     findings, newest_sound = verified(store)
     assert [(path, finding)] == [(one.path, one.finding) for one in findings], findings
-    sound = set(find_newest(tree).newest.retained) - needed(tree)[path]  # type: ignore
+    sound = set(Entries(tree).newest().retained) - needed(tree)[path]  # type: ignore
     assert max(sound, default=None) == newest_sound
     assert path in findings[0].problem or "checkpoint" in findings[0].problem
     return findings[0]

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
 
-from statelog.checkpoint.history import KnownEntries, find_newest
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import find_restore_point
 from statelog.store import PATHS
 
@@ -42,11 +42,11 @@ def filled(checkpoints: int) -> CountingStore:
 @pytest.mark.parametrize("checkpoints", [1, 2, 6])
 def test_a_restart_reads_the_newest_checkpoint_once(checkpoints):
     store, newest = filled(checkpoints), checkpoints
-    known: KnownEntries = {}
-    assert find_newest(store, known=known).newest.checkpoint_id == newest
-    assert find_newest(store, known=known).newest.checkpoint_id == newest
+    entries = Entries(store)
+    assert entries.newest().checkpoint_id == newest
+    assert entries.list_again().newest().checkpoint_id == newest
     heir = coordinator(store, "b")
-    heir.claim(known=known)
+    heir.claim(entries)
     assert heir.restore().checkpoint_id == newest
     assert heir.section(newest, TAG) == b"%d" % newest
     small_checkpoint(heir, heir.next_checkpoint_id)
@@ -56,11 +56,11 @@ def test_a_restart_reads_the_newest_checkpoint_once(checkpoints):
 
 def test_a_restart_from_an_older_checkpoint_reads_it_and_the_newest_once():
     store = filled(6)
-    known: KnownEntries = {}
-    find_newest(store, known=known)
-    find_restore_point(store, 5, known=known)
+    entries = Entries(store)
+    entries.newest()
+    find_restore_point(entries.list_again(), 5)
     heir = coordinator(store, "b")
-    heir.claim(known=known)
+    heir.claim(entries)
     assert heir.restore(5).checkpoint_id == 5
     assert heir.section(5, TAG) == b"5"
     small_checkpoint(heir, heir.next_checkpoint_id)
@@ -69,11 +69,11 @@ def test_a_restart_from_an_older_checkpoint_reads_it_and_the_newest_once():
 
 def test_what_was_committed_after_the_first_look_is_found():
     store = filled(2)
-    known: KnownEntries = {}
-    find_newest(store, known=known)
+    entries = Entries(store)
+    entries.newest()
     small_checkpoint(started(store, "b"), 4)
     heir = coordinator(store, "c")
-    heir.claim(known=known)
+    heir.claim(entries)
     assert heir.restore().checkpoint_id == 4
     assert heir.section(4, TAG) is None
 

@@ -9,11 +9,11 @@ from tests.unit.checkpoint.test_simulation import Owner, simulate
 
 from statelog.checkpoint import CheckpointCoordinator, batched_clean_up, ownership
 from statelog.checkpoint.clean_up import CleanUpReport
-from statelog.checkpoint.history import present_ids, read_entry
-from statelog.checkpoint.ownership import Place
+from statelog.checkpoint.history import Entries, present_ids, read_entry
 from statelog.checkpoint.tags import read_pins
 from statelog.core.checkpoint_events import Declined
 from statelog.format.claim_record import ClaimRecord
+from statelog.store import PATHS
 
 pytestmark = pytest.mark.campaign
 
@@ -51,10 +51,9 @@ def test_an_entry_may_be_deleted_during_the_look() -> None:
     simulate(LATE_QUESTION, new_world=InterleavedWorld)
 
 
-def ignores_entries_above(store: Any, paths: Any, claim: ClaimRecord, known: Any) -> Place:
+def ignores_entries_above(entries: Entries, claim: ClaimRecord) -> Any:
     """A new owner lists after its claim as well, and ignores entries above it."""
-    ids = tuple(one for one in present_ids(store) if one <= claim.number)
-    return Place(claim, ids, read_pins(store))
+    return read_pins(entries.list_again().store)
 
 
 clean_up = CheckpointCoordinator.clean_up
@@ -67,14 +66,14 @@ def deletes_claims(self: CheckpointCoordinator) -> CleanUpReport:
         if number >= self.next_checkpoint_id:
             continue
         if isinstance(read_entry(self._store, number), ClaimRecord):
-            self._store.delete([self._paths.metadata(number)])
+            self._store.delete([PATHS.metadata(number)])
     return report
 
 
 def other_attempt(self: CheckpointCoordinator, checkpoint_id: int, reason: str) -> None:
     """After an unknown outcome the number is used for another attempt."""
     self._ledger.handle(Declined(checkpoint_id, reason), self._now_ns())
-    self._forget_prepared()
+    self._prepared = None
 
 
 def declines_only(self: Owner, checkpoint_id: int) -> None:
@@ -83,7 +82,7 @@ def declines_only(self: Owner, checkpoint_id: int) -> None:
 
 
 MUTANTS = {
-    "no look after the claim": ((ownership, "_place", ignores_entries_above),),
+    "no look after the claim": ((ownership, "_pins_if_last", ignores_entries_above),),
     "claims deleted": ((CheckpointCoordinator, "clean_up", deletes_claims),),
     "another attempt": (
         (CheckpointCoordinator, "decline", other_attempt),

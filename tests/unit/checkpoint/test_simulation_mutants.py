@@ -11,8 +11,6 @@ import pytest
 from tests.unit.checkpoint.test_simulation import simulate
 
 from statelog.checkpoint import commit, coordinator, ownership
-from statelog.checkpoint.history import present_ids
-from statelog.checkpoint.ownership import Place, find_top
 from statelog.checkpoint.tags import read_pins
 from statelog.errors import (
     CheckpointError,
@@ -104,23 +102,23 @@ def test_a_mutant_is_caught(
             simulate(seed)
 
 
-def claims_nothing(store, owner_id, clock_ms, pause, *, known, verify) -> Place:
+def claims_nothing(entries, owner_id, clock_ms, pause, *, verify) -> Any:
     """A new owner puts no claim, and begins at the first free number."""
-    top = find_top(store, present_ids(store), known)
+    entries.list_again()
     claim = ClaimRecord(
-        number=top.next_number - 1,
+        number=entries.next_number - 1,
         owner_id=owner_id,
         attempt="",
         created_at_ms=0,
-        newest=top.newest,
-        next_number=top.next_number,
+        newest=entries.newest_id(),
+        next_number=entries.next_number,
     )
-    return Place(claim, tuple(present_ids(store)), read_pins(store))
+    return claim, read_pins(entries.store)
 
 
 def test_owners_that_put_no_claim_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """More mutants of the rules of claims are in test_simulation_interleaved.py."""
-    monkeypatch.setattr(coordinator, "claim_place", claims_nothing)
+    monkeypatch.setattr(coordinator, "claim_location", claims_nothing)
     with pytest.raises(AssertionError, match="both own epoch|" + LOST):
         for seed in SEEDS:
             simulate(seed)

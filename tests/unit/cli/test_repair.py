@@ -9,7 +9,7 @@ import pytest
 from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint, small_checkpoint, started
 
 from statelog.checkpoint.clean_up import collect_garbage
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import FencedError
 from statelog.format.claim_record import CLAIM_BYTES_MAX
@@ -98,7 +98,7 @@ def test_an_unfinished_clean_up_is_finished(call, place, tmp_path):
         one["path"] for one in found[:-1] if one["kind"] == "clean-up"
     }
     call("repair", str(place), "--min-age", "0s", "--apply")
-    assert find_newest(store).newest.checkpoint_id == 6
+    assert Entries(store).newest().checkpoint_id == 6
     assert "all intact" in call("verify", str(place))
 
 
@@ -155,7 +155,7 @@ def test_giving_up_names_what_is_lost(call, place):
         (one["checkpoint_id"], one["state"], one["action"]) for one in found[:-1]
     ]
     assert found[-1]["summary"] == {"dry_run": False, "kept": 2, "lost": 1, "committed_id": 5}
-    newest = find_newest(store).newest
+    newest = Entries(store).newest()
     assert (5, 2) == (newest.checkpoint_id, newest.parent_id)
     assert [] == [one for one in verify_location(store) if one.problem]
     assert not (place / "chk-3" / "_metadata").exists()
@@ -180,7 +180,7 @@ def test_giving_up_keeps_what_may_be_a_claim(call, place):
     damage(place, "chk-5/_metadata")
     call("repair", str(place), "--give-up-after", "3", "--apply")
     assert (place / "chk-5" / "_metadata").exists(), "its number is not free"
-    newest = find_newest(open_store(str(place))).newest
+    newest = Entries(open_store(str(place))).newest()
     assert (7, 3) == (newest.checkpoint_id, newest.parent_id)
 
 
@@ -191,7 +191,7 @@ def test_giving_up_needs_a_sound_checkpoint(call, place):
     assert "does not exist" in call("repair", str(place), "--give-up-after", "7", status=1)
     log = next(
         one.handles_and_offsets[0].handle.path
-        for one in find_newest(open_store(str(place))).newest.log
+        for one in Entries(open_store(str(place))).newest().log
         if one.checkpoint_id == 2
     )
     damage(place, log)

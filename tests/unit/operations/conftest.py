@@ -5,7 +5,7 @@ from tests.unit.checkpoint.helpers import ManualClock
 from tests.unit.state.reader.histories import GROUPS, History, rows_of
 
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.state.reader import StateReader
 from statelog.store import open_store
 
@@ -53,4 +53,4 @@ def restarted(history: History) -> History:
 
 
 def newest_id(history: History) -> int:
-    return find_newest(history.store).newest.checkpoint_id
+    return Entries(history.store).newest().checkpoint_id

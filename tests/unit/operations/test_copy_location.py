@@ -11,7 +11,7 @@ from tests.unit.state.reader.histories import GROUPS, History, rows_of
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.clean_up import collect_garbage, reachable_objects
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
@@ -90,7 +90,7 @@ def check_whole(source, target, ids) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_copy_has_the_same_state_at_every_retained_checkpoint(seed):
     made = history(seed)
-    newest = find_newest(made.store).newest
+    newest = Entries(made.store).newest()
     target = Target()
     seen: list[CopyProgress] = []
     report = copied(made.store, target, on_progress=seen.append, parallelism=3)
@@ -113,7 +113,7 @@ def test_a_copy_has_the_same_state_at_every_retained_checkpoint(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_an_interrupted_copy_goes_on_and_never_looks_whole(seed):
     made = history(f"interrupted {seed}")
-    newest = find_newest(made.store).newest
+    newest = Entries(made.store).newest()
     target = Target()
     rng = random.Random(seed)
     stops = 0
@@ -131,11 +131,11 @@ def test_an_interrupted_copy_goes_on_and_never_looks_whole(seed):
             break
         except KeyboardInterrupt:
             stops += 1
-        found = find_newest(target).newest
+        found = Entries(target).newest()
         assert found is None or found.checkpoint_id == newest.checkpoint_id
         if rng.random() < 0.3:
             made.run(1)  # the query goes on, and cleans up
-            newest = find_newest(made.store).newest
+            newest = Entries(made.store).newest()
         if rng.random() < 0.5 and target.objects:  # half an object, as after a power failure
             path = rng.choice(sorted(target.objects))
             target.objects[path] = target.objects[path][: len(target.objects[path]) // 2]
@@ -146,14 +146,14 @@ def test_an_interrupted_copy_goes_on_and_never_looks_whole(seed):
     report = copied(made.store, target)
     assert stops
     check_whole(made.store, target, report.checkpoints)
-    assert report.checkpoints == find_newest(made.store).newest.retained
+    assert report.checkpoints == Entries(made.store).newest().retained
 
 
 def assert_refused_or_empty(target) -> None:
     """A copy with half a metadata object is refused by readers."""
     if any(path.endswith("/_metadata") for path in target.objects):
         try:
-            find_newest(target)
+            Entries(target).newest()
         except StatelogError:
             return
 
@@ -178,13 +178,13 @@ def test_faults_of_the_target_are_repeated_or_reported(seed):
 def test_an_older_checkpoint_is_the_newest_of_its_copy():
     for seed in range(5):
         made = history(f"older {seed}")
-        newest = find_newest(made.store).newest
+        newest = Entries(made.store).newest()
         wanted = newest.retained[1]
         target = Target()
         report = copied(made.store, target, checkpoint_id=wanted)
         assert report.checkpoints == newest.retained[:2]
         check_whole(made.store, target, report.checkpoints)
-        assert find_newest(target).newest.retained == report.checkpoints
+        assert Entries(target).newest().retained == report.checkpoints
         assert copied(made.store, target, checkpoint_id=wanted).copied == 0
         # The whole location may follow, and gives the older checkpoint its own record back.
         whole = copied(made.store, target)
@@ -307,12 +307,12 @@ def test_by_url(tmp_path):
 
 def test_tagged_checkpoints_are_copied_with_their_tags():
     made = history("tagged", 3)
-    first = find_newest(made.store).newest.checkpoint_id
+    first = Entries(made.store).newest().checkpoint_id
     for kind, name in ((TagKind.TAG, "kept"), (TagKind.READER, "feed")):
         tag = Tag(kind=kind, name=name, checkpoint_id=first)
         put_tag(made.store, tag, clock_ms=lambda: 0, files={"offsets/1": b"position"})
     made.run(4)
-    newest = find_newest(made.store).newest
+    newest = Entries(made.store).newest()
     target = Target()
     report = copied(made.store, target)
     assert report.checkpoints[0] == first
@@ -332,7 +332,7 @@ def test_the_copy_of_a_fork_is_whole(tmp_path):
         root = tmp_path / str(seed)
         made = History(f"fork {seed}", open_store(root / "parent", fsync=False))
         made.run(4)
-        newest = find_newest(made.store).newest
+        newest = Entries(made.store).newest()
         statelog.fork(root / "parent", root / "fork", state_only=True)
         statelog.fork(root / "fork", root / "second", state_only=True)
         report = statelog.copy(root / "second", root / "copy")

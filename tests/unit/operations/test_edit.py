@@ -10,7 +10,7 @@ from tests.unit.state.reader.histories import KEYS, NAMES, Entry, History, key_o
 
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.operations.edit_keys import EditTarget
 from statelog.state.kinds import StateKind
@@ -90,7 +90,7 @@ def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
     planned = statelog.edit(location, set=wanted, delete=delete, dry_run=True)
     assert planned.checkpoint_id is None
     assert states(history) == before
-    base = find_newest(history.store).newest
+    base = Entries(history.store).newest()
     report = statelog.edit(location, set=wanted, delete=delete)
     assert report.counts == planned.counts
     found = {name: in_order(rows) for name, rows in states(history).items()}
@@ -102,7 +102,7 @@ def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
         assert report.counts.inserted == len(after - keys)
         assert report.counts.deleted == len(keys - after)
     if report.counts.changed:
-        newest = find_newest(history.store).newest
+        newest = Entries(history.store).newest()
         # The edit claims the number after the checkpoint, and commits the next one.
         assert newest.checkpoint_id == report.checkpoint_id == base.checkpoint_id + 2
         record, was = BatchRecord.of(newest), BatchRecord.of(base)

@@ -10,7 +10,7 @@ from tests.records import one_operator
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
 
 from statelog.checkpoint.clean_up import collect_garbage
-from statelog.checkpoint.history import find_newest, load_section
+from statelog.checkpoint.history import Entries, load_stored
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.cli.main import run
@@ -116,12 +116,12 @@ def query(tmp_path: Path) -> Query:
 def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query: Query) -> None:
     old = query.driver
     assert 7 == query.rewind(2), "6 is the claim of the rewind"
-    newest = find_newest(query.state).newest
+    newest = Entries(query.state).newest()
     assert newest is not None
     assert (7, 3, 2) == (newest.checkpoint_id, newest.parent_id, newest.properties["batch_id"])
     assert [1, 2, 3] == [handle.checkpoint_id for handle in newest.log]
     assert (2, 3, 7) == newest.retained
-    assert b"rows of 2" == load_section(query.state, 7, OUTPUT_TAG)
+    assert b"rows of 2" == load_stored(query.state, 7).sections.get(OUTPUT_TAG)
     kept = [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
     assert [kept] * 3 == [query.names(folder) for folder in ("offsets", "commits", "sources/0")]
     assert [".0.crc", "0"] == query.names("sources/1")  # where Kafka began is no log
@@ -159,7 +159,7 @@ def test_a_rewind_that_ended_at_any_step_is_repeated(
     assert seen[-1].startswith("rewind-")
     if plan_rewind(query.stored, query.state, 2).files or step == 0:
         query.rewind(2)
-    newest = find_newest(query.state).newest
+    newest = Entries(query.state).newest()
     assert newest is not None
     assert 2 == newest.properties["batch_id"]
     assert [1, 2, 3] == [handle.checkpoint_id for handle in newest.log]
@@ -235,7 +235,7 @@ def test_a_query_that_goes_on_meanwhile_is_noticed_before_the_commit(query: Quer
     with pytest.raises(CheckpointError, match="ran after the rewind was planned") as raised:
         apply_rewind(query.stored, query.state, plan, ManualClock())
     assert "active" == raised.value.reason
-    newest = find_newest(query.state).newest
+    newest = Entries(query.state).newest()
     assert newest is not None
     assert (6, 5) == (newest.checkpoint_id, max(query.stored.numbers("offsets")))
 
@@ -243,7 +243,7 @@ def test_a_query_that_goes_on_meanwhile_is_noticed_before_the_commit(query: Quer
 def test_a_damaged_newest_checkpoint_can_be_left_behind(query: Query, tmp_path: Path) -> None:
     (tmp_path / "state/chk-5/_metadata").write_bytes(b"torn")
     assert 7 == query.rewind(3)
-    newest = find_newest(query.state).newest
+    newest = Entries(query.state).newest()
     assert newest is not None
     assert 3 == newest.properties["batch_id"]
 

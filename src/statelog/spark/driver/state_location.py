@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import KnownEntries, find_newest
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import describe_newest_claim, new_owner_id
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point
@@ -87,6 +87,7 @@ class StateLocation:
         self._store = open_location(
             query.location, options=dict(settings.store_options), fsync=settings.fsync
         )
+        self._entries = Entries(self._store)
         recorder = CheckpointRecorder(settings.metrics)
         self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
@@ -118,7 +119,6 @@ class StateLocation:
         self.run_id = RandomIds().new_id()
         """A name of this run that no other has: a new location under an old name begins at the same
         epoch."""
-        self._known: KnownEntries = {}
         self._is_finished = False
 
     def _pause(self, seconds: float) -> None:
@@ -144,7 +144,7 @@ class StateLocation:
         if isinstance(settings.restore_from, int):
             self.due_ms = [None] * len(self._query.operators)
             return  # the user names a checkpoint, maybe because the newest one is damaged
-        newest = find_newest(self._store, known=self._known).newest
+        newest = self._entries.list_again().newest()
         self.is_empty = newest is None
         if newest is None:
             return
@@ -180,14 +180,14 @@ class StateLocation:
         query, settings = self._query, self._query.settings
         wanted = self._checkpoint_to_go_back_to()
         if wanted is None:
-            found = find_newest(self._store, known=self._known).newest
+            found = self._entries.list_again().newest()
         else:
-            point = find_restore_point(self._store, wanted, known=self._known)
+            point = find_restore_point(self._entries.list_again(), wanted)
             found = point.checkpoint
         self._check(found, first, wanted)
-        self.epoch = self.coordinator.claim(known=self._known)
+        self.epoch = self.coordinator.claim(self._entries)
         self.base = self.coordinator.restore(wanted)
-        self._known.clear()
+        self._entries = Entries(self._store)
         is_committed = self._check(self.base, first, wanted)
         self.due_ms = [NEVER_MS] * len(query.operators)
         if self.base is not None:
@@ -252,7 +252,7 @@ class StateLocation:
         if not isinstance(wanted, int):
             return None
         try:
-            newest = find_newest(self._store, known=self._known).newest
+            newest = self._entries.list_again().newest()
         except CheckpointError:  # a damaged checkpoint is a reason to go back
             return wanted
         done = newest is not None and BatchRecord.of(newest).went_back_to == wanted

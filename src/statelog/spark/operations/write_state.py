@@ -19,7 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange, TaskStateSnapshot
@@ -180,7 +180,7 @@ def _claimed(store: ObjectStore, settings: QuerySettings) -> CheckpointCoordinat
 
 
 def _check_is_empty(store: ObjectStore) -> None:
-    newest = find_newest(store).newest
+    newest = Entries(store).newest()
     if newest is not None:
         raise CheckpointError(
             f"{store.url} holds checkpoint {newest.checkpoint_id}; write_state needs a new location. "

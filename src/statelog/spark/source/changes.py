@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import ReaderPosition
 from statelog.errors import CheckpointError
@@ -204,7 +204,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         if error.reason not in ("subsumed", "not_found", "not_newer"):
             return error
         location = self._read.location.store()
-        newest = find_newest(location).newest
+        newest = Entries(location).newest()
         shown = "" if newest is None else f"; the newest checkpoint is {newest.checkpoint_id}"
         name, anew = "the stream", "with another checkpointLocation"
         keep = "give it a name by the option reader"

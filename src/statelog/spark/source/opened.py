@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from statelog.checkpoint.at_time import checkpoint_id_of
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.errors import CheckpointError, InvalidOptionsError
 from statelog.model import KeyGroupRange
 from statelog.state.kinds import StateKind
@@ -44,7 +44,7 @@ class Location:
         Blocks: On the store.
         """
         store = self.store()
-        newest = find_newest(store).newest
+        newest = Entries(store).newest()
         if newest is None:
             raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
         return newest.checkpoint_id

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import FencedError, StoreError, UsageError
 from statelog.model import (
@@ -110,8 +110,8 @@ def table_groups(options: TableOptions) -> int:
 
     Blocks: On the store.
     """
-    newest = find_newest(open_location(options.path, options=dict(options.store)))
-    return options.maxParallelism if newest.newest is None else newest.newest.max_parallelism
+    newest = Entries(open_location(options.path, options=dict(options.store))).newest()
+    return options.maxParallelism if newest is None else newest.max_parallelism
 
 
 class _Commit:

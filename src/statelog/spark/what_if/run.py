@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import StoredCheckpoint, find_newest, read_checkpoint
+from statelog.checkpoint.history import Entries, StoredCheckpoint, read_checkpoint
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.state_stream import read_stream
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
@@ -306,7 +306,7 @@ class _Run:
             raise CheckpointError(
                 f"Spark did not run batch {batch_id} in {self._fork.location}", reason="gap"
             )
-        newest = find_newest(self.store).stored
+        newest = Entries(self.store).newest_stored()
         record = None if newest is None else BatchRecord.of(newest.checkpoint)
         if newest is None or record is None or record.batch_id != batch_id:
             self.input_rows = 0  # a micro-batch without effect makes no checkpoint
@@ -332,7 +332,7 @@ class _Run:
 @contextlib.contextmanager
 def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoint]:
     """Keep a checkpoint of the running query while it is compared."""
-    newest = find_newest(parent).newest
+    newest = Entries(parent).newest()
     if newest is None:
         raise CheckpointError(f"{parent.url} has no checkpoint", reason="not_found")
     checkpoint_id = newest.checkpoint_id if until is None else until
@@ -394,7 +394,7 @@ def _state(
     parent: LocationStore, last: StoredCheckpoint, fork: LocationStore
 ) -> dict[str, pa.Table]:
     """Return by operator the keys whose state differs."""
-    newest = find_newest(fork).newest
+    newest = Entries(fork).newest()
     if newest is None:
         raise CheckpointError(f"{fork.url} has no checkpoint", reason="not_found")
     found = {}

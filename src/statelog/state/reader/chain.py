@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.errors import CheckpointError, ObjectNotFoundError, StatelogError, UsageError
 from statelog.model import CompletedCheckpoint
 from statelog.store import PATHS, ObjectStore
@@ -70,7 +70,7 @@ def as_of_ms(checkpoint: CompletedCheckpoint) -> int:
 
 def _retained(store: ObjectStore) -> str:
     try:
-        newest = find_newest(store).newest
+        newest = Entries(store).newest()
     except StatelogError:
         return ""
     if newest is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.history import Entries, present_ids
 from statelog.errors import CheckpointError, ObjectNotFoundError, StatelogError
 from statelog.model import CompletedCheckpoint
 from statelog.store import ObjectStore
@@ -65,7 +65,7 @@ def newest_after(store: ObjectStore, held_id: int | None) -> CompletedCheckpoint
         ids = _present(store)
         if ids and ids[-1] == held_id:
             return None
-        newest = find_newest(store, ids=ids).newest if ids else None
+        newest = Entries(store, ids).newest() if ids else None
         if newest is not None:
             return None if newest.checkpoint_id == held_id else newest
         if not ids:

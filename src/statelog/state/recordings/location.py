@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import Entries
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
@@ -104,7 +104,7 @@ def list_recordings(store: ObjectStore) -> list[StoredRecording]:
 
     Blocks: On the store.
     """
-    newest = find_newest(store).newest
+    newest = Entries(store).newest()
     found: list[StoredRecording] = []
     if newest is not None:
         found += [

@@ -23,7 +23,7 @@ from tests.unit.state.reader.histories import (
     rows_of,
 )
 
-from statelog.checkpoint import restore
+from statelog.checkpoint import history
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.verify import verify_location
@@ -209,7 +209,7 @@ def test_a_query_that_deletes_all_that_was_listed_is_listed_again(
     finished: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listings = [[98, 99], present_ids(finished.store)]
-    monkeypatch.setattr(restore, "present_ids", lambda *_: listings.pop(0))
+    monkeypatch.setattr(history, "present_ids", lambda *_: listings.pop(0))
     assert find_checkpoint(finished.store).checkpoint_id == finished.checkpoint_id
 
 
