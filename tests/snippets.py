@@ -126,8 +126,10 @@ def run_page(page: str, folder: Path, names: dict[str, object]) -> None:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the words of each command of a shell block, comments left out."""
+    """Return the words of each command of a shell block, without comments and without output."""
     lines = text.replace("\\\n", " ").splitlines()
+    if any(line.startswith("$ ") for line in lines):
+        lines = [line for line in lines if line.startswith("$ ")]
     words = (shlex.split(line.removeprefix("$ "), comments=True) for line in lines)
     return [each for each in words if each]
 

@@ -10,6 +10,8 @@ alone.  It needs pip, Java, and this project's mypy.
 import argparse
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -67,6 +69,36 @@ class Trial:
             for verb in ("checkpoints", "verify"):
                 done = self._run(*command, verb, str(self._folder / "job" / "state"))
                 expect(done.stdout, "2 checkpoints in" if verb == "checkpoints" else "")
+
+    def first_screen(self) -> None:
+        """Do what the first screen of the README says, and compare the state with what the job printed."""
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        readme = text.partition("## Use it if")[0]
+        say("the first screen of the README")
+        (extras,) = re.findall(r"^pip install '\.(\[[a-z,]+\])'", readme, re.MULTILINE)
+        self._install(f"{self._wheel}{extras}")
+        (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+        job = str(self._folder / "readme")
+        script = self._elsewhere / "readme.py"
+        script.write_text(program.replace("/tmp/statelog-readme", job))
+        commands = re.findall(r"^\$ statelog (.*)$", readme, re.MULTILINE)
+        totals: dict[str, float] = {}
+        for _ in range(2):  # the second run continues the totals of the first
+            before = dict(totals)
+            printed = self._run(self._python, "-I", str(script)).stdout
+            totals.update(
+                (key, float(value))
+                for key, value in re.findall(r"\|\s*(\d+)\|\s*([\d.]+)\|", printed)
+            )
+            if len(totals) != 7 or any(totals[key] <= before[key] for key in before):
+                raise SystemExit(f"the totals do not go on: {before}, then {totals}")
+            for command in commands:
+                arguments = shlex.split(command.replace("/tmp/statelog-readme", job))
+                said = self._run(str(self._bin / "statelog"), *arguments).stdout
+                say(said)
+            rows = re.findall(r"^ \d+ +(\d+) +([\d.]+) *$", said, re.MULTILINE)
+            if {key: float(value) for key, value in rows} != totals:
+                raise SystemExit(f"the state is not what the job printed last: {totals}")
 
     def types(self) -> None:
         """Check a program of a user by the types that the wheel has."""
@@ -171,6 +203,7 @@ def main() -> None:
         trial = Trial(wheels[0], Path(scratch))
         trial.without_extras()
         trial.with_extras()
+        trial.first_screen()
         trial.types()
         if arguments.archive:
             trial.archive()

@@ -309,11 +309,11 @@ def _refused(name: str, reason: str) -> object:
     return property(refuse) if isinstance(getattr(DataFrame, name), property) else refuse
 
 
-def _define(name: str, method: object) -> None:
+def _define(name: str, method: object, text: str = "") -> None:
     if isinstance(method, FunctionType):
         method.__name__ = name
         method.__qualname__ = f"StatefulStream.{name}"
-        method.__doc__ = f"See Spark's `DataFrame.{name}`."
+        method.__doc__ = text or f"See Spark's `DataFrame.{name}`."
     setattr(StatefulStream, name, method)
 
 
@@ -322,4 +322,5 @@ for _name in offered(DataFrame, RECORDED):
 for _name in offered(DataFrame, SHOWN):
     _define(_name, _shown(_name))
 for _name in offered(DataFrame, REFUSED):
-    _define(_name, _refused(_name, REFUSED[_name]))
+    _reason = REFUSED[_name]
+    _define(_name, _refused(_name, _reason), f"Not after a stateful operator: {_reason}.")
