@@ -74,6 +74,7 @@ def hostile_location(folder: Path) -> str:
 
 HOSTILE = f"{__name__}:Hostile"
 CALLS: dict[str, list[list[str]]] = {
+    "info": [["LOC"], ["LOC", "--json"]],
     "checkpoints": [["LOC"]],
     "demo": [["--location", "LOC"]],
     "read": [["LOC"], ["LOC", "VAR"], ["LOC", "nothing"], ["LOC", "--checkpoint", "kept"]],

@@ -20,6 +20,8 @@ from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.model.json_types import Json, JsonObject
 from statelog.model.object_path import checked_path
 
+WRITERS_PROPERTY: Final = "statelog.table.writers"
+"""The last micro-batch of each writer of a keyed table, by its name, in the properties of a checkpoint."""
 _SEVERAL: Final = 2
 """Version of the record of a query with several operators."""
 _OPTIONAL: Final = (

@@ -24,6 +24,7 @@ from statelog.errors import (
     StatelogError,
 )
 from statelog.model import CompletedCheckpoint, Json
+from statelog.notebook import facts_as_html
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
 DURATIONS_PROPERTY: Final = "durations_ms"
@@ -43,7 +44,7 @@ class CheckpointState(enum.Enum):
     """Written by a newer statelog; not damaged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(repr=False, frozen=True, slots=True, kw_only=True)
 class CheckpointSummary:
     """
     One checkpoint in a listing.
@@ -77,6 +78,24 @@ class CheckpointSummary:
     object_count: int = 0
     properties: Mapping[str, Json] = field(default_factory=dict)
     problem: str = ""
+
+    def __repr__(self) -> str:
+        batch = "" if self.batch_id is None else f", micro-batch {self.batch_id}"
+        created = "" if self.created_at is None else f", {self.created_at:%Y-%m-%d %H:%M:%S} UTC"
+        return f"<checkpoint {self.checkpoint_id}: {self.state.value}{batch}{created}>"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "state": self.state.value,
+            "micro-batch": self.batch_id,
+            "created (UTC)": self.created_at and f"{self.created_at:%Y-%m-%d %H:%M:%S}",
+            "size": f"{self.size_bytes:,} bytes",
+            "log": f"{self.log_length:,} parts, {self.log_size_bytes:,} bytes",
+            "snapshots": self.snapshot_count,
+            "owner": self.owner_id,
+            "problem": self.problem,
+        }
+        return facts_as_html(f"checkpoint {self.checkpoint_id}", facts)
 
     @property
     def is_retained(self) -> bool:

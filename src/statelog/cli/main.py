@@ -29,6 +29,7 @@ from statelog.cli.output import (
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
 _VERBS: Final = {
+    "info": "info",
     "checkpoints": "checkpoints",
     "demo": "demo",
     "read": "state",
@@ -82,7 +83,6 @@ def _with_verbs(names: Sequence[str]) -> typer.Typer:
         name="statelog",
         help="Inspect, verify and clean up durable streaming state.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},

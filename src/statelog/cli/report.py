@@ -11,6 +11,7 @@ from rich.text import Text
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
+    FINDING_STYLES,
     console,
     open_location,
     plural,
@@ -98,9 +99,8 @@ def _prices(location: str, name: str | None) -> Prices:
 
 def _print(figures: Figures, output: Path) -> None:
     shown = console()
-    styles = {"damage": "bold red", "attention": "yellow", "note": "dim"}
     for one in figures.findings:
-        line = Text.assemble((one.level, styles[one.level]), f" {one.text}")
+        line = Text.assemble((one.level, FINDING_STYLES[one.level]), f" {one.text}")
         shown.print(line, soft_wrap=True)
     size = size_text(output.stat().st_size)
     checkpoints = plural(len(figures.checkpoints), "checkpoint")

@@ -55,12 +55,14 @@ class ReportPlan:
         speeds: For the time of a restart.
         prices: For the bill.
         with_keys: Count the keys of each key group, which reads the state of the newest checkpoint.
+        with_key_groups: Count the changes of each key group, which reads the log; False counts nothing.
         progress: Called with what is being read.
     """
 
     speeds: Speeds = field(default_factory=Speeds)
     prices: Prices = PRICES["s3"]
     with_keys: bool = True
+    with_key_groups: bool = True
     progress: Callable[[str], None] = _quiet
 
 
@@ -158,7 +160,7 @@ def _skew(
     plan: ReportPlan,
 ) -> tuple[tuple[KeyGroups, ...], str]:
     """Return the key groups, or why they could not be counted."""
-    if not operators:
+    if not operators or not plan.with_key_groups:
         return (), ""
     try:
         found = key_groups_of(

@@ -30,6 +30,7 @@ from statelog.store import open_existing_store, open_location, open_store
 KEY = key_texts(killed.KEY)
 
 READ_ONLY = {
+    "info": ["LOC"],
     "checkpoints": ["LOC"],
     "read": ["LOC"],
     "get": ["LOC", "total", *KEY],

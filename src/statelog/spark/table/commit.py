@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.checkpoint.batch_record import WRITERS_PROPERTY, BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import new_owner_id
@@ -42,8 +42,6 @@ from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationStore, open_location
 
-WRITERS_PROPERTY: Final = "statelog.table.writers"
-"""The last micro-batch of each writer, by its name, in the properties of a checkpoint."""
 _ATTEMPTS: Final = 10
 _PIECES: Final = 8
 """A snapshot is of one such part of the key groups, so that no single commit writes the whole table."""

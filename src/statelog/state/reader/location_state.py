@@ -18,6 +18,7 @@ from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.notebook import facts_as_html
 from statelog.state.reader.chain import as_of_ms, chain_before
 from statelog.state.reader.differences import Differences
 from statelog.state.reader.feed import ChangeFeed
@@ -66,6 +67,21 @@ class LocationState:
         return (
             f"<state of {self._store.url}{operator}{', closed' if self._readers is None else ''}>"
         )
+
+    def _repr_html_(self) -> str:
+        readers = {} if self._readers is None else self._readers
+        variables = {
+            variable.name: variable.kind_text
+            for reader in readers.values()
+            for variable in reader.variables()
+        }
+        facts = {
+            "operator": self._operator,
+            "read last": ", ".join(f"checkpoint {each}" for each in readers),
+            "variables": ", ".join(f"{name} ({kind})" for name, kind in variables.items()),
+            "closed": "yes" if self._readers is None else "",
+        }
+        return facts_as_html(f"state of {self._store.url}", facts)
 
     def __enter__(self) -> LocationState:
         return self

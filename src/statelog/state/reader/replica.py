@@ -25,6 +25,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.notebook import facts_as_html
 from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.lock import ThreadLock
 from statelog.runtime.poller import Poller
@@ -100,6 +101,15 @@ class Replica:
         held = self._current
         at = "closed" if held is None else f"checkpoint {held.checkpoint.checkpoint_id}"
         return f"<replica of {self._store.url}, {at}>"
+
+    def _repr_html_(self) -> str:
+        held = self._current
+        facts = {
+            "operator": self._operator,
+            "checkpoint": "closed" if held is None else held.checkpoint.checkpoint_id,
+            "key groups": "all" if self._wanted is None else self._wanted,
+        }
+        return facts_as_html(f"replica of {self._store.url}", facts)
 
     def __enter__(self) -> Replica:
         return self
