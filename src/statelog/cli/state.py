@@ -9,7 +9,6 @@ import typer
 from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
 from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
-from statelog.state.kinds import StateKind
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.key_history import KeyVersion, key_history
 from statelog.state.reader.location_state import LocationState
@@ -165,5 +164,5 @@ def diff(
 def _shown(state: LocationState, variable: str, version: KeyVersion) -> object:
     """Return the state of a version; that of a map as a list of its entries."""
     found = {one.name: one for one in state.variables(version.checkpoint_id)}.get(variable)
-    is_map = found is not None and found.kind is StateKind.MAP
+    is_map = found is not None and found.user_key_schema is not None
     return list(version.value.items()) if is_map else version.value

@@ -18,10 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.errors import UsageError
-from statelog.state.kinds import StateKind
 from statelog.state.kinds.columns import EXPIRES_FIELD
 from statelog.state.kinds.list import POSITION_COLUMN
-from statelog.state.kinds.timer import FIRES_COLUMN
 from statelog.state.reader import StateReader
 from statelog.store.local_disk import check_named_file
 
@@ -55,30 +53,25 @@ def states_in_file(
     if POSITION_COLUMN in table.column_names:
         table = table.sort_by(POSITION_COLUMN)
     keys = _keys(table, path)
-    states: dict[Key, Any]
-    if descriptor.kind is StateKind.TIMER:
-        states = {}
-        for key, time in zip(keys, table.column(FIRES_COLUMN).to_pylist(), strict=True):
-            states.setdefault(key, []).append(time)
-        return states
-    values = list(_structs(table, "value"))
-    if descriptor.kind is StateKind.VALUE:
-        states = dict(zip(keys, values, strict=True))
-        if len(states) != len(values):
-            raise UsageError(
-                f"{os.fspath(path)} has {len(values)} rows of {len(states)} keys; {variable!r} has one "
-                "value for each key"
-            )
-        return states
-    states = {}
-    if descriptor.kind is StateKind.LIST:
-        for key, value in zip(keys, values, strict=True):
-            states.setdefault(key, []).append(value)
-        return states
-    places = [tuple(place.values()) for place in _structs(table, "user_key", with_expiry=False)]
-    for key, place, value in zip(keys, places, values, strict=True):
-        states.setdefault(key, {})[place] = value
-    return states
+    kind = descriptor.kind.rules
+    columns: dict[str, Any] = {
+        name: table.column(name).to_pylist()
+        for name in kind.row_columns
+        if name in table.column_names
+    }
+    columns["value"] = list(_structs(table, "value"))
+    columns["user_key"] = [
+        tuple(place.values()) for place in _structs(table, "user_key", with_expiry=False)
+    ]
+    items: dict[Key, list[Any]] = {}
+    for key, item in zip(keys, kind.row_items(columns), strict=True):
+        items.setdefault(key, []).append(item)
+    if kind.is_single and len(items) != len(keys):
+        raise UsageError(
+            f"{os.fspath(path)} has {len(keys)} rows of {len(items)} keys; {variable!r} has one "
+            "value for each key"
+        )
+    return {key: kind.from_items(some) for key, some in items.items()}
 
 
 def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from statelog.arguments import instance, whole_number
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.errors import UsageError
+from statelog.errors import InvariantError, UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
 from statelog.operations.change_writer import ChangeWriter
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
@@ -23,7 +24,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Overlay
-from statelog.state.kinds import Key, StateKind, Values
+from statelog.state.kinds import FromPython, Key, Values
 from statelog.state.kinds.columns import EXPIRES_FIELD
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
@@ -198,32 +199,12 @@ class EditTarget:
         """Return the cell of a state in Python values; empty or None for no state."""
         if given is None:
             return None
-        match state.descriptor.kind:
-            case StateKind.TIMER:
-                return tuple(sorted({whole_number(time, "a timer") for time in given}))
-            case StateKind.VALUE:
-                return self._entry(state, given)
-            case StateKind.LIST:
-                return [self._entry(state, one) for one in given]
-            case _:
-                return self._map(state, given)
+        convert = FromPython(
+            state.descriptor.name, partial(self._entry, state), partial(_user_key, state)
+        )
+        return state.kind.from_python(given, convert)
 
-    def _map(self, state: StateCodec, given: Any) -> dict[Values, tuple[Any, ...]]:
-        """Return the cell of a map."""
-        codec = state.user_key
-        if codec is None or not isinstance(given, Mapping):
-            raise UsageError(
-                f"state {state.descriptor.name!r} is a map: a dict by map key is needed, not "
-                f"{type(given).__name__}"
-            )
-        single = len(codec.schema) == 1
-        cell = {}
-        for each, value in given.items():
-            parts = (each,) if single and not isinstance(each, tuple) else each
-            cell[codec.normalize(parts)] = self._entry(state, value)
-        return cell
-
-    def _entry(self, state: StateCodec, given: Any) -> tuple[Any, ...]:
+    def _entry(self, state: StateCodec, given: Any, _expiry: Any) -> tuple[Any, ...]:
         """Return a value as it is stored."""
         names = state.value.schema.names
         ttl_ms = state.descriptor.ttl_ms
@@ -238,3 +219,16 @@ class EditTarget:
             )
         value: Values = state.value.normalize(tuple(given[name] for name in names))
         return value if ttl_ms is None else (expires_at_ms, value)
+
+
+def _user_key(state: StateCodec, given: Any) -> Values:
+    """Return a map key; one of a single column may be given without its tuple."""
+    codec = state.user_key
+    if codec is None:
+        raise InvariantError(
+            f"{state.descriptor.kind_text} state has map keys and no codec of them"
+        )
+    single = len(codec.schema) == 1
+    parts = (given,) if single and not isinstance(given, tuple) else given
+    user_key: Values = codec.normalize(parts)
+    return user_key

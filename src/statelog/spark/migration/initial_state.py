@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 from pyspark.sql import Row
@@ -229,30 +230,13 @@ class WithInitialState(StatefulProcessor):
                 "create it, or leave it out with variables=..."
             )
         # A struct is a dict or a Row, an array anything else.
-        if (variable.kind == "value") is not isinstance(cell, Mapping | tuple):
+        is_struct = isinstance(cell, Mapping | tuple)
+        if is_struct is not isinstance(variable, _ValueVariable):
             raise UsageError(
                 f"the initial state has {name!r} of another kind than the {variable.kind} state that "
                 "init() creates; leave it out with variables=..."
             )
-        match variable.kind:
-            case "value":
-                (live,) = cells.live(name, [cell]) or (None,)
-                if live is not None:
-                    variable.state.update(variable.value(live, cells.is_utc))
-            case "list":
-                elements = [variable.value(each, cells.is_utc) for each in cells.live(name, cell)]
-                if lists_are_sent_as_frames():
-                    for element in elements:
-                        variable.state.appendValue(element)
-                elif elements:  # Spark refuses an empty list
-                    variable.state.put(elements)
-            case _:
-                for entry in cells.live(name, cell):
-                    user_key, value = _fields(entry)
-                    variable.state.updateValue(
-                        variable.user_key(user_key, cells.is_utc),
-                        variable.value(value, cells.is_utc),
-                    )
+        variable.set(cells.live(name, [cell] if is_struct else cell), cells.is_utc)
 
     def close(self) -> None:
         """Close the processor."""
@@ -328,17 +312,17 @@ def _fields(struct: Any) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class _Variable:
+class _Variable(ABC):
     """
     A state variable that `init` created.
 
     Args:
-        kind: "value", "list" or "map".
         state: The state object.
         schema, user_key_schema: The declared fields, maybe as DDL text.
     """
 
-    kind: str
+    kind: ClassVar[str]
+
     state: Any
     schema: StructType | str
     user_key_schema: StructType | str = ""
@@ -360,6 +344,39 @@ class _Variable:
         """Return a map key as the state takes it."""
         found: tuple[Any, ...] = self._user_keys[is_utc](struct)
         return found
+
+    @abstractmethod
+    def set(self, entries: Sequence[Any], is_utc: bool) -> None:
+        """Set the entries of a key, which has none."""
+
+
+class _ValueVariable(_Variable):
+    kind = "value"
+
+    def set(self, entries: Sequence[Any], is_utc: bool) -> None:
+        for entry in entries:
+            self.state.update(self.value(entry, is_utc))
+
+
+class _ListVariable(_Variable):
+    kind = "list"
+
+    def set(self, entries: Sequence[Any], is_utc: bool) -> None:
+        elements = [self.value(entry, is_utc) for entry in entries]
+        if lists_are_sent_as_frames():
+            for element in elements:
+                self.state.appendValue(element)
+        elif elements:  # Spark refuses an empty list
+            self.state.put(elements)
+
+
+class _MapVariable(_Variable):
+    kind = "map"
+
+    def set(self, entries: Sequence[Any], is_utc: bool) -> None:
+        for entry in entries:
+            user_key, value = _fields(entry)
+            self.state.updateValue(self.user_key(user_key, is_utc), self.value(value, is_utc))
 
 
 def _converters(schema: StructType | str) -> tuple[Plain, Plain]:
@@ -391,7 +408,7 @@ class _NotingHandle(StatefulProcessorHandle):
     ) -> ValueState:
         """Return a value state."""
         state = self._handle.getValueState(stateName, schema, ttlDurationMs)
-        self.variables[stateName] = _Variable("value", state, schema)
+        self.variables[stateName] = _ValueVariable(state, schema)
         return state
 
     def getListState(
@@ -399,7 +416,7 @@ class _NotingHandle(StatefulProcessorHandle):
     ) -> ListState:
         """Return a list state."""
         state = self._handle.getListState(stateName, schema, ttlDurationMs)
-        self.variables[stateName] = _Variable("list", state, schema)
+        self.variables[stateName] = _ListVariable(state, schema)
         return state
 
     def getMapState(
@@ -411,7 +428,7 @@ class _NotingHandle(StatefulProcessorHandle):
     ) -> MapState:
         """Return a map state."""
         state = self._handle.getMapState(stateName, userKeySchema, valueSchema, ttlDurationMs)
-        self.variables[stateName] = _Variable("map", state, valueSchema, userKeySchema)
+        self.variables[stateName] = _MapVariable(state, valueSchema, userKeySchema)
         return state
 
     def registerTimer(self, expiryTimestampMs: int) -> None:

@@ -21,7 +21,6 @@ from statelog.spark.migration.columns import (
     TIMERS_COLUMN,
 )
 from statelog.state.encoding.values import stored_schema
-from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 
 _TIMES = pa.list_(pa.int64())
@@ -57,10 +56,10 @@ class KeyRows:
                 f"needs a name of its own, other than {', '.join(_OWN)}"
             )
         live = [state for state in schema.states if not state.dropped]
-        kept = [state for state in live if state.kind is not StateKind.TIMER]
+        kept = [state for state in live if not state.kind.rules.fires]
         self._states = kept if variables is None else _chosen(kept, variables)
         self._has_timers = len(kept) < len(live)
-        self._timers = next((one.name for one in live if one.kind is StateKind.TIMER), "")
+        self._timers = next((state.name for state in live if state.kind.rules.fires), "")
         self._expiring = [state for state in self._states if state.ttl_ms is not None]
 
     def schema(self) -> pa.Schema:
@@ -72,7 +71,7 @@ class KeyRows:
         fields.append(pa.field(TIMERS_COLUMN, _TIMES))
         if self._expiring:
             times = [
-                pa.field(state.name, pa.int64() if state.kind is StateKind.VALUE else _TIMES)
+                pa.field(state.name, pa.int64() if state.kind.rules.is_single else _TIMES)
                 for state in self._expiring
             ]
             fields.append(pa.field(EXPIRY_COLUMN, pa.struct(times)))
@@ -86,7 +85,7 @@ class KeyRows:
         columns = [keys.column(f"key.{name}") for name in self._key.names]
         columns.append(
             pa.StructArray.from_arrays(
-                [_values(state, cells[state.name]).cast(_type_of(state)) for state in self._states],
+                [cells[state.name].cast(_type_of(state)) for state in self._states],
                 fields=list(schema.field(STATE_COLUMN).type),
             )
             if self._states
@@ -119,15 +118,8 @@ def _chosen(states: Sequence[StateDescriptor], names: Sequence[str]) -> list[Sta
 
 def _type_of(state: StateDescriptor) -> pa.DataType:
     """Return the type of a variable's cells in a frame of state."""
-    value = _struct(state.value_schema)
-    match state.kind:
-        case StateKind.VALUE:
-            return value
-        case StateKind.LIST:
-            return pa.list_(value)
-        case _:
-            user_key = _struct(state.user_key_schema or pa.schema([]))
-            return pa.list_(pa.struct([pa.field("key", user_key), pa.field("value", value)]))
+    user_key = _struct(state.user_key_schema or pa.schema([]))
+    return state.kind.rules.cell_type(_struct(state.value_schema), user_key)
 
 
 def _struct(schema: pa.Schema) -> pa.DataType:
@@ -152,37 +144,12 @@ def _without_zone(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _values(state: StateDescriptor, cells: pa.Array) -> pa.Array:
-    """Return the cells of a variable without the expiry of their entries."""
-    width = len(state.value_schema)
-    match state.kind:
-        case StateKind.VALUE:
-            return _value(cells, width)
-        case StateKind.LIST:
-            return _lists(cells, _value(cells.flatten(), width))
-        case _:
-            user_keys, entries = cells.flatten().flatten()
-            both = pa.StructArray.from_arrays([user_keys, _value(entries, width)], ["key", "value"])
-            return _lists(cells, both)
-
-
-def _value(entries: pa.Array, width: int) -> pa.Array:
-    """Return structs with their first *width* fields."""
-    fields = list(entries.type)[:width]
-    return pa.StructArray.from_arrays(
-        entries.flatten()[:width], fields=fields, mask=entries.is_null()
-    )
-
-
 def _expiry(state: StateDescriptor, cells: pa.Array) -> pa.Array:
     """Return when the entries of a variable expire."""
-    match state.kind:
-        case StateKind.VALUE:
-            return cells.flatten()[-1]
-        case StateKind.LIST:
-            return _lists(cells, cells.flatten().flatten()[-1])
-        case _:
-            return _lists(cells, cells.flatten().field(1).flatten()[-1])
+    kind = state.kind.rules
+    if kind.is_single:
+        return cells.flatten()[-1]
+    return _lists(cells, kind.element_expiry(cells.flatten()))
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from statelog.arguments import whole_number
@@ -39,16 +37,12 @@ from statelog.spark.operations.frames import check_frames, deleted_rows, state_i
 from statelog.spark.operations.snapshot_task import cores_of
 from statelog.spark.operations.state_rows import (
     DELETE_ALL,
-    ORDER_COLUMN,
-    STATE_COLUMN,
     StateCells,
     StateRows,
+    answers_of_tasks,
     deleted_variable,
 )
-from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.session import use_this_python
-from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
-from statelog.spark.worker.failures import reported_to_driver
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
 from statelog.store import CachedStore, open_existing_store, open_location
@@ -103,21 +97,9 @@ class EditAnswer:
 
 def edit_answers(rows: DataFrame, task: EditTask, key_groups: KeyGroupRange) -> list[EditAnswer]:
     """Apply the rows in one Spark job, and return the answers of the tasks that had rows."""
-    ordered = by_task(rows, len(task.ranges), key_groups).sortWithinPartitions(
-        INPUT_KEY_GROUP_COLUMN, STATE_COLUMN, ORDER_COLUMN
+    return answers_of_tasks(
+        rows, len(task.ranges), key_groups, task.location, partial(apply_rows, task)
     )
-    table = ordered.mapInArrow(partial(_edit_task, task), "answer binary").toArrow()
-    return [pickle.loads(data) for data in table.column("answer").to_pylist()]
-
-
-def _edit_task(task: EditTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with reported_to_driver(task.location):
-        context = TaskContext.get()
-        partition = context.partitionId() if context is not None else 0
-        if partition >= len(task.ranges):
-            raise UsageError("Spark changed the number of partitions of the edited keys")
-        answer = apply_rows(task, partition, batches)
-    yield pa.RecordBatch.from_pydict({"answer": [pickle.dumps(answer)]})
 
 
 def apply_rows(task: EditTask, partition: int, batches: Iterable[pa.RecordBatch]) -> EditAnswer:

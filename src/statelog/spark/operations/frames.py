@@ -29,14 +29,10 @@ from statelog.spark.source.columns import nested_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
-from statelog.state.kinds import StateKind
 from statelog.state.kinds.columns import EXPIRES_FIELD
-from statelog.state.kinds.list import POSITION_COLUMN
-from statelog.state.kinds.timer import FIRES_COLUMN
+from statelog.state.kinds.kind import USER_KEY_COLUMN, VALUE_COLUMN
 
 KEY: Final = "key"
-_VALUE: Final = "value"
-_USER_KEY: Final = "user_key"
 
 
 def check_frames(frames: object) -> Mapping[str, DataFrame]:
@@ -204,8 +200,8 @@ class _SparkTypes:
         flat = [*_flat_key(key), *state.kind.row_fields(state)]
         nested = {field.name: field.dataType for field in nested_schema(pa.schema(flat))}
         self.key: DataType = nested[KEY]
-        self.value: DataType | None = nested.get(_VALUE)
-        self.user_key: DataType | None = nested.get(_USER_KEY)
+        self.value: DataType | None = nested.get(VALUE_COLUMN)
+        self.user_key: DataType | None = nested.get(USER_KEY_COLUMN)
 
 
 class _Variable:
@@ -221,13 +217,7 @@ class _Variable:
     ) -> None:
         self._frame, self._state, self._types, self._now_ms = frame, state, types, now_ms
         self._what = f"state {state.descriptor.name!r}"
-        kind = state.descriptor.kind
-        needed = {
-            StateKind.VALUE: [_VALUE],
-            StateKind.LIST: [POSITION_COLUMN, _VALUE],
-            StateKind.MAP: [_USER_KEY, _VALUE],
-            StateKind.TIMER: [FIRES_COLUMN],
-        }[kind]
+        needed = state.kind.row_columns
         optional = [KEY_GROUP_COLUMN, *([EXPIRES_FIELD] if state.expires else [])]
         missing = [name for name in (KEY, *needed) if name not in frame.columns]
         unknown = [name for name in frame.columns if name not in (KEY, *needed, *optional)]
@@ -246,12 +236,8 @@ class _Variable:
 
     def order(self) -> Column:
         """Return the position in a list, or the time of a timer."""
-        kind = self._state.descriptor.kind
-        if kind is StateKind.LIST:
-            return col(POSITION_COLUMN).cast("bigint")
-        return (
-            col(FIRES_COLUMN).cast("bigint") if kind is StateKind.TIMER else lit(0).cast("bigint")
-        )
+        column = self._state.kind.order_column
+        return (col(column) if column else lit(0)).cast("bigint")
 
     def expiry(self) -> Column:
         """Return when the entry expires."""
@@ -263,11 +249,11 @@ class _Variable:
 
     def user_key(self, is_mine: bool, wanted: DataType) -> Column:
         """Return the map key, or null in the column of another variable."""
-        return self._struct(_USER_KEY, is_mine, wanted)
+        return self._struct(USER_KEY_COLUMN, is_mine, wanted)
 
     def value(self, is_mine: bool, wanted: DataType) -> Column:
         """Return the value, or null in the column of another variable."""
-        return self._struct(_VALUE, is_mine, wanted)
+        return self._struct(VALUE_COLUMN, is_mine, wanted)
 
     def _struct(self, name: str, is_mine: bool, wanted: DataType) -> Column:
         if not is_mine:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
-from statelog.errors import InvariantError, UsageError
+from statelog.errors import InvariantError
 from statelog.model import JsonObject, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import Options, task_changelog_options
 from statelog.spark.jvm.gateway import is_connect
-from statelog.spark.operations.state_rows import ORDER_COLUMN, STATE_COLUMN, StateRows
-from statelog.spark.query.keyed_frame import by_task
-from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
-from statelog.spark.worker.failures import reported_to_driver
+from statelog.spark.operations.state_rows import StateRows, answers_of_tasks
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import SnapshotWriter
@@ -80,26 +75,10 @@ def snapshots_of(
     rows: DataFrame, task: SnapshotTask, key_groups: KeyGroupRange
 ) -> list[SnapshotAnswer]:
     """Write the rows as snapshots, one for each task that has rows, and return the answers."""
-    partitioned = by_task(rows, len(task.ranges), key_groups)
-    ordered = partitioned.sortWithinPartitions(INPUT_KEY_GROUP_COLUMN, STATE_COLUMN, ORDER_COLUMN)
-    table = ordered.mapInArrow(partial(_snapshot_task, task), "answer binary").toArrow()
-    found: list[SnapshotAnswer] = [
-        pickle.loads(data) for data in table.column("answer").to_pylist()
-    ]
-    return sorted(found, key=lambda one: one.partition)
-
-
-def _snapshot_task(
-    task: SnapshotTask, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a partition as one snapshot."""
-    with reported_to_driver(task.location):
-        context = TaskContext.get()
-        partition = context.partitionId() if context is not None else 0
-        if partition >= len(task.ranges):
-            raise UsageError("Spark changed the number of partitions of the rows of state")
-        answer = write_snapshot_of(task, partition, batches)
-    yield pa.RecordBatch.from_pydict({"answer": [pickle.dumps(answer)]})
+    answers: list[SnapshotAnswer] = answers_of_tasks(
+        rows, len(task.ranges), key_groups, task.location, partial(write_snapshot_of, task)
+    )
+    return sorted(answers, key=lambda answer: answer.partition)
 
 
 def write_snapshot_of(

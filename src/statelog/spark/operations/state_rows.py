@@ -13,23 +13,30 @@ order before a task reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import pickle
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
+from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.rows.key_order import key_order
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
+from statelog.spark.worker.failures import reported_to_driver
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
 from statelog.state.encoding.values import KeyCodec
-from statelog.state.kinds import StateKind
 from statelog.state.kinds.columns import EXPIRES_FIELD
+from statelog.state.kinds.kind import USER_KEY_COLUMN, VALUE_COLUMN
 
 STATE_COLUMN: Final = "state_id"
 ORDER_COLUMN: Final = "order"
@@ -76,6 +83,49 @@ class StateCells:
     table: pa.Table
     entries: int
     deletions: tuple[tuple[int, int | None], ...] = ()
+
+
+def answers_of_tasks(
+    rows: DataFrame,
+    tasks: int,
+    key_groups: KeyGroupRange,
+    location: str,
+    work: Callable[[int, Iterable[pa.RecordBatch]], Any],
+) -> list[Any]:
+    """
+    Run a task on the sorted rows of each range of key groups, in one Spark job.
+
+    Args:
+        rows: Rows of state.
+        tasks: Number of ranges.
+        key_groups: The key groups of the operator.
+        location: The state location, for errors.
+        work: Called in a task that has rows, with its number and rows.
+
+    Returns:
+        What *work* returned, in any order.
+    """
+    ordered = by_task(rows, tasks, key_groups).sortWithinPartitions(
+        INPUT_KEY_GROUP_COLUMN, STATE_COLUMN, ORDER_COLUMN
+    )
+    in_task = partial(_in_task, tasks, location, work)
+    table = ordered.mapInArrow(in_task, "answer binary").toArrow()
+    return [pickle.loads(data) for data in table.column("answer").to_pylist()]
+
+
+def _in_task(
+    tasks: int,
+    location: str,
+    work: Callable[[int, Iterable[pa.RecordBatch]], Any],
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    with reported_to_driver(location):
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        if partition >= tasks:
+            raise UsageError("Spark changed the number of partitions of the rows of state")
+        answer = work(partition, batches)
+    yield pa.RecordBatch.from_pydict({"answer": [pickle.dumps(answer)]})
 
 
 class StateRows:
@@ -161,60 +211,50 @@ class _Part:
             parents: Number of each row's key, ascending.
             keys: Number of keys.
         """
-        kind = self.state.descriptor.kind
+        kind = self.state.kind
+        if kind.is_single and not np.diff(parents).all():
+            raise self._twice(int(np.flatnonzero(np.diff(parents) == 0)[0]), "value")
+        columns = [column for name in kind.row_columns for column in self._columns(name)]
+        if self.state.expires:
+            columns.append(self._taken(EXPIRES_FIELD))
         wanted = self.state.encode_cells([]).type
-        counts = np.bincount(parents, minlength=keys)
-        if kind is StateKind.TIMER:
-            times = self.rows.column(ORDER_COLUMN).to_numpy()[self.numbers]
-            again = np.zeros(len(times), np.bool_)
-            again[1:] = (np.diff(parents) == 0) & (np.diff(times) == 0)
-            counts = np.bincount(parents[~again], minlength=keys)
-            return _lists(counts, pa.array(times[~again]), wanted), int(counts.sum())
-        if kind is StateKind.VALUE:
-            if (counts > 1).any():
-                raise self._twice(int(np.flatnonzero(np.diff(parents) == 0)[0]), "value")
-            places = np.zeros(keys, np.int64)
-            places[parents] = np.arange(len(parents))
-            cells = self._entries(wanted).take(pa.array(places, mask=counts == 0))
-            return cells, len(parents)
-        if kind is StateKind.LIST:
-            return _lists(counts, self._entries(wanted.value_type), wanted), len(parents)
-        pair = wanted.value_type
-        user_keys = self._taken(user_key_column(self.state_id)).cast(pair.field(0).type)
-        self._check_user_keys(parents, user_keys)
-        both = pa.StructArray.from_arrays(
-            [user_keys, self._entries(pair.field(1).type)], fields=list(pair)
-        )
-        return _lists(counts, both, wanted), len(parents)
+        cells = kind.cells_of_rows(parents, columns, keys, wanted)
+        if not kind.is_single:
+            self._check_user_keys(parents, kind.element_keys(cells.flatten()))
+        return cells, len(kind.rows(cells)[0])
 
     def _taken(self, name: str) -> pa.Array:
         return self.rows.column(name).take(pa.array(self.numbers))
 
-    def _entries(self, wanted: pa.DataType) -> pa.Array:
-        """Return the rows as entries: the fields of the value, then the expiry."""
-        values = self._taken(value_column(self.state_id))
-        if values.null_count:
+    def _columns(self, name: str) -> list[pa.Array]:
+        """Return a column of the kind's rows, a struct as its fields."""
+        if name not in (USER_KEY_COLUMN, VALUE_COLUMN):
+            return [self._taken(ORDER_COLUMN)]
+        of_state = user_key_column if name == USER_KEY_COLUMN else value_column
+        structs = self._taken(of_state(self.state_id))
+        if name == VALUE_COLUMN and structs.null_count:
             raise UsageError(
                 f"state {self.state.descriptor.name!r}: a row has the value null; leave such rows out"
             )
-        parts = values.flatten()
-        if self.state.expires:
-            parts.append(self._taken(EXPIRES_FIELD))
-        fields = list(wanted)
-        parts = [part.cast(field.type) for part, field in zip(parts, fields, strict=True)]
-        return pa.StructArray.from_arrays(parts, fields=fields)
+        fields: list[pa.Array] = structs.flatten()
+        return fields
 
-    def _check_user_keys(self, parents: RowNumbers, user_keys: pa.Array) -> None:
-        """Check that no map has a key twice."""
-        if not len(parents):
+    def _check_user_keys(self, parents: RowNumbers, user_keys: list[pa.Array] | None) -> None:
+        """Check that no cell has a map key twice."""
+        if user_keys is None or not len(parents):
             return
-        columns = [pa.array(parents), *user_keys.flatten()]
-        fields = [pa.field("parent", pa.int64()), *user_keys.type]
+        columns = [pa.array(parents), *user_keys]
+        fields = [pa.field(str(at), column.type) for at, column in enumerate(columns)]
         together = key_order(np.zeros(len(parents), np.int32), columns, KeyCodec(pa.schema(fields)))
         sizes = np.diff(together.bounds)
         if (sizes > 1).any():
             first = int(together.firsts[np.flatnonzero(sizes > 1)[0]])
-            raise self._twice(first, f"entry of the map key {user_keys[first].as_py()!r}")
+            fields = self.state.kind.row_fields(self.state)
+            user_key = {
+                field.name.partition(".")[2]: column[first].as_py()
+                for field, column in zip(fields, user_keys, strict=False)
+            }
+            raise self._twice(first, f"entry of the map key {user_key!r}")
 
     def _twice(self, at: int, what: str) -> UsageError:
         """Return the error for the key of row *at*."""
@@ -225,14 +265,6 @@ class _Part:
             f"state {self.state.descriptor.name!r}: the key {key!r:.100} has more than one {what}; "
             "reduce the frame to one row for each"
         )
-
-
-def _lists(counts: npt.NDArray[np.int64], elements: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return *elements* as lists of the given lengths; null for an empty one."""
-    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
-    return pa.ListArray.from_arrays(
-        offsets, elements.cast(wanted.value_type), type=wanted, mask=pa.array(counts == 0)
-    )
 
 
 def _whole_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -84,26 +84,21 @@ class ColumnarDriverHandle(DriverHandle):
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> Any:
         """Note a variable; what is returned cannot be used, because keys do not exist."""
-        return self._variable(
+        return super()._variable(
             WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
+        )
+
+    def _variable(self, variable: WantedVariable) -> NoReturn:
+        """Refuse the variables of other processors."""
+        raise UsageError(
+            "a columnar processor has column state and timers: use getColumnState for values. Lists "
+            "and maps of each key need a processor of Rows or pandas frames"
         )
 
     @property
     def timers(self) -> _NoTimers:
         """Timers that cannot be used, because keys do not exist."""
         return _NoTimers()
-
-    def _no_such_state(self, *_arguments: object, **_settings: object) -> NoReturn:
-        raise UsageError(
-            "a columnar processor has column state and timers: use getColumnState for values. Lists "
-            "and maps of each key need a processor of Rows or pandas frames"
-        )
-
-    getValueState = _no_such_state
-    getListState = _no_such_state
-    getMapState = _no_such_state
-    getReducingState = _no_such_state
-    getAggregatingState = _no_such_state
 
 
 class _NoTimers:

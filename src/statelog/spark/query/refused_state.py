@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from statelog.errors import UsageError
+from statelog.spark.query.state_variables import classes_of, methods_of
 from statelog.spark.rows.spark_errors import DeletedStateError
 from statelog.state.kinds import StateKind
 from statelog.state.objects.bound_state import BoundState
-
-_SPARKS_WORDS: Final[dict[StateKind, dict[str, str]]] = {
-    StateKind.VALUE: {
-        "exists": "Error checking value state exists",
-        "get": "Error getting value state",
-        "update": "Error updating value state",
-        "clear": "Error clearing value state",
-    },
-    StateKind.LIST: {
-        "exists": "Error checking value state exists",
-        "put": "Error updating value state",
-        "appendValue": "Error updating value state",
-        "appendList": "Error updating value state",
-        "clear": "Error clearing value state",
-    },
-    StateKind.MAP: {
-        "exists": "Error checking map state exists",
-        "getValue": "Error getting value",
-        "containsKey": "Error checking if map state contains key",
-        "updateValue": "Error updating map state value",
-        "removeKey": "Error removing key from map state",
-        "clear": "Error clearing map state",
-    },
-}
-"""What Spark says when a method of a deleted variable is called: code may look for it."""
-_NOT_OF_USERS: Final = frozenset({"as_row", "bound_to", "enter", "kind", "leave"})
-"""Names of state objects that are not for processors."""
 
 
 class StateWithoutKey:
@@ -80,13 +54,12 @@ def refuse_use(state: BoundState | RefusedState, name: str) -> None:
     if isinstance(state, RefusedState):
         state._deleted = name
         return
-    for method in dir(type(state)):
-        if not method.startswith("_") and method not in _NOT_OF_USERS:
-            setattr(state, method, _refusal(state.kind, method, name))
+    for method in methods_of(type(state)):
+        setattr(state, method, _refusal(state.kind, method, name))
 
 
 def _refusal(kind: StateKind, method: str, name: str) -> Callable[..., NoReturn]:
-    words = _SPARKS_WORDS.get(kind, {}).get(method, f"Error using {kind.value} state")
+    words = classes_of(kind).failures.get(method, f"Error using {kind.value} state")
 
     def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise DeletedStateError(

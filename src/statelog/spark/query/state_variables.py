@@ -19,8 +19,8 @@ Source: pyspark.sql.streaming.stateful_processor.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from pyspark.sql import Row
@@ -118,18 +118,76 @@ class ExpiringMapState(_MapMethods, KeyedExpiringMapState, PySparkMapState):
     """PySpark's MapState with a time to live of each entry."""
 
 
-_OBJECTS: Final[dict[StateKind, tuple[type[BoundState], type[BoundState]]]] = {
-    StateKind.VALUE: (ValueState, ExpiringValueState),
-    StateKind.LIST: (ListState, ExpiringListState),
-    StateKind.MAP: (MapState, ExpiringMapState),
-}
-"""By kind: the class without and with a time to live."""
+@dataclass(frozen=True, slots=True)
+class StateClasses:
+    """
+    The classes of a kind's state objects.
+
+    Args:
+        plain, expiring: Without and with a time to live.
+        failures: By method, what Spark says of a deleted variable: code may look for it.
+    """
+
+    plain: type[BoundState]
+    expiring: type[BoundState]
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+STATE_CLASSES: Final = (
+    StateClasses(
+        ValueState,
+        ExpiringValueState,
+        {
+            "exists": "Error checking value state exists",
+            "get": "Error getting value state",
+            "update": "Error updating value state",
+            "clear": "Error clearing value state",
+        },
+    ),
+    StateClasses(
+        ListState,
+        ExpiringListState,
+        {
+            "exists": "Error checking value state exists",
+            "put": "Error updating value state",
+            "appendValue": "Error updating value state",
+            "appendList": "Error updating value state",
+            "clear": "Error clearing value state",
+        },
+    ),
+    StateClasses(
+        MapState,
+        ExpiringMapState,
+        {
+            "exists": "Error checking map state exists",
+            "getValue": "Error getting value",
+            "containsKey": "Error checking if map state contains key",
+            "updateValue": "Error updating map state value",
+            "removeKey": "Error removing key from map state",
+            "clear": "Error clearing map state",
+        },
+    ),
+)
+_BY_KIND: Final = {classes.plain.kind: classes for classes in STATE_CLASSES}
+_NOT_OF_USERS: Final = frozenset({"as_row", "bound_to", "enter", "kind", "leave"})
+"""Names of state objects that are not for processors."""
+
+
+def classes_of(kind: StateKind) -> StateClasses:
+    """Return the classes of a kind."""
+    return _BY_KIND[kind]
+
+
+def methods_of(state: type[BoundState]) -> list[str]:
+    """Return the names of the methods that a processor calls."""
+    return [name for name in dir(state) if not name.startswith("_") and name not in _NOT_OF_USERS]
 
 
 def bind_variable(cursor: Cursor, state_id: int, codec: StateCodec) -> BoundState:
     """Return the object through which a processor uses a state variable."""
-    plain, expiring = _OBJECTS[codec.descriptor.kind]
-    return (expiring if codec.expires else plain).bound_to(cursor, state_id, codec)
+    classes = classes_of(codec.descriptor.kind)
+    bound = classes.expiring if codec.expires else classes.plain
+    return bound.bound_to(cursor, state_id, codec)
 
 
 @dataclass(frozen=True, slots=True)

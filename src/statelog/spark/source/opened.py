@@ -10,7 +10,6 @@ from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.history import Entries
 from statelog.errors import CheckpointError, InvalidOptionsError
 from statelog.model import KeyGroupRange
-from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
 from statelog.store import ObjectStore, open_existing_store
 
@@ -91,7 +90,7 @@ def ranges_of(
 def only_variable(reader: StateReader) -> str:
     """Return the variable of an operator that has only one; timers do not count beside it."""
     found = reader.variables()
-    declared = [one.name for one in found if one.kind is not StateKind.TIMER]
+    declared = [variable.name for variable in found if not variable.kind.rules.fires]
     names = declared or [one.name for one in found]
     if len(names) != 1:
         known = ", ".join(one.name for one in found) or "none"

@@ -151,9 +151,6 @@ def _observation(frame: DataFrame, name: str) -> Any:
     return ConnectObservation(name)
 
 
-_KINDS: Final = {StateKind.VALUE: "Value", StateKind.LIST: "List", StateKind.MAP: "Map"}
-
-
 class ProgressFigures:
     """
     The figures of the newest micro-batches of one run of a query, as many as Spark keeps.
@@ -261,7 +258,10 @@ def _variables(operators: Sequence[OperatorDefinition]) -> dict[str, int]:
     schemas = [operator.schema for operator in operators]
     states = [state for schema in schemas for state in schema.states]
     numbers = {"numDeletedStateVars": sum(len(schema.deleted) for schema in schemas)}
-    for kind, title in _KINDS.items():
+    for kind in StateKind:
+        if kind.rules.fires:
+            continue
+        title = kind.value.capitalize()
         of_kind = [state for state in states if state.kind is kind]
         with_ttl = sum(state.ttl_ms is not None for state in of_kind)
         numbers[f"num{title}StateVars"] = len(of_kind) - with_ttl

@@ -7,12 +7,13 @@ It is converted to the cells of the tables, and back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from statelog.errors import UsageError
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.kinds import StateKind
+from statelog.state.kinds import Entry, FromPython, Values
 from statelog.state.recordings.cells import Cells
 from statelog.state.schema.descriptors import TIMERS_NAME
 
@@ -70,33 +71,29 @@ def _cell(one: StateCodec, value: Any, expires: Any, now_ms: int) -> Any:
 
     if value is None:
         return None
-    kind = one.descriptor.kind
-    if kind is StateKind.VALUE:
-        return entry(value, expires)
-    if kind is StateKind.LIST:
-        times = [None] * len(value) if expires is None else list(expires)
-        return [entry(each, at) for each, at in zip(value, times, strict=True)]
-    if one.user_key is None:
-        raise UsageError(f"state {one.descriptor.name!r} has no map keys")
-    by_key = {} if expires is None else expires
-    return {
-        one.user_key.normalize(user_key): entry(each, by_key.get(user_key))
-        for user_key, each in value.items()
-    }
+
+    def user_key(given: Any) -> Values:
+        if one.user_key is None:
+            raise UsageError(f"state {one.descriptor.name!r} has no map keys")
+        normalized: Values = one.user_key.normalize(given)
+        return normalized
+
+    return one.kind.from_python(value, FromPython(one.descriptor.name, entry, user_key), expires)
 
 
 def state_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, Any]:
     """Return the state in *cells* that has not expired by *now_ms*; timers are left out."""
-    return _shown(codec, cells, now_ms, lambda one, entry: entry[1] if one.expires else entry)
+    return _shown(codec, cells, now_ms, at=1)
 
 
 def expiry_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, Any]:
     """Return when the state in *cells* expires, of variables with a time to live."""
     found = {state_id: cell for state_id, cell in cells.items() if codec.states[state_id].expires}
-    return _shown(codec, found, now_ms, lambda _one, entry: entry[0])
+    return _shown(codec, found, now_ms, at=0)
 
 
-def _shown(codec: OperatorCodec, cells: Cells, now_ms: int, form: Any) -> dict[str, Any]:
+def _shown(codec: OperatorCodec, cells: Cells, now_ms: int, *, at: int) -> dict[str, Any]:
+    """Return variables with their entries; of an expiring entry the part *at*."""
     shown: dict[str, Any] = {}
     for state_id in codec.live:
         one = codec.states[state_id]
@@ -105,17 +102,13 @@ def _shown(codec: OperatorCodec, cells: Cells, now_ms: int, form: Any) -> dict[s
             cell = one.kind.live_cell(cell, now_ms)
         if not cell or one.descriptor.name == TIMERS_NAME:
             continue
-        shown[one.descriptor.name] = _by_kind(one, cell, form)
+        entry = itemgetter(at) if one.expires else _whole
+        shown[one.descriptor.name] = one.kind.to_python(cell, entry)
     return shown
 
 
-def _by_kind(one: StateCodec, cell: Any, form: Any) -> Any:
-    kind = one.descriptor.kind
-    if kind is StateKind.VALUE:
-        return form(one, cell)
-    if kind is StateKind.LIST:
-        return [form(one, entry) for entry in cell]
-    return {user_key: form(one, entry) for user_key, entry in cell.items()}
+def _whole(entry: Entry) -> Entry:
+    return entry
 
 
 def timers_shown(codec: OperatorCodec, cells: Cells) -> list[int]:

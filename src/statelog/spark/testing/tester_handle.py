@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from pyspark.sql.streaming.stateful_processor import (
-    ListState,
-    MapState,
-    StatefulProcessorHandle,
-    ValueState,
+from statelog.spark.query.state_variables import (
+    STATE_CLASSES,
+    StateVariables,
+    WantedVariable,
+    bind_variable,
+    methods_of,
 )
-
-from statelog.spark.query.state_variables import SchemaLike, WantedVariable, bind_variable
 from statelog.spark.rows.spark_errors import (
     MissingStateError,
     UnsupportedOperationError,
@@ -25,20 +24,14 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.spark.worker.handle import TaskHandle
-from statelog.state.kinds import StateKind
+from statelog.state.objects.bound_state import BoundState
 from statelog.state.schema.descriptors import TIMERS_NAME, StateDescriptor
-
-_METHODS: Final[dict[StateKind, type]] = {
-    StateKind.VALUE: ValueState,
-    StateKind.LIST: ListState,
-    StateKind.MAP: MapState,
-}
 
 
 class KnownStates(TaskHandle):
     """A handle of one key that says at once which states there are when asked for another one."""
 
-    def _variable(self, wanted: WantedVariable) -> Any:
+    def _variable(self, wanted: WantedVariable) -> BoundState:
         """Return the state object; of a reducing or aggregating state, what is kept."""
         name = wanted.name
         known = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
@@ -52,15 +45,13 @@ class KnownStates(TaskHandle):
             raise WrongArgumentError(f"state {name!r} is a {state.descriptor.kind_text} state")
         return bind_variable(self._cursor, state_id, state)
 
-    def of_kind(self, name: str, kind: StateKind) -> Any:
-        """Return a state variable of the current key."""
-        return self._variable(WantedVariable(name, kind, ""))
+    variable = _variable
 
 
 Open = Callable[[Any], tuple[KnownStates, Callable[[], None]]]
 
 
-class TesterHandle(StatefulProcessorHandle):
+class TesterHandle(StateVariables):
     """
     The handle of a tester, at the key of `setGroupingKey`.
 
@@ -93,43 +84,19 @@ class TesterHandle(StatefulProcessorHandle):
         """Reject timers up to this watermark; the tester's `setWatermark` calls this."""
         self._watermark_ms = watermarkMs
 
-    def _state(self, name: str, kind: StateKind) -> Any:
-        self._open_key(self.grouping_key)[0].of_kind(name, kind)  # raises for an unknown variable
-        return _KEYED[kind](self, name, kind)
+    def _variable(self, wanted: WantedVariable) -> Any:
+        """Return the state variable of the current key; raises for an unknown one."""
+        self._open_key(self.grouping_key)[0].variable(wanted)
+        return _KEYED[wanted.kind](self, wanted)
 
-    def call(self, name: str, kind: StateKind, method: str, *args: Any) -> Any:
+    def call(self, wanted: WantedVariable, method: str, *args: Any) -> Any:
         """Call a method of a state variable, and commit its changes."""
         handle, commit = self._open_key(self.grouping_key)
-        result = getattr(handle.of_kind(name, kind), method)(*args)
+        result = getattr(handle.variable(wanted), method)(*args)
         if isinstance(result, Iterator):
             result = iter(list(result))
         commit()
         return result
-
-    def getValueState(
-        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
-    ) -> ValueState:
-        """Return the value state *stateName* of the current key."""
-        state: ValueState = self._state(stateName, StateKind.VALUE)
-        return state
-
-    def getListState(
-        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
-    ) -> ListState:
-        """Return the list state *stateName*, as `getValueState`."""
-        state: ListState = self._state(stateName, StateKind.LIST)
-        return state
-
-    def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: SchemaLike,
-        valueSchema: SchemaLike,
-        ttlDurationMs: int | None = None,
-    ) -> MapState:
-        """Return the map state *stateName*, as `getValueState`."""
-        state: MapState = self._state(stateName, StateKind.MAP)
-        return state
 
     def _timers(self) -> tuple[KnownStates, Callable[[], None]]:
         if self._time_mode == "none":
@@ -173,28 +140,23 @@ class TesterHandle(StatefulProcessorHandle):
                 f"init creates no state {stateName!r}; it creates {', '.join(self._kinds)}",
                 condition="STATE_NOT_EXISTS",
             )
-        self.call(stateName, kind, "clear")
+        self.call(WantedVariable(stateName, kind, ""), "clear")
 
 
-def _keyed(kind: StateKind) -> type:
-    """Return PySpark's class of a state, for the current key."""
+def _keyed(sparks: type[BoundState]) -> type:
+    """Return a class of state objects that follow the current key of a tester."""
 
     def method(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any) -> Any:
-            return self._handle.call(self._name, self._kind, name, *args)
+            return self._handle.call(self._wanted, name, *args)
 
         return call
 
-    def begin(self: Any, handle: TesterHandle, name: str, kind: StateKind) -> None:
-        self._handle, self._name, self._kind = handle, name, kind
+    def begin(self: Any, handle: TesterHandle, wanted: WantedVariable) -> None:
+        self._handle, self._wanted = handle, wanted
 
-    sparks = _METHODS[kind]
-    names = [name for name in vars(sparks) if not name.startswith("_")]
-    return type(
-        f"Keyed{sparks.__name__}",
-        (sparks,),
-        {"__init__": begin, **{name: method(name) for name in names}},
-    )
+    methods = {name: method(name) for name in methods_of(sparks)}
+    return type(f"Keyed{sparks.__name__}", (sparks,), {"__init__": begin, **methods})
 
 
-_KEYED: Final = {kind: _keyed(kind) for kind in _METHODS}
+_KEYED: Final = {classes.plain.kind: _keyed(classes.plain) for classes in STATE_CLASSES}

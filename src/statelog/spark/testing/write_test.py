@@ -28,7 +28,6 @@ from statelog.spark.testing.replay import ReplayedStep, row_format_of
 from statelog.spark.testing.replay_tester import StepResult, time_mode_of
 from statelog.spark.testing.tester_rows import rows_in
 from statelog.state.encoding.values import KeyCodec
-from statelog.state.kinds import StateKind
 from statelog.state.recordings import RecordedStep
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 
@@ -323,10 +322,10 @@ def _variable(one: StateDescriptor, value: Any, written: Literals, is_expiry: bo
         return written.values(entry, schema, in_state=True)
 
     plain = repr if is_expiry else form
-    if one.kind is StateKind.VALUE:
-        return plain(value)
-    if one.kind is StateKind.LIST:
+    if isinstance(value, list):
         return f"[{', '.join(map(plain, value))}]"
+    if not isinstance(value, dict):
+        return plain(value)
     keys: pa.Schema | None = one.user_key_schema
     parts = [
         f"{written.values(user_key, keys, in_state=True)}: {plain(entry)}"

@@ -26,7 +26,6 @@ from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.spill import SpillFile
-from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.state.slots import ColumnState, ColumnTimers, Keys, SlotState, SlotTable, snapshot_of
 
@@ -72,7 +71,7 @@ class ColumnarTaskHandle:
                 "ask for the same state everywhere"
             ) from None
         descriptor = schemas.states[state_id]
-        if descriptor.kind is not StateKind.VALUE:
+        if descriptor.kind is not ColumnState.kind:
             raise UsageError(f"state {stateName!r} is a {descriptor.kind_text} state")
         return ColumnState(self._table, state_id)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -45,6 +46,9 @@ Delta = TypeVar("Delta")
 Migration: TypeAlias = Callable[[Entry], Entry | None]
 """Makes an entry of an earlier schema one of the present schema; None if it had expired."""
 
+VALUE_COLUMN: Final = "value"
+USER_KEY_COLUMN: Final = "user_key"
+
 # Flink's codes, StateChangeOperation.
 OP_CLEAR: Final = 0
 OP_SET: Final = 1
@@ -62,6 +66,16 @@ def with_copies(
         if key in copied:
             copied[key] = copy(copied[key])
     return copied
+
+
+def lists_of_lengths(
+    counts: npt.NDArray[np.int64], elements: pa.Array, kind: pa.DataType
+) -> pa.Array:
+    """Return *elements* as lists of the given lengths; null for an empty one."""
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
+    return pa.ListArray.from_arrays(
+        offsets, elements.cast(kind.value_type), type=kind, mask=pa.array(counts == 0)
+    )
 
 
 class Operations(NamedTuple):
@@ -84,6 +98,22 @@ class Operations(NamedTuple):
         """Append the operations of *other*."""
         for own, more in zip(self, other, strict=True):
             own += more  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
+class FromPython:
+    """
+    How values that a caller gives become what a table holds.
+
+    Args:
+        name: The variable, for errors.
+        entry: Returns the entry of a value; called with the value and its expiry, or None.
+        user_key: Returns a map key.
+    """
+
+    name: str
+    entry: Callable[[Any, Any], Entry]
+    user_key: Callable[[Any], Values]
 
 
 class EntryCodec(Protocol):
@@ -115,11 +145,18 @@ class Kind(ABC, Generic[Cell, Delta]):
     Everything that is particular to one kind of state.
 
     Attributes: `name`: the kind in JSON and messages.  `replaces`: whether a delta replaces the
-    whole cell, so that a replay needs only the last delta of each key.
+    whole cell, so that a replay needs only the last delta of each key.  `is_single`: whether a key
+    has one entry.  `fires`: whether entries are times at which the processor is called, which `init`
+    does not ask for.  `row_columns`: the columns of a row after those of its key, without the
+    expiry; `order_column`: that by which the rows of a key are sorted, if any.
     """
 
     name: ClassVar[str]
     replaces: ClassVar[bool] = False
+    is_single: ClassVar[bool] = False
+    fires: ClassVar[bool] = False
+    row_columns: ClassVar[tuple[str, ...]] = (VALUE_COLUMN,)
+    order_column: ClassVar[str] = ""
 
     # --- declaration ------------------------------------------------------------------------------
 
@@ -224,6 +261,10 @@ class Kind(ABC, Generic[Cell, Delta]):
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[Cell | None]:
         """Return the cells of a column that is no slice of another."""
 
+    def cell_type(self, value: pa.DataType, user_key: pa.DataType) -> pa.DataType:
+        """Return the type of a column of cells, given those of an entry and a map key."""
+        return pa.list_(value)
+
     # --- rows, one for each entry -----------------------------------------------------------------
 
     def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
@@ -238,6 +279,49 @@ class Kind(ABC, Generic[Cell, Delta]):
         Returns:
             For each row the index of its cell, and the columns of `row_fields`.
         """
+
+    def cells_of_rows(
+        self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
+    ) -> pa.Array:
+        """
+        Return rows as a column of cells; the inverse of `rows`.
+
+        Args:
+            parents: For each row the index of its cell, ascending.
+            columns: Those of `row_fields`; the rows of a key are sorted by `order_column`.
+            keys: Number of cells.
+            kind: Type of the column.
+        """
+        counts = np.bincount(parents, minlength=keys)
+        return lists_of_lengths(counts, self.operation_elements(columns, kind.value_type), kind)
+
+    # --- Python values ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> Cell:
+        """
+        Return the cell of a state in Python values.
+
+        Args:
+            state: In the form of `to_python`.
+            convert: Makes entries and map keys.
+            expiry: When the entries expire, in the same form; None where the caller does not say.
+
+        Raises:
+            UsageError: It has another form.
+        """
+
+    @abstractmethod
+    def to_python(self, cell: Cell, entry: Callable[[Entry], Any]) -> Any:
+        """Return a cell as a caller reads it, with the form that *entry* gives its entries."""
+
+    def row_items(self, columns: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
+        """Return an item for each row, given the values of `row_columns`; see `from_items`."""
+        return columns[self.row_columns[-1]]
+
+    def from_items(self, items: Sequence[Any]) -> Any:
+        """Return the state of one key, given the items of its rows."""
+        return list(items)
 
     # --- time to live -----------------------------------------------------------------------------
 

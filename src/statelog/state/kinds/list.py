@@ -6,8 +6,8 @@ A cell is the list of the entries.  A delta is a `ListDelta`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -24,8 +24,10 @@ from statelog.state.kinds.columns import (
 from statelog.state.kinds.kind import (
     OP_ADD_ELEMENT,
     OP_CLEAR,
+    VALUE_COLUMN,
     Entry,
     EntryCodec,
+    FromPython,
     Key,
     Kind,
     Migration,
@@ -58,6 +60,8 @@ class ListKind(Kind[ListCell, ListDelta]):
     """A list of entries per key."""
 
     name = "list"
+    row_columns = (POSITION_COLUMN, VALUE_COLUMN)
+    order_column = POSITION_COLUMN
 
     def clear_delta(self) -> ListDelta:
         """Return a delta that removes all entries."""
@@ -142,6 +146,22 @@ class ListKind(Kind[ListCell, ListDelta]):
         """Return a row for each entry, with its position in the list."""
         cells = cell_of_element(column)
         return cells, [pa.array(positions_in(cells)), *column.flatten().flatten()]
+
+    def cells_of_rows(
+        self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
+    ) -> pa.Array:
+        """Return the lists of rows; their positions only order them."""
+        return super().cells_of_rows(parents, columns[1:], keys, kind)
+
+    def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> ListCell:
+        """Return the entries of a list of values."""
+        values = list(state)
+        times = [None] * len(values) if expiry is None else list(expiry)
+        return [convert.entry(value, at) for value, at in zip(values, times, strict=True)]
+
+    def to_python(self, cell: ListCell, entry: Callable[[Entry], Any]) -> list[Any]:
+        """Return a list of values."""
+        return list(map(entry, cell))
 
     def expiry_times(self, cell: ListCell) -> Collection[int]:
         """Return the expiry of each entry."""

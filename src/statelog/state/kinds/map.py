@@ -7,10 +7,12 @@ A cell is a dict from map keys to entries, in the order of their last writes.  A
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
+from statelog.errors import UsageError
 from statelog.state.kinds.columns import (
     EXPIRES_FIELD,
     as_struct,
@@ -24,8 +26,11 @@ from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_PUT,
     OP_REMOVE,
+    USER_KEY_COLUMN,
+    VALUE_COLUMN,
     Entry,
     EntryCodec,
+    FromPython,
     Key,
     Kind,
     Migration,
@@ -58,6 +63,7 @@ class MapKind(Kind[MapCell, MapDelta]):
     """A map from map keys to entries per key."""
 
     name = "map"
+    row_columns = (USER_KEY_COLUMN, VALUE_COLUMN)
 
     def clear_delta(self) -> MapDelta:
         """Return a delta that removes all entries."""
@@ -156,10 +162,39 @@ class MapKind(Kind[MapCell, MapDelta]):
         pairs = list(zip(user_keys, entries, strict=True))
         return [None if cell is None else dict(cell) for cell in split_elements(column, pairs)]
 
+    def cell_type(self, value: pa.DataType, user_key: pa.DataType) -> pa.DataType:
+        """Return the type of a list of {key, value}."""
+        return pa.list_(pa.struct([pa.field("key", user_key), pa.field("value", value)]))
+
     def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
         """Return a row for each entry."""
         user_keys, entries = column.flatten().flatten()
         return cell_of_element(column), [*user_keys.flatten(), *entries.flatten()]
+
+    def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> MapCell:
+        """Return the entries of a dict by map key."""
+        if not isinstance(state, Mapping):
+            raise UsageError(
+                f"state {convert.name!r} is a map: a dict by map key is needed, not "
+                f"{type(state).__name__}"
+            )
+        times = {} if expiry is None else expiry
+        return {
+            convert.user_key(user_key): convert.entry(value, times.get(user_key))
+            for user_key, value in state.items()
+        }
+
+    def to_python(self, cell: MapCell, entry: Callable[[Entry], Any]) -> dict[Values, Any]:
+        """Return a dict by map key."""
+        return {user_key: entry(stored) for user_key, stored in cell.items()}
+
+    def row_items(self, columns: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
+        """Return the pairs of map key and value."""
+        return list(zip(columns[USER_KEY_COLUMN], columns[VALUE_COLUMN], strict=True))
+
+    def from_items(self, items: Sequence[Any]) -> dict[Any, Any]:
+        """Return a dict by map key."""
+        return dict(items)
 
     def expiry_times(self, cell: MapCell) -> Collection[int]:
         """Return the expiry of each entry."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.arguments import whole_number
 from statelog.errors import check
 from statelog.state.kinds.columns import cell_of_element
 from statelog.state.kinds.kind import (
@@ -23,6 +24,7 @@ from statelog.state.kinds.kind import (
     OP_SET,
     Entry,
     EntryCodec,
+    FromPython,
     Key,
     Kind,
     Migration,
@@ -30,6 +32,7 @@ from statelog.state.kinds.kind import (
     RowNumbers,
     Table,
     Times,
+    lists_of_lengths,
 )
 
 TimerCell = tuple[int, ...]
@@ -44,6 +47,9 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
 
     name = "timer"
     replaces = True
+    fires = True
+    row_columns = (FIRES_COLUMN,)
+    order_column = FIRES_COLUMN
 
     def value_schema(self, declared: pa.Schema) -> pa.Schema:
         """Return the schema of a list of times; timers declare no fields."""
@@ -125,6 +131,28 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
     def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
         """Return a row for each timer."""
         return cell_of_element(column), [column.flatten()]
+
+    def cells_of_rows(
+        self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
+    ) -> pa.Array:
+        """Return the timers of rows; a time that a key has twice is one timer."""
+        times = columns[0].to_numpy()
+        first = np.ones(len(times), np.bool_)
+        first[1:] = (np.diff(parents) != 0) | (np.diff(times) != 0)
+        counts = np.bincount(parents[first], minlength=keys)
+        return lists_of_lengths(counts, pa.array(times[first]), kind)
+
+    def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> TimerCell:
+        """Return the times of a list, ascending."""
+        return tuple(sorted({whole_number(time, "a timer") for time in state}))
+
+    def to_python(self, cell: TimerCell, entry: Callable[[Entry], Any]) -> list[int]:
+        """Return the times."""
+        return list(cell)
+
+    def from_items(self, items: Sequence[Any]) -> list[int]:
+        """Return the times, ascending."""
+        return sorted(items)
 
     def migrate_deltas(
         self, deltas: dict[Key, Sequence[int]], migrate: Migration

@@ -6,17 +6,19 @@ A cell is the entry.  A delta is the new entry, or None where the value was clea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from statelog.state.kinds.columns import expiry_of
+from statelog.state.kinds.columns import as_struct, expiry_of
 from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_SET,
     Entry,
     EntryCodec,
+    FromPython,
     Key,
     Kind,
     Migration,
@@ -31,6 +33,7 @@ class ValueKind(Kind[Entry, Entry | None]):
 
     name = "value"
     replaces = True
+    is_single = True
 
     def clear_delta(self) -> None:
         """Return a delta that removes the value."""
@@ -79,10 +82,34 @@ class ValueKind(Kind[Entry, Entry | None]):
         """Return the values of a column of structs."""
         return codec.decode_entries(column)
 
+    def cell_type(self, value: pa.DataType, user_key: pa.DataType) -> pa.DataType:
+        """Return the type of an entry."""
+        return value
+
     def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
         """Return a row for each value."""
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         return np.flatnonzero(valid), column.drop_null().flatten()
+
+    def cells_of_rows(
+        self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
+    ) -> pa.Array:
+        """Return the values of rows; null for a key without a row."""
+        rows = np.full(keys, -1, np.int64)
+        rows[parents] = np.arange(len(parents))
+        return as_struct(columns, kind).take(pa.array(rows, mask=rows < 0))
+
+    def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> Entry:
+        """Return the entry of a value."""
+        return convert.entry(state, expiry)
+
+    def to_python(self, cell: Entry, entry: Callable[[Entry], Any]) -> Any:
+        """Return the value."""
+        return entry(cell)
+
+    def from_items(self, items: Sequence[Any]) -> Any:
+        """Return the value of the row, or None without one."""
+        return items[0] if items else None
 
     def expiry_times(self, cell: Entry) -> Collection[int]:
         """Return the expiry of the value."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.state.keys.key_groups import key_group_of
-from statelog.state.kinds import StateKind
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor, schema_text
 
@@ -97,20 +96,25 @@ def python_state(table: pa.Table, variable: StateDescriptor) -> Any:
         table: The rows of the key, in the columns of `StateReader`.
         variable: What they are rows of.
     """
-    if variable.kind is StateKind.TIMER:
-        return sorted(table.column("fires_at_ms").to_pylist())
+    kind = variable.kind.rules
+    columns = {
+        name: table.column(name).to_pylist()
+        for name in kind.row_columns
+        if name in table.column_names
+    }
     fields = variable.value_schema.names
-    columns = [table.column(f"value.{name}").to_pylist() for name in fields]
-    values = [dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True)]
-    if variable.kind is StateKind.VALUE:
-        return values[0] if values else None
-    if variable.user_key_schema is None:
-        return values
-    names = variable.user_key_schema.names
-    parts = [table.column(f"user_key.{name}").to_pylist() for name in names]
-    map_keys = [tuple(map(_hashable, row)) for row in zip(*parts, strict=True)]
-    shown = [one[0] for one in map_keys] if len(names) == 1 else map_keys
-    return dict(zip(shown, values, strict=True))
+    columns["value"] = [
+        dict(zip(fields, row, strict=True)) for row in _rows(table, "value", fields)
+    ]
+    names = [] if variable.user_key_schema is None else variable.user_key_schema.names
+    user_keys = [tuple(map(_hashable, row)) for row in _rows(table, "user_key", names)]
+    columns["user_key"] = [row[0] for row in user_keys] if len(names) == 1 else user_keys
+    return kind.from_items(kind.row_items(columns))
+
+
+def _rows(table: pa.Table, prefix: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Return the fields of a struct as tuples."""
+    return zip(*(table.column(f"{prefix}.{name}").to_pylist() for name in names), strict=True)
 
 
 def has_variable(reader: StateReader, variable: str) -> bool:

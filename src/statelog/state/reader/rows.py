@@ -22,8 +22,6 @@ import pyarrow as pa
 
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
-from statelog.state.kinds import StateKind
-from statelog.state.kinds.timer import FIRES_COLUMN
 
 
 class VariableRows:
@@ -89,8 +87,7 @@ class CollectionRows(VariableRows):
         if self._state.user_key is not None:
             user_key, entry = kind.value_type
             kind = pa.map_(user_key.type, entry.type)
-        is_timer = self._state.descriptor.kind is StateKind.TIMER
-        self._cell = pa.field(FIRES_COLUMN if is_timer else "value", kind)
+        self._cell = pa.field(self._state.kind.row_columns[-1], kind)
         fields = list(self.schema)[: self._key_width]
         self.schema = pa.schema([*fields, self._cell])
 

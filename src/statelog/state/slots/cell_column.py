@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.kinds import StateKind
 from statelog.state.kinds.columns import EXPIRES_FIELD
 from statelog.state.kinds.kind import OP_CLEAR, OP_SET, RowNumbers
 from statelog.state.slots.entry_heap import EntryHeap
@@ -44,7 +43,7 @@ class CellColumn:
         self._rows = np.full(capacity, ABSENT, np.int64)
         self._pending = np.full(capacity, _UNCHANGED, np.int64)
         self._written: list[RowNumbers] = []
-        self.is_timers = state.descriptor.kind is StateKind.TIMER
+        self.is_timers = state.kind.fires
         self._compact_at = _SPARE_ROWS
         self.first_ms = np.full(capacity if self.is_timers else 0, NEVER_MS, np.int64)
 

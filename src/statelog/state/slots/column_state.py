@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from statelog.errors import UsageError
 from statelog.state.encoding.values import stored_field
+from statelog.state.kinds import StateKind
 from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_table import SlotTable
 from statelog.state.slots.zoned import zoned_table
@@ -26,6 +27,8 @@ class ColumnState:
 
     Thread: that of the processor.
     """
+
+    kind: ClassVar = StateKind.VALUE
 
     def __init__(self, table: SlotTable, state_id: int) -> None:
         self._table = table

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from statelog.errors import UsageError
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark import with_initial_state
-from statelog.spark.migration.initial_state import _Variable
+from statelog.spark.migration.initial_state import _ValueVariable
 from statelog.testing import ProcessorTester
 
 HOUR = 3_600_000
@@ -178,7 +178,7 @@ def test_another_frame_is_refused() -> None:
 
 
 def test_types_that_cannot_be_read_from_text_are_asked_for() -> None:
-    utc = _Variable("value", None, "n uncommon")
+    utc = _ValueVariable(None, "n uncommon")
     assert utc.value({"n": 7}, False) == (7,)
     with pytest.raises(UsageError, match="declare them as a StructType"):
         utc.value({"n": 7}, True)
