@@ -49,4 +49,10 @@ def aggregated(grouped: Any, report: Any, delivery: str) -> Any:
     """Return the same totals by `aggregate`, which calls a function with each micro-batch's report."""
     from statelog.spark import count, sum_
 
-    return aggregate(grouped, n=count(), total=sum_("value"), delivery=delivery, onProgress=report)
+    return aggregate(
+        grouped,
+        count().alias("n"),
+        sum_("value").alias("total"),
+        delivery=delivery,
+        onProgress=report,
+    )

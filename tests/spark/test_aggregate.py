@@ -1,6 +1,7 @@
 """`aggregate` beside Spark's own `groupBy(...).agg(...)`: of all rows so far, and of its streams."""
 
 import random
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,6 +16,7 @@ from tests.spark.streams import BatchSource, wait
 import statelog as sl
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark import (
+    Aggregate,
     SnapshotPolicy,
     aggregate,
     approx_count_distinct,
@@ -114,8 +116,10 @@ class Query:
 
     def run(self, *keys: Any, rows: "DataFrame | None" = None, **changes: Any) -> list[list[Row]]:
         frame = self.source.frame() if rows is None else rows
-        out = aggregate(frame.groupBy(*keys), **{**self.settings, **changes})
-        return self.write(out)
+        settings = {**self.settings, **changes}
+        names = [name for name, value in settings.items() if isinstance(value, Aggregate)]
+        aggregates = [settings.pop(name).alias(name) for name in names]
+        return self.write(aggregate(frame.groupBy(*keys), *aggregates, **settings))
 
     def write(self, out: "DataFrame") -> list[list[Row]]:
         self.batches = []
@@ -181,7 +185,9 @@ def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
 def test_the_output_has_the_schema_of_spark(spark: "SparkSession", tmp_path: Path) -> None:
     frame = BatchSource(spark, tmp_path / "in", COLUMNS).frame()
     keys = ["name", sf.upper("text").alias("upper"), sf.window("at", "1 hour")]
-    out = aggregate(frame.groupBy(*keys), {name: one for name, (one, _) in FUNCTIONS.items()})
+    out = aggregate(
+        frame.groupBy(*keys), *(one.alias(name) for name, (one, _) in FUNCTIONS.items())
+    )
     of_spark = frame.groupBy(*keys).agg(
         *(sf.expr(one).alias(name) for name, (_, one) in FUNCTIONS.items())
     )
@@ -193,7 +199,7 @@ def test_a_batch_frame_is_aggregated_by_spark(spark: "SparkSession", tmp_path: P
     source.add(rows_of(random.Random(3), 60, 0))
     frame = spark.read.schema(source.schema).parquet(str(source.folder))
     both = FUNCTIONS | DISTINCT
-    out = aggregate(frame.groupBy("name"), **{name: one for name, (one, _) in both.items()})
+    out = aggregate(frame.groupBy("name"), *(one.alias(name) for name, (one, _) in both.items()))
     assert "MapInArrow" not in out._jdf.queryExecution().toString()
     expected = frame.groupBy("name").agg(
         *(sf.expr(one).alias(name) for name, (_, one) in both.items())
@@ -325,8 +331,8 @@ def test_an_aggregation_follows_a_stateful_operator(spark: "SparkSession", tmp_p
     settings = {"stateLocation": str(tmp_path / "state")}
     out = aggregate(
         totals.withColumn("last", sf.col("key") % 10).groupBy("last"),
-        n=count(),
-        most=max_("total"),
+        count().alias("n"),
+        max_("total").alias("most"),
         **settings,
     )
     first_batch, second = query.write(out.select("last", "n", "most"))
@@ -348,29 +354,54 @@ def errors(frame: "DataFrame") -> dict[str, Any]:
     by_name = frame.groupBy("name")
     return {
         "at least one aggregate": lambda: aggregate(by_name),
-        "no_such": lambda: aggregate(by_name, total=sum_("no_such")),
-        "Use count() of statelog": lambda: aggregate(by_name, n=sf.count("*")),
+        "no_such": lambda: aggregate(by_name, sum_("no_such").alias("total")),
+        "Use count() of statelog": lambda: aggregate(by_name, sf.count("*").alias("n")),
         "did you mean the setting stateLocation": lambda: aggregate(
-            by_name, n=count(), stateLocaton="/tmp"
+            by_name, count().alias("n"), stateLocaton="/tmp"
         ),
-        "outputMode Complete": lambda: aggregate(by_name, outputMode="complete", n=count()),
-        "Append needs an end": lambda: aggregate(by_name, outputMode="append", n=count()),
+        "outputMode Complete": lambda: aggregate(
+            by_name, count().alias("n"), outputMode="complete"
+        ),
+        "Append needs an end": lambda: aggregate(by_name, count().alias("n"), outputMode="append"),
         "withWatermark on the input": lambda: aggregate(
-            frame.groupBy(sf.window("at", "1 hour")), outputMode="Append", n=count()
+            frame.groupBy(sf.window("at", "1 hour")), count().alias("n"), outputMode="Append"
         ),
         "session_window": lambda: aggregate(
-            frame.groupBy(sf.session_window("at", "1 hour")), n=count()
+            frame.groupBy(sf.session_window("at", "1 hour")), count().alias("n")
         ),
-        "several columns name": lambda: aggregate(by_name, name=count()),
-        "mapping and by name": lambda: aggregate(by_name, {"n": count()}, n=count()),
-        "sum_ takes numbers, not date": lambda: aggregate(by_name, n=sum_("day")),
-        "orders numbers": lambda: aggregate(by_name, n=min_(sf.array("name"))),
-        "in its column `by`": lambda: aggregate(by_name, n=last("name", by=sf.array("name"))),
+        "several columns name": lambda: aggregate(by_name, count().alias("name")),
+        "two aggregates have the name 'n'": lambda: aggregate(
+            by_name, count().alias("n"), sum_("big").alias("n")
+        ),
+        "count() needs a name for its output column: count().alias(": lambda: aggregate(
+            by_name, count()
+        ),
+        "sum_ takes numbers, not date": lambda: aggregate(by_name, sum_("day").alias("n")),
+        "orders numbers": lambda: aggregate(by_name, min_(sf.array("name")).alias("n")),
+        "in its column `by`": lambda: aggregate(
+            by_name, last("name", by=sf.array("name")).alias("n")
+        ),
         "k=0": lambda: top_k("name", 0),
         "rsd=1.5": lambda: approx_count_distinct("name", rsd=1.5),
         "takes names of columns": lambda: sum_(5),  # type: ignore[arg-type]
-        "plain grouping keys": lambda: aggregate(frame.rollup("name"), n=count()),
+        "plain grouping keys": lambda: aggregate(frame.rollup("name"), count().alias("n")),
     }
+
+
+def test_the_former_call_works_and_shows_the_new_line(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    grouped = BatchSource(spark, tmp_path / "in", COLUMNS).frame().groupBy("name")
+    new = aggregate(grouped, count().alias("n"), sum_("big").alias("total"), tasks=2)
+    line = re.escape(
+        "aggregate(grouped, count().alias('n'), sum_('value').alias('total'), tasks=2)"
+    )
+    with pytest.warns(FutureWarning, match=line) as warned:
+        by_keyword = aggregate(grouped, n=count(), total=sum_("big"), tasks=2)  # type: ignore[call-arg]
+    assert [__file__] == [each.filename for each in warned]
+    with pytest.warns(FutureWarning, match=line):
+        by_mapping = aggregate(grouped, {"n": count()}, total=sum_("big"), tasks=2)  # type: ignore[call-arg,arg-type]
+    assert new.schema == by_keyword.schema == by_mapping.schema
 
 
 def test_wrong_calls_are_refused_with_the_reason(spark: "SparkSession", tmp_path: Path) -> None:

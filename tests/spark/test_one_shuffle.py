@@ -209,7 +209,7 @@ def test_the_shuffle_begins_before_the_sink_is_called(
 
     grouped = events.selectExpr("key", "value AS amount").groupBy("key")
     if aggregated:
-        stream = aggregate(grouped, n=count(), tasks=2, delivery="direct")
+        stream = aggregate(grouped, count().alias("n"), tasks=2, delivery="direct")
     else:
         stream = transform_with_state(
             grouped, Totals(), TOTALS, "Update", "None", tasks=2, delivery="direct"

@@ -42,7 +42,9 @@ def run(source: BatchSource, folder: Path, delivery: str, tasks: int = 2) -> Non
 
 
 def run_aggregate(source: BatchSource, folder: Path) -> None:
-    stream = aggregate(source.frame().groupBy("key"), total=sum_("amount"), n=count(), tasks=2)
+    stream = aggregate(
+        source.frame().groupBy("key"), sum_("amount").alias("total"), count().alias("n"), tasks=2
+    )
     batches: list[list[tuple[Any, ...]]] = []
 
     def sink(frame: "DataFrame", batch_id: int) -> None:

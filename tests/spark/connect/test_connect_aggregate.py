@@ -20,9 +20,9 @@ def test_windows_are_aggregated_and_dropped(remote: SparkSession, tmp_path: Path
     sink = Deliveries(tmp_path / "out")
     out = aggregate(
         source.frame().withWatermark("at", "1 minute").groupBy(window("at", "10 minutes"), "name"),
-        n=count(),
-        total=sum_(col("value") * 2),
-        top=top_k("value", 2),
+        count().alias("n"),
+        sum_(col("value") * 2).alias("total"),
+        top_k("value", 2).alias("top"),
         outputMode="append",
         tasks=2,
         stateLocation=str(tmp_path / "state"),

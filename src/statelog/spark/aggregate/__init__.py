@@ -1,5 +1,5 @@
 """
-Running aggregates by key and window: `aggregate(df.groupBy(...), n=count(), ...)`.
+Running aggregates by key and window: `aggregate(df.groupBy(...), count().alias("n"), ...)`.
 
 Driver: `api` checks the call, `planning` makes of it what flows, what Spark computes of each
 micro-batch, the state and the output.  Each micro-batch: `jvm/one_shuffle` aggregates it in the JVM and

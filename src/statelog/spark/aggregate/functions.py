@@ -6,9 +6,10 @@ Columns are names, or expressions of Spark over the grouped frame.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec
 
 from pyspark.sql import Column
 
@@ -19,6 +20,7 @@ from statelog.spark.aggregate.sums import Count, DistinctCount, Mean, Sum, Varia
 from statelog.spark.jvm.gateway import is_connect
 
 ColumnOrName = Column | str
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,14 @@ class Aggregate:
     An aggregate function and the columns it takes; made by the functions of this module.
 
     *of_row* makes its rules from the names of all columns of the frame, which then follow the
-    arguments.
+    arguments.  *name* is the name of its output column, and *call* the text of the call that made it.
     """
 
     kind: AggregateKind
     arguments: tuple[ColumnOrName, ...] = ()
     of_row: Callable[[Sequence[str]], AggregateKind] | None = None
+    name: str | None = None
+    call: str = ""
 
     def __post_init__(self) -> None:
         for argument in self.arguments:
@@ -41,7 +45,28 @@ class Aggregate:
                     f"{self.kind.title} takes names of columns and expressions, not {argument!r}"
                 )
 
+    def alias(self, name: str) -> Aggregate:
+        """Return the aggregate with the name of its output column."""
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"{self.kind.title}: alias takes the name of a column, not {name!r}")
+        return replace(self, name=name)
 
+    def __repr__(self) -> str:
+        return self.call if self.name is None else f"{self.call}.alias({self.name!r})"
+
+
+def _written(function: Callable[P, Aggregate]) -> Callable[P, Aggregate]:
+    """Return a function whose aggregates know the text of their call."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Aggregate:
+        texts = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+        return replace(function(*args, **kwargs), call=f"{function.__name__}({', '.join(texts)})")
+
+    return call
+
+
+@_written
 def count(column: ColumnOrName | None = None) -> Aggregate:
     """
     Count the rows, or the values that are not null.
@@ -54,6 +79,7 @@ def count(column: ColumnOrName | None = None) -> Aggregate:
     return Aggregate(Count(), (column,))
 
 
+@_written
 def sum_(column: ColumnOrName) -> Aggregate:
     """
     Add the values.
@@ -66,6 +92,7 @@ def sum_(column: ColumnOrName) -> Aggregate:
     return Aggregate(Sum(), (column,))
 
 
+@_written
 def min_(column: ColumnOrName) -> Aggregate:
     """
     Keep the least value.
@@ -76,6 +103,7 @@ def min_(column: ColumnOrName) -> Aggregate:
     return Aggregate(Extreme(is_least=True), (column,))
 
 
+@_written
 def max_(column: ColumnOrName) -> Aggregate:
     """
     Keep the greatest value.
@@ -86,6 +114,7 @@ def max_(column: ColumnOrName) -> Aggregate:
     return Aggregate(Extreme(is_least=False), (column,))
 
 
+@_written
 def mean(column: ColumnOrName) -> Aggregate:
     """
     Take the mean of the values.
@@ -96,6 +125,7 @@ def mean(column: ColumnOrName) -> Aggregate:
     return Aggregate(Mean(), (column,))
 
 
+@_written
 def variance(column: ColumnOrName) -> Aggregate:
     """
     Take the sample variance of the values.
@@ -106,6 +136,7 @@ def variance(column: ColumnOrName) -> Aggregate:
     return Aggregate(Variance(), (column,))
 
 
+@_written
 def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     """
     Keep the value of the row in which another column is least.
@@ -118,6 +149,7 @@ def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     return Aggregate(ValueBy("first", is_least=True), (by, column))
 
 
+@_written
 def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     """
     Keep the value of the row in which another column is greatest.
@@ -130,6 +162,7 @@ def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     return Aggregate(ValueBy("last", is_least=False), (by, column))
 
 
+@_written
 def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
     """
     Keep the row in which a column is greatest, as a struct.
@@ -144,6 +177,7 @@ def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
     return Aggregate(kind, (by, *columns), None if columns else kind.of_row)
 
 
+@_written
 def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggregate:
     """
     Keep the values of the rows in which another column is greatest, greatest first.
@@ -159,6 +193,7 @@ def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggre
     return Aggregate(TopK(k), (column if by is None else by, column))
 
 
+@_written
 def approx_count_distinct(column: ColumnOrName, rsd: float = 0.05) -> Aggregate:
     """
     Count the distinct values approximately.

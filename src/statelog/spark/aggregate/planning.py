@@ -219,7 +219,7 @@ def _selected(
         _ = selected.schema  # on Spark Connect, the analysis
     except AnalysisException as error:
         functions = ", ".join(
-            f"{name}={aggregate.kind.title}(...)" for name, aggregate in aggregates.items()
+            f"{aggregate.kind.title}(...).alias({name!r})" for name, aggregate in aggregates.items()
         )
         raise UsageError(
             f"aggregate: Spark rejects a column of {functions}: {error!s:.400}"
