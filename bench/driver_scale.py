@@ -299,7 +299,7 @@ class Driver:
                 layout=InputLayout((1,), 2), row_format=None, output=pa.schema([("n", pa.int64())])
             ),
             state=TaskState(
-                location="s3://bucket/job", store_options={}, fsync=False, epoch=1, schema={}
+                location="s3://bucket/job", storage_options={}, fsync=False, epoch=1, schema={}
             ),
             checkpoint_id=batch_id,
             base_id=base_id,

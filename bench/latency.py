@@ -59,7 +59,7 @@ def micro_batches(
         RunningCount(),
         "key long, n long",
         stateLocation=location,
-        storeOptions=options,
+        storageOptions=options,
         **more,
     )
     query = frame.writeStream.foreachBatch(noop).option("checkpointLocation", str(place)).start()
@@ -102,14 +102,14 @@ def restore(location: str, options: dict[str, Any]) -> None:
 
 def get(location: str, options: dict[str, Any]) -> None:
     """Read the state of one key."""
-    with statelog.open(location, store_options=options) as state:
+    with statelog.open(location, storage_options=options) as state:
         variable = state.variables()[0].name
         assert state.get(variable, 7) is not None
 
 
 def checkpoints(location: str, options: dict[str, Any]) -> None:
     """List the checkpoints."""
-    with statelog.open(location, store_options=options) as state:
+    with statelog.open(location, storage_options=options) as state:
         assert len(state.checkpoints()) >= RETAINED
 
 

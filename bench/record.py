@@ -103,7 +103,7 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
             output=arrow_schema(columns),
         ),
         state=TaskState(
-            location=location, store_options={}, fsync=True, epoch=1, schema=schema.to_json()
+            location=location, storage_options={}, fsync=True, epoch=1, schema=schema.to_json()
         ),
         checkpoint_id=0,
         base_id=-1,

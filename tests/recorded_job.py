@@ -126,7 +126,7 @@ class RecordedJob:
             ),
             state=TaskState(
                 location=self.location,
-                store_options={},
+                storage_options={},
                 fsync=False,
                 epoch=self.epoch,
                 run_id=self.run_id,

@@ -141,8 +141,8 @@ may be set in two further places. Precedence, highest first:
 4. **The default.**
 
 An unknown name, a value out of range and values that contradict each other are rejected; the error names the place of the value.
-`stateLocation` in the session is a base folder: each query keeps its state in it under its `queryName`. `storeOptions` is a mapping in
-the code and `storeOptions.<option>` in the other places; all places are merged.
+`stateLocation` in the session is a base folder: each query keeps its state in it under its `queryName`. `storageOptions` is a mapping in
+the code and `storageOptions.<option>` in the other places; all places are merged.
 
 The [options](options.md) are read from the same places and from the environment. Each takes effect in a query, or is rejected with
 the reason: see [options in a query](options.md#in-a-query).

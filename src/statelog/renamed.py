@@ -33,7 +33,7 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = _CALLER - 1) -> None:
 def replace_former(
     given: MutableMapping[str, V],
     former: Mapping[str, str],
-    shown: Callable[[str], str],
+    spelled: Callable[[str], str],
     *,
     error: type[UsageError] = UsageError,
 ) -> None:
@@ -43,7 +43,7 @@ def replace_former(
     Args:
         given: Values by name, which is changed.
         former: The new name of each former name.
-        shown: Returns how a caller writes a name, for warnings and errors.
+        spelled: Returns how a caller writes a name, for warnings and errors.
         error: The error class.
 
     Raises:
@@ -52,8 +52,10 @@ def replace_former(
     for old in [name for name in given if name in former]:
         new = former[old]
         if new in given:
-            raise error(f"{shown(old)} is the former name of {shown(new)}: give {shown(new)} only")
-        warn_renamed(shown(old), shown(new), stacklevel=_CALLER)
+            raise error(
+                f"{spelled(old)} is the former name of {spelled(new)}: give {spelled(new)} only"
+            )
+        warn_renamed(spelled(old), spelled(new), stacklevel=_CALLER)
         given[new] = given.pop(old)
 
 
@@ -66,13 +68,13 @@ def renamed(**former: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        def shown(name: str) -> str:
+        def spelled(name: str) -> str:
             return f"{function.__name__}({name}=...)"
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if not former.keys().isdisjoint(kwargs):
-                replace_former(kwargs, former, shown)
+                replace_former(kwargs, former, spelled)
             return function(*args, **kwargs)
 
         setattr(call, FORMER_NAMES, former)

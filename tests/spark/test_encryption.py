@@ -41,7 +41,7 @@ def test_an_encrypted_location_is_used_like_any_other(
     encryption = {"encryption": f"file:{keys}"}
     source = BatchSource(spark, tmp_path / "in", "key string, amount bigint")
     options = {
-        "storeOptions": encryption,
+        "storageOptions": encryption,
         "snapshotPolicy": SnapshotPolicy(
             min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=2
         ),
@@ -64,9 +64,11 @@ def test_an_encrypted_location_is_used_like_any_other(
 
     with pytest.raises(InvalidOptionsError, match="is encrypted, and no keys were given"):
         sl.open(state).get("total", ("customer-0007",))
-    assert sl.open(state, store_options=encryption).get("total", ("customer-0007",))["total"] == 42
+    assert (
+        sl.open(state, storage_options=encryption).get("total", ("customer-0007",))["total"] == 42
+    )
     frame = spark.read.format("statelog").option("stateVarName", "total")
-    read = frame.option("storeOptions.encryption", f"file:{keys}").load(state)
+    read = frame.option("storageOptions.encryption", f"file:{keys}").load(state)
     assert read.count() == len(model.totals)
 
     monkeypatch.setenv("STATELOG_ENCRYPTION", f"file:{keys}")

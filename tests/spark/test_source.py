@@ -136,6 +136,11 @@ def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
                 assert bool(wanted) == (name != "gone"), "expired values are left out"
                 counts += [len(wanted)] * (name == "items")
     assert counts == [20, 30, 40]
+    newest = next(one for one in list_checkpoints(open_store(run.state)) if one.is_retained)
+    by_batch = read(spark, run.state, variable="items", batchId=newest.batch_id)
+    assert 20 == by_batch.count()
+    with pytest.raises(Exception, match="does not retain a checkpoint of micro-batch 99"):
+        read(spark, run.state, variable="items", batchId=99)
     latest = read(spark, run.state, stateVarName="by_day", checkpointId="latest")
     assert latest.schema.simpleString() == (
         "struct<key_group:int,key:struct<customer:string>,user_key:struct<day:date,n:int>,"

@@ -92,7 +92,7 @@ def test_the_same_code_differs_in_nothing(
         fork,
         stream_of(job, Totals()),
         current=stream_of(job, Totals()),
-        onBatch=lambda batch, last: seen.append((batch, last)),
+        on_batch=lambda batch, last: seen.append((batch, last)),
     )
     assert (found.is_same, found.reproducible, found.not_compared) == (True, True, ())
     assert sum(one.input_rows for one in found.batches) == sum(map(len, BATCHES[2:]))

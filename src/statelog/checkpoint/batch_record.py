@@ -155,12 +155,12 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def keys(self) -> int:
         """Number of keys touched, of all operators."""
-        return sum(one.keys for one in self.operators)
+        return sum(operator.keys for operator in self.operators)
 
     @property
     def state_entries(self) -> int:
         """Entries of all state variables before the batch."""
-        return sum(one.state_entries for one in self.operators)
+        return sum(operator.state_entries for operator in self.operators)
 
     def to_properties(self) -> JsonObject:
         """Return the checkpoint's properties; its staged files are deleted with it."""
@@ -176,7 +176,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         else:
             properties["version"] = _SEVERAL
         files = [handle.path for handle in self.staged_files()]
-        properties[OBJECTS_PROPERTY] = [*files, *(one.path for one in self.recordings)]
+        properties[OBJECTS_PROPERTY] = [*files, *(recording.path for recording in self.recordings)]
         return properties
 
     @classmethod

@@ -36,8 +36,8 @@ def is_zombie(checkpoint: CompletedCheckpoint, others: Iterable[CompletedCheckpo
     """
     parent = -1 if checkpoint.parent_id is None else checkpoint.parent_id
     return any(
-        parent < one.checkpoint_id < checkpoint.checkpoint_id and one.epoch > checkpoint.epoch
-        for one in others
+        parent < other.checkpoint_id < checkpoint.checkpoint_id and other.epoch > checkpoint.epoch
+        for other in others
     )
 
 

@@ -64,7 +64,7 @@ Entry: TypeAlias = StoredCheckpoint | ClaimRecord
 def present_ids(store: ObjectStore) -> list[int]:
     """Return the numbers of the folders of all entries, ascending; one may have no metadata."""
     ids = (parse_checkpoint_folder(name) for name in store.list_folders())
-    return sorted(one for one in ids if one is not None)
+    return sorted(identifier for identifier in ids if identifier is not None)
 
 
 def read_entry(store: ObjectStore, number: int, *, whole: bool = False) -> Entry:
@@ -224,7 +224,7 @@ class Entries:
                 return error
             except ObjectNotFoundError:
                 missing.add(self.ids[-1])  # a folder on local disk may stay without an object
-                self._ids = [one for one in present_ids(self.store) if one not in missing]
+                self._ids = [number for number in present_ids(self.store) if number not in missing]
         return None
 
     @property

@@ -167,8 +167,12 @@ def _retained(
     ids: Sequence[int],
 ) -> tuple[int, ...]:
     kept = retained_among(pins, newest, ids)
-    # A reader pins all numbers from its position on, those of claims too.
-    return tuple(one for one in kept if one in newest.retained or not may_be_claim(store, one))
+    # A reader pins all numbers from its position on, also the numbers of claims.
+    return tuple(
+        checkpoint_id
+        for checkpoint_id in kept
+        if checkpoint_id in newest.retained or not may_be_claim(store, checkpoint_id)
+    )
 
 
 def retained_among(
@@ -271,11 +275,11 @@ def find_tag(store: ObjectStore, name: str, kind: TagKind) -> Tag:
 
     Blocks: On the store, one listing.
     """
-    tags = [one for one in list_tags(store) if one.kind is kind]
-    for one in tags:
-        if one.name == name:
-            return one
-    names = ", ".join(one.name for one in tags) or "none"
+    tags = [tag for tag in list_tags(store) if tag.kind is kind]
+    for tag in tags:
+        if tag.name == name:
+            return tag
+    names = ", ".join(tag.name for tag in tags) or "none"
     raise CheckpointError(
         f"{store.url} has no {kind.value} {name!r} (it has: {names}); `statelog tag LOCATION` lists "
         "them",
@@ -407,7 +411,7 @@ class ReaderPosition:
 
         Blocks: On the store, one listing.
         """
-        return max((one.checkpoint_id for one in self._tags()), default=None)
+        return max((tag.checkpoint_id for tag in self._tags()), default=None)
 
     def move(self, checkpoint_id: int) -> None:
         """
@@ -443,9 +447,9 @@ class ReaderPosition:
 
         Blocks: On the store.
         """
-        for one in self._tags():
-            delete_tag(self.store, one)
+        for tag in self._tags():
+            delete_tag(self.store, tag)
 
     def _tags(self) -> list[Tag]:
         tags = list_tags(self.store)
-        return [one for one in tags if one.kind is TagKind.READER and one.name == self.name]
+        return [tag for tag in tags if tag.kind is TagKind.READER and tag.name == self.name]

@@ -161,12 +161,12 @@ def _character(character: str) -> str:
 def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
     """Return the given offsets if change sets begin there."""
     known = segment.set_offsets()
-    for one in offsets:
-        if one not in known:
+    for offset in offsets:
+        if offset not in known:
             shown = ", ".join(map(str, known[:_OFFSETS_SHOWN])) or "none"
             more = f" and {len(known) - _OFFSETS_SHOWN} more" if len(known) > _OFFSETS_SHOWN else ""
             raise UsageError(
-                f"no change set begins at payload offset {one} of {segment.where}; they begin at "
+                f"no change set begins at payload offset {offset} of {segment.where}; they begin at "
                 f"{shown}{more}"
             )
     return offsets

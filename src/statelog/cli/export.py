@@ -54,7 +54,7 @@ def export(
     """
     with open_state(location, operator) as opened:
         reader = opened.reader(checkpoint)
-        known = [one.name for one in reader.variables()]
+        known = [variable.name for variable in reader.variables()]
         names = list(dict.fromkeys(state)) if state else known
         schemas = {name: reader.arrow_schema(name) for name in names}  # refuses unknown names
         check_named_file(reader.store.url, out)

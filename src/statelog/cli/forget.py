@@ -112,7 +112,7 @@ def _print(report: ForgetReport, location: str, now: bool) -> None:
     if not report.traces:
         line("no object of this location holds the key")
     elif not (now and report.dry_run):
-        for one in report.traces:
-            line(f"held by {one.kind} {one.path}: leaves {one.leaves}")
+        for trace in report.traces:
+            line(f"held by {trace.kind} {trace.path}: leaves {trace.leaves}")
     if report.dry_run and (report.removed or report.traces):
         line("This was a dry run; --apply does it.")

@@ -10,12 +10,12 @@ from rich import box
 from rich.text import Text
 
 from statelog.checkpoint.audit import UNFINISHED, AuditLine, AuditLog, problems_of, read_audit_log
+from statelog.checkpoint.open_state import open_state
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
     PlainTable,
     console,
-    open_existing,
     open_location,
     plural,
     print_error,
@@ -46,7 +46,7 @@ def log(
     The lines are what the processes said about themselves.  They prove nothing against a person who can write
     to the location.  Exit status 1 if a line is damaged.
     """
-    store = open_existing(location)
+    store = open_state(location)
     with progress("reading"):
         found = read_audit_log(store, limit or None)
     if not found.lines and not found.unknown:

@@ -23,11 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Span, Text
 
-from statelog.checkpoint.first_edition import newest_epoch
-from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.open_state import is_state, open_state
 from statelog.errors import UsageError
 from statelog.plain_text import one_line, plain_json
-from statelog.store import ObjectStore, open_existing_store
+from statelog.store import LocationStore, ObjectStore, open_existing_store
 from statelog.store.local_disk import check_named_file, write_object
 from statelog.store.location import local_path, normalize_url
 from statelog.store.paths import STATE_FOLDER, split_object
@@ -73,7 +72,7 @@ def _plain(content: Any) -> Any:
     places = [0]
     for character in content.plain:
         places.append(places[-1] + len(one_line(character)))
-    spans = [Span(places[one.start], places[one.end], one.style) for one in content.spans]
+    spans = [Span(places[span.start], places[span.end], span.style) for span in content.spans]
     return Text(
         one_line(content.plain),
         content.style,
@@ -126,21 +125,18 @@ def print_json(value: Mapping[str, object]) -> None:
     sys.stdout.write(plain_json(msgspec.json.encode(value).decode()) + "\n")
 
 
-def open_location(location: str) -> ObjectStore:
+def open_location(location: str) -> LocationStore:
     """
-    Open a state location that must exist.
+    Open a state location that must exist, also by the checkpointLocation that has it.
 
     Raises:
         UsageError: There is no such directory, or it contains nothing of statelog.
     """
-    store = open_existing(location)
-    if not present_ids(store) and not newest_epoch(store):
-        hint = ""
-        if STATE_FOLDER in store.list_folders():
-            hint = f"; the state of this checkpointLocation is in {location.rstrip('/')}/{STATE_FOLDER}"
+    store = open_state(location)
+    if not is_state(store):
         raise UsageError(
-            f"{location} is not a state location: it contains neither a checkpoint "
-            f"nor a claim (chk-<number>/_metadata){hint}"
+            f"{location} is not a state location: neither it nor its folder {STATE_FOLDER} contains a "
+            "checkpoint or a claim (chk-<number>/_metadata)"
         )
     return store
 

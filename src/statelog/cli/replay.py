@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from statelog import extras
+from statelog.checkpoint.open_state import open_state
 from statelog.cli.options import CHECKPOINT_FORMS
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
     console,
-    open_existing,
     plural,
     print_error,
     print_json,
@@ -99,7 +99,7 @@ def replay(
     ones.  Recordings that are damaged or missing are reported and left out.  Exit status 1 if a step
     differs or fails, or a recording is left out.
     """
-    store = open_existing(location)
+    store = open_state(location)
     unreadable: list[UnreadableRecording] = []
     if not key:
         show_recordings(_recorded_keys(store, unreadable), as_json=as_json)
@@ -229,11 +229,11 @@ def _write(
 
 
 def _summary(steps: Sequence[ReplayedStep], processor: str) -> None:
-    differ = sum(bool(one.differences) for one in steps)
-    failed = sum(one.error is not None and not one.differences for one in steps)
+    differ = sum(bool(step.differences) for step in steps)
+    failed = sum(step.error is not None and not step.differences for step in steps)
     parts = [f"{plural(len(steps), 'step')} with {processor}"]
     parts.append(f"{differ} differ" if differ else "no difference")
     if failed:
         parts.append(f"{failed} failed as recorded")
     style = "bold red" if differ or failed else "green"
-    console().print(": ".join(parts[:2]) + "".join(f", {one}" for one in parts[2:]), style=style)
+    console().print(": ".join(parts[:2]) + "".join(f", {part}" for part in parts[2:]), style=style)

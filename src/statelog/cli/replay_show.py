@@ -87,10 +87,14 @@ def show_step(step: ReplayedStep) -> None:
     failure = step.recorded.failure
     if failure is not None:
         line("raised", f"{failure.error}: {failure.message}", "yellow")
-    for one in step.differences:
-        shown.print(Text(f"  {one.what} differs", style="bold red"))
-        shown.print(Text(f"    - recorded {value_text(one.recorded)}", style="red"), soft_wrap=True)
-        shown.print(Text(f"    + now      {value_text(one.found)}", style="green"), soft_wrap=True)
+    for difference in step.differences:
+        shown.print(Text(f"  {difference.what} differs", style="bold red"))
+        shown.print(
+            Text(f"    - recorded {value_text(difference.recorded)}", style="red"), soft_wrap=True
+        )
+        shown.print(
+            Text(f"    + now      {value_text(difference.found)}", style="green"), soft_wrap=True
+        )
     if not step.differences:
         same = "  as recorded" if step.error is None else "  fails as recorded"
         shown.print(Text(same, style="green" if step.error is None else "bold red"))
@@ -147,8 +151,12 @@ def step_json(step: ReplayedStep) -> dict[str, object]:
         else {"method": failure.method, "error": failure.error, "message": failure.message},
         "error": None if step.error is None else step.error.message,
         "differences": [
-            {"what": one.what, "recorded": plain(one.recorded), "found": plain(one.found)}
-            for one in step.differences
+            {
+                "what": difference.what,
+                "recorded": plain(difference.recorded),
+                "found": plain(difference.found),
+            }
+            for difference in step.differences
         ],
     }
 

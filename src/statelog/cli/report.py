@@ -99,8 +99,8 @@ def _prices(location: str, name: str | None) -> Prices:
 
 def _print(figures: Figures, output: Path) -> None:
     shown = console()
-    for one in figures.findings:
-        line = Text.assemble((one.level, FINDING_STYLES[one.level]), f" {one.text}")
+    for finding in figures.findings:
+        line = Text.assemble((finding.level, FINDING_STYLES[finding.level]), f" {finding.text}")
         shown.print(line, soft_wrap=True)
     size = size_text(output.stat().st_size)
     checkpoints = plural(len(figures.checkpoints), "checkpoint")

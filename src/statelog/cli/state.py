@@ -108,13 +108,13 @@ def history(
         found = key_history(state, variable, values, None)
         rows = [
             {
-                "checkpoint_id": one.checkpoint_id,
-                "batch_id": one.batch_id,
-                "as_of_ms": one.as_of_ms,
-                "as of (UTC)": utc(one.as_of_ms),
-                "state": _shown(state, variable, one),
+                "checkpoint_id": version.checkpoint_id,
+                "batch_id": version.batch_id,
+                "as_of_ms": version.as_of_ms,
+                "as of (UTC)": utc(version.as_of_ms),
+                "state": _shown(state, variable, version),
             }
-            for one in found.versions
+            for version in found.versions
         ]
     hidden = "as of (UTC)" if as_json else "as_of_ms"
     columns = [name for name in rows[0] if name != hidden] if rows else []
@@ -150,7 +150,10 @@ def diff(
         table = state.changes(before, after, variable)
     if not as_json:
         counts = table.column("change").value_counts().to_pylist()
-        text = ", ".join(f"{one['counts']:,} {one['values']}" for one in counts) or "no difference"
+        text = (
+            ", ".join(f"{count['counts']:,} {count['values']}" for count in counts)
+            or "no difference"
+        )
         console().print(text, markup=False)
     if as_json or table.num_rows:
         show_rows(

@@ -178,8 +178,8 @@ def is_own_claim(new: LocationStore, owner: str) -> bool:
 
     Blocks: On the store.
     """
-    claims = [one for one in _entries(new).values() if isinstance(one, ClaimRecord)]
-    return [one.owner_id for one in claims] == [owner]
+    claims = [entry for entry in _entries(new).values() if isinstance(entry, ClaimRecord)]
+    return [claim.owner_id for claim in claims] == [owner]
 
 
 def in_use(new: ObjectStore) -> UsageError:

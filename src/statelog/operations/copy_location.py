@@ -22,6 +22,7 @@ from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import Entries, exists, may_be_claim, present_ids, read_entry
+from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.ownership import describe_claim, new_owner_id, put_claim
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
@@ -33,12 +34,12 @@ from statelog.operations.copy_plan import (
     parents_of,
     plan_copy,
 )
+from statelog.renamed import renamed
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.store import (
     PATHS,
     ObjectStore,
-    open_existing_store,
     open_location,
     read_verified,
 )
@@ -174,6 +175,7 @@ def _copied(
     raise missing_in_source(last or ObjectNotFoundError("an object"), source.url)
 
 
+@renamed(store_options="storage_options", new_store_options="new_storage_options")
 def copy(
     location: str | os.PathLike[str],
     new: str | os.PathLike[str],
@@ -181,8 +183,8 @@ def copy(
     checkpoint: CheckpointName | None = None,
     parallelism: int = 4,
     on_progress: Callable[[CopyProgress], None] = lambda progress: None,
-    store_options: Mapping[str, object] | None = None,
-    new_store_options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    new_storage_options: Mapping[str, object] | None = None,
 ) -> CopyReport:
     """
     Copy a state location to another folder, bucket or store.
@@ -196,15 +198,15 @@ def copy(
             ISO 8601; None for the newest there is.
         parallelism: Objects copied at once, >= 1.
         on_progress: Called after each object.
-        store_options: Options of the client of *location*, as for `open_store`.
-        new_store_options: Those of *new*.
+        storage_options: Options of the client of *location*, as for `open_store`.
+        new_storage_options: Options of the client of *new*.
 
     Blocks: On both stores.
     """
-    source = open_existing_store(location, options=store_options)
+    source = open_state(location, options=storage_options)
     return copy_location(
         source,
-        open_location(new, options=new_store_options),
+        open_location(new, options=new_storage_options),
         checkpoint_id=None if checkpoint is None else checkpoint_id_of(source, checkpoint),
         parallelism=parallelism,
         on_progress=on_progress,

@@ -110,7 +110,7 @@ class CopyPlan:
     @property
     def size_bytes(self) -> int:
         """Summed size of all objects."""
-        return sum(one.size_bytes for one in (*self.objects, *self.metadata))
+        return sum(stored_object.size_bytes for stored_object in (*self.objects, *self.metadata))
 
 
 def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
@@ -138,11 +138,13 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
         if tag.kind is TagKind.TAG and tag.checkpoint_id <= last.checkpoint_id
     ]
     tagged = {tag.checkpoint_id for tag in tags if tag.checkpoint_id in ids}
-    retained = tuple(one for one in newest.retained if one in last.retained)
+    retained = tuple(
+        checkpoint_id for checkpoint_id in newest.retained if checkpoint_id in last.retained
+    )
     kept = tuple(sorted({*retained, *tagged}))
-    stored = {one: _read(store, one) for one in kept}
+    stored = {checkpoint_id: _read(store, checkpoint_id) for checkpoint_id in kept}
     sizes = {info.path: info.size_bytes for info in store.list()}
-    needed = needed_objects([one.checkpoint for one in stored.values()], sizes)
+    needed = needed_objects([stored_kind.checkpoint for stored_kind in stored.values()], sizes)
     # An older checkpoint of the source names others that are deleted by now.
     for checkpoint_id, one in stored.items():
         # A copy of a location of statelog 0.2 is one of this edition.
@@ -266,8 +268,10 @@ def own_record(record: CheckpointRecord) -> CheckpointRecord:
     properties = dict(checkpoint.properties)
     listed = properties.get(OBJECTS_PROPERTY)
     if isinstance(listed, list) and any(own_path(str(one)) != one for one in listed):
-        files = [own_handle(one) for one in BatchRecord.of(checkpoint).staged_files()]
-        properties["output_files"] = [one.to_json() for one in files]
+        files = [
+            own_handle(staged_file) for staged_file in BatchRecord.of(checkpoint).staged_files()
+        ]
+        properties["output_files"] = [file.to_json() for file in files]
         properties[OBJECTS_PROPERTY] = [own_path(str(one)) for one in listed]
     return replace(
         record,

@@ -14,11 +14,13 @@ from typing import Any
 from statelog.arguments import instance, whole_number
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.open_state import open_state
 from statelog.errors import InvariantError, UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
 from statelog.operations.change_writer import ChangeWriter
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
 from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
+from statelog.renamed import renamed
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
@@ -29,9 +31,10 @@ from statelog.state.kinds.columns import EXPIRES_FIELD
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import TIMERS_NAME
-from statelog.store import ObjectStore, open_existing_store
+from statelog.store import ObjectStore
 
 
+@renamed(store_options="storage_options")
 def edit(
     location: str | os.PathLike[str],
     *,
@@ -39,7 +42,7 @@ def edit(
     delete: Iterable[object] = (),
     operator: str | None = None,
     dry_run: bool = False,
-    store_options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> EditReport:
     """
     Set and delete the state of keys, as a new checkpoint.
@@ -56,7 +59,7 @@ def edit(
         delete: Keys whose state is deleted in all variables, timers too; what is set for a key counts.
         operator: Name of the operator, where the query has several.
         dry_run: Only count what would change.
-        store_options: Options of the store's client, as for `open_store`.
+        storage_options: Options of the store's client, as for `open_store`.
 
     Returns:
         The new checkpoint, and how many keys changed.
@@ -69,7 +72,7 @@ def edit(
 
     Blocks: On the store; the edited key groups are read.
     """
-    store = open_existing_store(location, options=store_options)
+    store = open_state(location, options=storage_options)
     base = newest_checkpoint(store)
     target = EditTarget(store, base, operator)
     edits = target.edits(instance(set or {}, "set", Mapping, "a mapping"), delete)

@@ -21,6 +21,7 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage, tag_releases
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.object_names import random_name
+from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.state_stream import read_stream
 from statelog.errors import ObjectNotFoundError
 from statelog.format.arrow_data import write_stream
@@ -45,15 +46,17 @@ from statelog.operations.forget_report import (
 from statelog.operations.key_edits import GroupEdits
 from statelog.operations.key_traces import SoughtKey, staged_rows, staged_table
 from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
+from statelog.renamed import renamed
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state import recordings
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
-from statelog.store import PATHS, ObjectStore, open_existing_store
+from statelog.store import PATHS, ObjectStore
 from statelog.store.location_store import parse_parent_path
 
 
+@renamed(store_options="storage_options")
 def forget(
     location: str | os.PathLike[str],
     key: object,
@@ -62,7 +65,7 @@ def forget(
     now: bool = False,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda path: None,
-    store_options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> ForgetReport:
     """
     Remove a key from all state of an operator, and report what still holds it.
@@ -79,7 +82,7 @@ def forget(
             occur are dropped.
         dry_run: Only report; nothing is claimed or changed.
         on_progress: Called with the name of each object before it is read.
-        store_options: Options of the store's client, as for `open_store`.
+        storage_options: Options of the store's client, as for `open_store`.
 
     Returns:
         What was removed, and the objects that still hold the key, with what makes each go away.
@@ -94,7 +97,7 @@ def forget(
 
     Blocks: On the store; reads every object of the location, with *now* twice.
     """
-    store = open_existing_store(location, options=store_options)
+    store = open_state(location, options=storage_options)
     base = newest_checkpoint(store)
     forgetting = _Forgetting(store, base, key, operator, on_progress)
     # The line has no key, and no checksum of it, which is found out by trying keys.
@@ -149,16 +152,16 @@ class _Forgetting:
         refuse_pinned(self._store.url, traces)
         before = Needs(self._store, self._base).checkpoints
         if dry_run:
-            doomed = tuple(one.path for one in traces if parse_parent_path(one.path) is None)
+            doomed = tuple(trace.path for trace in traces if parse_parent_path(trace.path) is None)
             outside = tag_releases(self._store)
             return replace(report, given_up=before, deleted=doomed, outside=outside)
         commit = Recommit(self._store, "forget", retained=1)
         checkpoint_id = commit.begin(self._base)
-        held = {one.path for one in traces}
+        held = {trace.path for trace in traces}
         listed = {info.path for info in self._store.list()}
         changes = [
-            TaskStateSnapshot(one.key_group_range, None, one)
-            for one in self._snapshots(held, checkpoint_id)
+            TaskStateSnapshot(snapshot.key_group_range, None, snapshot)
+            for snapshot in self._snapshots(held, checkpoint_id)
         ]
         if not changes:  # only older checkpoints, or rows of output, hold it
             everything = KeyGroupRange(0, self._base.max_parallelism - 1)
@@ -220,7 +223,7 @@ class _Forgetting:
             tables = reader.tables(key_groups=part, include_expired=True)
             schema = reader.schema.key_schema
         rows = {
-            name: sum(self._key.rows_of(one, schema).num_rows for one in table.to_batches())
+            name: sum(self._key.rows_of(batch, schema).num_rows for batch in table.to_batches())
             for name, table in tables.items()
         }
         return {name: count for name, count in rows.items() if count}
@@ -303,7 +306,7 @@ def _key_groups_of(checkpoint: CompletedCheckpoint, held: set[str]) -> set[int]:
     """Return the key groups whose state in a checkpoint needs an object in *held*."""
     found: set[int] = set()
     for log in checkpoint.log:
-        if any(getattr(one.handle, "path", None) in held for one in log.handles_and_offsets):
+        if any(getattr(entry.handle, "path", None) in held for entry in log.handles_and_offsets):
             found.update(log.key_group_range)
     for snapshot in checkpoint.materialized:
         if getattr(snapshot.handle, "path", None) in held:

@@ -116,7 +116,11 @@ class Needs:
 
     def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:
         """Return what pins any of the checkpoints."""
-        return tuple(dict.fromkeys(name for one in checkpoints for name in self._pins.get(one, ())))
+        return tuple(
+            dict.fromkeys(
+                name for checkpoint in checkpoints for name in self._pins.get(checkpoint, ())
+            )
+        )
 
     def trace(self, path: str, kind: str) -> KeyTrace:
         """Return a trace with what makes it go away."""
@@ -144,7 +148,7 @@ class Needs:
                     f"the next snapshot of key groups {groups}, and {kept} more {_checkpoints(kept)}"
                 )
         else:
-            after = sum(one > max(needed) for one in newest.retained)
+            after = sum(checkpoint_id > max(needed) for checkpoint_id in newest.retained)
             more = max(kept - after, 1)
             if any(one in newest.retained for one in needed):
                 steps.append(f"{more} more {_checkpoints(more)}")
@@ -158,7 +162,7 @@ def _ranges(path: str, checkpoint: CompletedCheckpoint) -> str:
     found = {
         str(log.key_group_range)
         for log in checkpoint.log
-        if any(getattr(one.handle, "path", None) == path for one in log.handles_and_offsets)
+        if any(getattr(entry.handle, "path", None) == path for entry in log.handles_and_offsets)
     }
     found |= {
         str(one.key_group_range)
@@ -179,7 +183,7 @@ def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:
     Raises:
         CheckpointError: A tag, a fork or a reader keeps one (`reason` "pinned").
     """
-    names = sorted({name for one in traces for name in one.pins})
+    names = sorted({name for trace in traces for name in trace.pins})
     if names:
         raise CheckpointError(
             f"{url} has checkpoints with this key that are kept by {', '.join(names)}; nothing was "

@@ -294,9 +294,9 @@ def _pin(
 
 def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:
     """Copy what *checkpoint* refers to in the parent."""
-    for one in needed_objects([checkpoint], {}).values():
-        if one.path != one.source:
-            new.put(one.path, one.content(new.get(one.source)))
+    for needed_object in needed_objects([checkpoint], {}).values():
+        if needed_object.path != needed_object.source:
+            new.put(needed_object.path, needed_object.content(new.get(needed_object.source)))
 
 
 def _moved_checkpoint(
@@ -370,7 +370,7 @@ def _leave_out(
 
 def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> BatchRecord:
     """Return the record of a micro-batch as that of the new query."""
-    files = [_moved(one, fork_id).to_json() for one in record.staged_files()]
+    files = [_moved(staged_file, fork_id).to_json() for staged_file in record.staged_files()]
     own = msgspec.structs.replace(
         record, output_files=files, went_back_to=None, rewound=None, recordings=()
     )
@@ -393,6 +393,6 @@ def _moved_snapshot(snapshot: MaterializedHandle, fork_id: str) -> MaterializedH
 
 def _moved_log(log: ChangelogStateHandle, fork_id: str) -> ChangelogStateHandle:
     entries = tuple(
-        replace(one, handle=_moved(one.handle, fork_id)) for one in log.handles_and_offsets
+        replace(entry, handle=_moved(entry.handle, fork_id)) for entry in log.handles_and_offsets
     )
     return replace(log, handles_and_offsets=entries)

@@ -47,7 +47,10 @@ class EditCounts:
 
     def __add__(self, other: EditCounts) -> EditCounts:
         return EditCounts(
-            **{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)}
+            **{
+                field_.name: getattr(self, field_.name) + getattr(other, field_.name)
+                for field_ in fields(self)
+            }
         )
 
 

@@ -177,7 +177,7 @@ class Recommit:
             sections |= {} if output.section is None else {OUTPUT_TAG: output.section}
             changed["output_files"] = [handle.to_json() for handle in output.files]
         record = msgspec.structs.replace(record, operators=operators, **changed)
-        coordinator.trigger(checkpoint_id, [one.key_group_range for one in changes])
+        coordinator.trigger(checkpoint_id, [change.key_group_range for change in changes])
         for one in changes:
             coordinator.acknowledge(checkpoint_id, one)
         completed = coordinator.complete(

@@ -161,12 +161,14 @@ def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
 
     Blocks: On the store.
     """
-    staged = [one.path for one in plan.repairs if one.kind == STAGED]
+    staged = [repair.path for repair in plan.repairs if repair.kind == STAGED]
     with audited(store, "repair") as line:
         if staged:  # they are no objects of the store
             line.begin()
         removed = _remove_files(store, staged)
-        report = delete_objects(store, [one.path for one in plan.repairs if one.kind != STAGED])
+        report = delete_objects(
+            store, [repair.path for repair in plan.repairs if repair.kind != STAGED]
+        )
         report = removed.merged(report)
         line.result(deleted=len(report.deleted), not_deleted=len(report.failed))
     return report
@@ -241,7 +243,11 @@ def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
                 checkpoint_id=checkpoint_id,
                 path=one.path,
             )
-    later = tuple(one for one in list_checkpoints(store) if one.checkpoint_id > checkpoint_id)
+    later = tuple(
+        checkpoint
+        for checkpoint in list_checkpoints(store)
+        if checkpoint.checkpoint_id > checkpoint_id
+    )
     if not later:
         raise UsageError(
             f"checkpoint {checkpoint_id} is the newest one and all its objects are sound: nothing is "

@@ -307,7 +307,7 @@ def _check_log(query: StoredQuery, folder: str, entry: int) -> None:
 def _input_files(query: StoredQuery, logs: Sequence[str]) -> set[str]:
     """Return the input files that only log entries to be deleted name."""
     above = {
-        folder: min(_entries(logs, folder)) for folder in {os.path.dirname(one) for one in logs}
+        folder: min(_entries(logs, folder)) for folder in {os.path.dirname(log) for log in logs}
     }
     found: set[str] = set()
     for path in logs:
@@ -323,7 +323,7 @@ def _input_files(query: StoredQuery, logs: Sequence[str]) -> set[str]:
 
 
 def _entries(logs: Sequence[str], folder: str) -> list[int]:
-    numbers = (number_of(os.path.basename(one)) for one in logs if os.path.dirname(one) == folder)
+    numbers = (number_of(os.path.basename(log)) for log in logs if os.path.dirname(log) == folder)
     return [number for number in numbers if number is not None] or [0]
 
 

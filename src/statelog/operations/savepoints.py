@@ -15,6 +15,7 @@ from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import load_stored
+from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint, keep_tag
 from statelog.checkpoint.tags import (
     Tag,
@@ -37,11 +38,11 @@ from statelog.operations.fork import (
     tagged_source,
 )
 from statelog.redaction import redacted
+from statelog.renamed import renamed
 from statelog.runtime.clock import pause, wall_clock_seconds
 from statelog.store import (
     LocationStore,
     ObjectStore,
-    open_existing_store,
     open_location,
     open_query_files,
     open_store,
@@ -59,13 +60,14 @@ _SINK_ATTEMPTS: Final = 100
 _SINK_PAUSE_S: Final = 0.1
 
 
-def tags(location: Location, *, store_options: Mapping[str, object] | None = None) -> list[Tag]:
+@renamed(store_options="storage_options")
+def tags(location: Location, *, storage_options: Mapping[str, object] | None = None) -> list[Tag]:
     """
     Return the tags of a state location, those of forks and readers too.
 
     Args:
         location: Path or URL of the state location.
-        store_options: Options of the store's client, as for `open_store`.
+        storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
         UsageError: There is no such directory.
@@ -73,9 +75,10 @@ def tags(location: Location, *, store_options: Mapping[str, object] | None = Non
 
     Blocks: On the store, one listing.
     """
-    return list_tags(open_existing_store(location, options=store_options))
+    return list_tags(open_state(location, options=storage_options))
 
 
+@renamed(store_options="storage_options")
 def tag(
     location: Location,
     name: str,
@@ -83,7 +86,7 @@ def tag(
     checkpoint: CheckpointName | None = None,
     checkpoint_location: Location | None = None,
     comment: str = "",
-    store_options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Tag:
     """
     Keep a checkpoint under a name, with the position of its sources.
@@ -98,7 +101,7 @@ def tag(
         checkpoint: Its id, "latest", "earliest", another tag, or a time of ISO 8601; None for the newest one.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
         comment: Stored with the tag, for people.
-        store_options: Options of the store's client, as for `open_store`.
+        storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
         CheckpointError: The checkpoint is not retained ("subsumed", "not_found"), or its micro-batch
@@ -108,11 +111,11 @@ def tag(
 
     Blocks: On both stores; up to 10 s more until the sink of the micro-batch has taken its rows.
     """
-    store = open_existing_store(location, options=store_options)
+    store = open_state(location, options=storage_options)
     if checkpoint is not None and checkpoint != LATEST:
         checkpoint = checkpoint_id_of(store, checkpoint)
     with audited(store, "tag", name=name, comment=comment) as line:
-        made = _tagged(store, name, checkpoint, comment, checkpoint_location, store_options)
+        made = _tagged(store, name, checkpoint, comment, checkpoint_location, storage_options)
         line.result(checkpoint_id=made.checkpoint_id)
     return made
 
@@ -123,7 +126,7 @@ def _tagged(
     checkpoint: CheckpointName | None,
     comment: str,
     checkpoint_location: Location | None,
-    store_options: Mapping[str, object] | None,
+    storage_options: Mapping[str, object] | None,
 ) -> Tag:
     present = _same_tag(store, name, _checkpoint(store, checkpoint), comment)
     if present is not None:
@@ -131,7 +134,7 @@ def _tagged(
     source = _finished_source(
         store,
         None if checkpoint == LATEST else checkpoint,
-        lambda recorded: query_store(store, checkpoint_location, recorded, store_options),
+        lambda recorded: query_store(store, checkpoint_location, recorded, storage_options),
     )
     checkpoint = source.stored.checkpoint.checkpoint_id
     record = BatchRecord.of(source.stored.checkpoint)
@@ -181,12 +184,13 @@ def _finished_source(
     raise AssertionError("the last attempt returns or raises")
 
 
+@renamed(store_options="storage_options")
 def untag(
     location: Location,
     name: str,
     *,
     kind: str = "tag",
-    store_options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Tag:
     """
     Remove a tag; the next clean-up deletes the checkpoint, if nothing else keeps it.
@@ -196,7 +200,7 @@ def untag(
         name: Its name.
         kind: "tag", or "fork" or "reader" to remove what a fork or a reader has put.  A fork that
             still needs objects of the checkpoint cannot be read any more afterwards.
-        store_options: Options of the store's client, as for `open_store`.
+        storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
         CheckpointError: There is no such tag (`reason` "not_found").
@@ -208,7 +212,7 @@ def untag(
     kinds = {one.value: one for one in TagKind}
     if kind not in kinds:
         raise UsageError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
-    store = open_existing_store(location, options=store_options)
+    store = open_state(location, options=storage_options)
     found = find_tag(store, name, kinds[kind])
     with audited(store, "untag", name=name, kind=kind) as line:
         delete_tag(store, found)
@@ -216,6 +220,7 @@ def untag(
     return found
 
 
+@renamed(store_options="storage_options")
 def fork(
     location: Location,
     new_location: Location,
@@ -226,7 +231,7 @@ def fork(
     new_checkpoint_location: Location | None = None,
     state_only: bool = False,
     copy: bool = False,
-    store_options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Fork:
     """
     Make a location from which a second query goes on, in constant time.
@@ -247,7 +252,7 @@ def fork(
             `adopt=True`.
         copy: Copy the objects of the checkpoint, so that the new location does not need the first.
             Takes time and space by the size of the state.
-        store_options: Options of the store's client, as for `open_store`, for both locations.
+        storage_options: Options of the store's client, as for `open_store`, for both locations.
 
     Raises:
         CheckpointError: The checkpoint or tag does not exist or is not retained, or its micro-batch is
@@ -262,9 +267,11 @@ def fork(
     if checkpoint is not None and tag is not None:
         raise UsageError("give a checkpoint or a tag, not both")
     place = _new_place(new_location, new_checkpoint_location, state_only)
-    store = open_existing_store(location, options=store_options)
-    new = open_location(new_location, options=store_options)
-    new_query = None if place is None else open_store(place, options=_of(place, new, store_options))
+    store = open_state(location, options=storage_options)
+    new = open_location(new_location, options=storage_options)
+    new_query = (
+        None if place is None else open_store(place, options=_of(place, new, storage_options))
+    )
     if checkpoint in {each.name for each in list_tags(store) if each.kind is TagKind.TAG}:
         tag = str(checkpoint)
     forked_id = None
@@ -290,7 +297,7 @@ def fork(
             lambda recorded: (
                 None
                 if state_only
-                else query_store(store, checkpoint_location, recorded, store_options)
+                else query_store(store, checkpoint_location, recorded, storage_options)
             ),
         )
     with (

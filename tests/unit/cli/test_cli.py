@@ -494,11 +494,3 @@ def test_the_old_name_of_apply_works_and_says_so(capsys, tmp_path, verb, old):
     assert f"statelog: {old} is now --apply" in capsys.readouterr().err
     run([verb, str(tmp_path), *arguments, "--apply"])
     assert "is now --apply" not in capsys.readouterr().err
-
-
-def test_a_checkpoint_location_is_told_from_a_state_location(call, location, tmp_path):
-    query = tmp_path / "query"
-    query.mkdir()
-    Path(location).rename(query / "statelog")
-    said = call("checkpoints", str(query), status=2)
-    assert f"the state of this checkpointLocation is in {query}/statelog" in said

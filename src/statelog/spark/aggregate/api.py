@@ -65,10 +65,10 @@ def aggregate(
             "outputMode Complete would send the results of all keys in each micro-batch: use Update, "
             "and read all results with statelog.open(...) or spark.read.format('statelog')"
         )
-    session = session_of(grouped)
-    client = client_of(session)
     keywords: dict[str, Any] = {**settings}
     functions = named_aggregates(aggregates, keywords)
+    session = session_of(grouped)
+    client = client_of(session)
     shape = grouped.shape if isinstance(grouped, GroupedStatefulStream) else grouped
     plan = plan_aggregates(client.grouping(shape), functions)
     if not plan.keyed.frame.isStreaming and shape is grouped:

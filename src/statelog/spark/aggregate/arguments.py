@@ -43,7 +43,7 @@ def named_aggregates(
         settings: The keyword arguments; aggregates among them, the former way, are taken out.
 
     Raises:
-        UsageError: An argument is not an aggregate, or has no name, or two have one name.
+        UsageError: An argument is not an aggregate, or does not have a name, or two have one name.
     """
     former = _taken_out(given, settings)
     columns = [each for each in given if not isinstance(each, Mapping)]
@@ -82,16 +82,16 @@ def _taken_out(
 def _aggregate(name: str | None, value: object) -> Aggregate:
     if isinstance(value, Aggregate):
         return value if name is None else value.alias(str(name))
-    shown = f"{value!r:.80}" if name is None else f"{name}={value!r:.80}"
+    text = f"{value!r:.80}" if name is None else f"{name}={value!r:.80}"
     if isinstance(value, Column) or is_connect(value):
         raise UsageError(
-            f"aggregate: {shown} is an expression of Spark, whose result for a key cannot be combined "
+            f"aggregate: {text} is an expression of Spark, whose result for a key cannot be combined "
             f"over micro-batches. {_instead_of(str(value))}"
         )
     similar = difflib.get_close_matches(str(name), _SETTING_NAMES, n=1, cutoff=0.8)
     hint = f"; did you mean the setting {similar[0]}?" if similar else ""
     raise UsageError(
-        f"aggregate: {shown} is not an aggregate of statelog.spark, such as count().alias('n') or "
+        f"aggregate: {text} is not an aggregate of statelog.spark, such as count().alias('n') or "
         f"sum_('amount').alias('amount'), and not a setting{hint}"
     )
 

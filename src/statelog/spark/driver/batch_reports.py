@@ -110,7 +110,9 @@ DOMINATING_SHARE = 0.5
 def largest_groups(acks: Sequence[TaskAck]) -> list[LargeKeyGroup]:
     """Return the largest key groups of a micro-batch."""
     total = sum(ack.rows for ack in acks)
-    top = sorted((one for ack in acks for one in ack.top_groups), key=lambda one: -one[1])
+    top = sorted(
+        (top_group for ack in acks for top_group in ack.top_groups), key=lambda one: -one[1]
+    )
     return [
         {"key_group": key_group, "rows": rows, "share": round(rows / total, 4)}
         for key_group, rows in top[:REPORTED_MAX]
@@ -120,7 +122,7 @@ def largest_groups(acks: Sequence[TaskAck]) -> list[LargeKeyGroup]:
 def largest_keys(acks: Sequence[TaskAck]) -> list[LargeKey]:
     """Return the largest keys of a micro-batch."""
     total = sum(ack.rows for ack in acks)
-    top = sorted((one for ack in acks for one in ack.top_keys), key=lambda one: -one[2])
+    top = sorted((top_key for ack in acks for top_key in ack.top_keys), key=lambda one: -one[2])
     return [
         {"key": key, "key_group": key_group, "rows": rows, "share": round(rows / total, 4)}
         for key_group, key, rows in top[:REPORTED_MAX]

@@ -115,13 +115,13 @@ class SourcePositions:
         """
         return [
             SourceLog(
-                source=one.source,
-                folder=one.folder,
-                after=one.after,
-                upto=one.upto,
-                digest=entries_digest(self._files, one.folder, one.after, one.upto),
+                source=log.source,
+                folder=log.folder,
+                after=log.after,
+                upto=log.upto,
+                digest=entries_digest(self._files, log.folder, log.after, log.upto),
             )
-            for one in logs
+            for log in logs
         ]
 
     def _of_user(self, entry: OffsetEntry) -> tuple[str | None, ...] | None:

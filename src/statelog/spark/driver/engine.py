@@ -212,7 +212,9 @@ class MicroBatchEngine:
         self._location.advance(completed, record, [bool(own) for own in answers])
         self._delivery.deliver(frame, record, answers[-1])
         watch.lap("deliver")
-        self._location.delete([one.path for own in answers[:-1] for one in row_files(own)])
+        self._location.delete(
+            [row_file.path for own in answers[:-1] for row_file in row_files(own)]
+        )
         self._location.clean_up()
         watch.lap("clean_up")
         self._cost.committed(watch)
@@ -269,11 +271,13 @@ class MicroBatchEngine:
     ) -> tuple[CompletedCheckpoint, BatchRecord]:
         for ranges, own in zip(batch.ranges, answers, strict=True):
             by_range = {ack.key_group_range: ack for ack in own}
-            for one in ranges:
-                ack = by_range.get(one)
+            for key_range in ranges:
+                ack = by_range.get(key_range)
                 # The tasks of an operator that was skipped have changed nothing.
                 done = (None, None) if ack is None else (ack.log, ack.snapshot)
-                self._coordinator.acknowledge(batch.checkpoint_id, TaskStateSnapshot(one, *done))
+                self._coordinator.acknowledge(
+                    batch.checkpoint_id, TaskStateSnapshot(key_range, *done)
+                )
         times, acks = batch.times, [*chain(*answers)]
         rows = self._delivery.committed_rows(answers[-1])
         recordings = self._location.recordings(batch.checkpoint_id, acks)
@@ -288,7 +292,7 @@ class MicroBatchEngine:
             time_mode=self._query.time_mode,
             now_ms=times.now_ms if self._query.time_mode != "none" else -1,
             delta_bytes=sum(ack.delta_bytes for ack in acks),
-            output_bytes=len(rows.section or b"") + sum(one.size_bytes for one in rows.files),
+            output_bytes=len(rows.section or b"") + sum(file.size_bytes for file in rows.files),
             output_files=[handle.to_json() for handle in rows.files],
             went_back_to=self._location.went_back_to,
             rewound=self._location.rewound,

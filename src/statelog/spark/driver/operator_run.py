@@ -282,7 +282,7 @@ class OperatorRun:
             ),
             state=TaskState(
                 location=self._query.location,
-                store_options=settings.store_options,
+                storage_options=settings.storage_options,
                 fsync=settings.fsync,
                 epoch=location.epoch or 0,
                 run_id=location.run_id,

@@ -40,13 +40,13 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
     rule = query.settings.record
     if rule is None:
         return [() for _ in query.operators]
-    for one in query.operators:
-        if isinstance(one.processor, ColumnarProcessor):
+    for operator in query.operators:
+        if isinstance(operator.processor, ColumnarProcessor):
             raise UsageError(
-                f"record has no effect on {type(one.processor).__name__}: what single keys see is "
+                f"record has no effect on {type(operator.processor).__name__}: what single keys see is "
                 "recorded of processors of Rows and pandas frames only"
             )
-    return keys_of_operators(rule, [one.schema.key_schema for one in query.operators])
+    return keys_of_operators(rule, [operator.schema.key_schema for operator in query.operators])
 
 
 def record_spec(

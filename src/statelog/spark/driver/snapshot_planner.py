@@ -46,7 +46,7 @@ class SnapshotPlanner:
         """Begin with *base*, which has about *state_entries* entries."""
         self.advance(base)
         handles = base.materialized if base is not None else ()
-        size = sum(max(one.handle.size_bytes, 0) for one in handles)
+        size = sum(max(handle.handle.size_bytes, 0) for handle in handles)
         in_snapshots = state_entries * float((self.distances.covered >= 0).mean())
         self._schedule = SnapshotSchedule(
             self._policy,

@@ -85,7 +85,7 @@ class StateLocation:
         self._query = query
         settings, groups = query.settings, query.key_groups
         self._store = open_location(
-            query.location, options=dict(settings.store_options), fsync=settings.fsync
+            query.location, options=dict(settings.storage_options), fsync=settings.fsync
         )
         self._entries = Entries(self._store)
         recorder = CheckpointRecorder(settings.metrics)
@@ -101,7 +101,7 @@ class StateLocation:
         )
         self.repeated_puts = 0
         """Puts of claims and commits that were repeated and that no record has yet."""
-        self.schemas = tuple(one.schema for one in query.operators)
+        self.schemas = tuple(operator.schema for operator in query.operators)
         """The state of each operator as stored, after its evolution."""
         self.base: CompletedCheckpoint | None = None
         self.record: BatchRecord | None = None
@@ -151,7 +151,7 @@ class StateLocation:
         self._check_is_not_unwanted(newest)
         record = BatchRecord.of(newest)
         self._evolve(newest, record)
-        self.due_ms = [one.next_due_ms for one in record.operators]
+        self.due_ms = [operator.next_due_ms for operator in record.operators]
         if query_id is not None and not settings.adopt:
             self._check_query(record, query_id)
 
@@ -178,23 +178,23 @@ class StateLocation:
         Blocks: On the store.
         """
         query, settings = self._query, self._query.settings
-        wanted = self._checkpoint_to_go_back_to()
-        if wanted is None:
+        older_id = self._checkpoint_to_go_back_to()
+        if older_id is None:
             found = self._entries.list_again().newest()
         else:
-            point = find_restore_point(self._entries.list_again(), wanted)
+            point = find_restore_point(self._entries.list_again(), older_id)
             found = point.checkpoint
-        self._check(found, first, wanted)
+        self._check(found, first, older_id)
         self.epoch = self.coordinator.claim(self._entries)
-        self.base = self.coordinator.restore(wanted)
+        self.base = self.coordinator.restore(older_id)
         self._entries = Entries(self._store)
-        is_committed = self._check(self.base, first, wanted)
+        is_committed = self._check(self.base, first, older_id)
         self.due_ms = [NEVER_MS] * len(query.operators)
         if self.base is not None:
             self.record = record = BatchRecord.of(self.base)
-            self.due_ms = [one.next_due_ms for one in record.operators]
+            self.due_ms = [operator.next_due_ms for operator in record.operators]
             self._last_runs = [last_run_of(self.base)] * len(query.operators)
-            self.went_back_to = record.went_back_to if wanted is None else wanted
+            self.went_back_to = record.went_back_to if older_id is None else older_id
             self.rewound = record.rewound
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
@@ -214,7 +214,7 @@ class StateLocation:
             check_state_is_there(first, self._query.location)
 
     def _check(
-        self, found: CompletedCheckpoint | None, first: FirstBatch, wanted: int | None
+        self, found: CompletedCheckpoint | None, first: FirstBatch, older_id: int | None
     ) -> bool:
         """Return whether *found* has committed *first*; raise if the query cannot continue it."""
         query, settings = self._query, self._query.settings
@@ -228,7 +228,7 @@ class StateLocation:
             if first.query_id and not record.query_id:
                 check_is_new(first, query.location)
         self._evolve(found, record)
-        went_back_to = record.went_back_to if wanted is None else wanted
+        went_back_to = record.went_back_to if older_id is None else older_id
         free = found.checkpoint_id == went_back_to
         return is_committed(
             first,
@@ -248,15 +248,15 @@ class StateLocation:
         A query keeps its arguments over restarts; going back at each of them would discard all
         later commits.
         """
-        wanted = self._query.settings.restore_from
-        if not isinstance(wanted, int):
+        older_id = self._query.settings.restore_from
+        if not isinstance(older_id, int):
             return None
         try:
             newest = self._entries.list_again().newest()
         except CheckpointError:  # a damaged checkpoint is a reason to go back
-            return wanted
-        done = newest is not None and BatchRecord.of(newest).went_back_to == wanted
-        return None if done else wanted
+            return older_id
+        done = newest is not None and BatchRecord.of(newest).went_back_to == older_id
+        return None if done else older_id
 
     @property
     def next_due_ms(self) -> int | None:
@@ -276,7 +276,7 @@ class StateLocation:
             ran: Whether each operator ran.
         """
         self.base, self.record = completed, record
-        self.due_ms = [one.next_due_ms for one in record.operators]
+        self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)
         self._last_runs = [
             last if has_run else before

@@ -21,15 +21,16 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.offset_log import OFFSETS, read_offsets, recorded_query_id
+from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.query_files import COMMITS
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.source_logs import QueryFiles, files_upto
 from statelog.core.source_position import OffsetEntry, log_entry, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.format.bounds import decode_json
+from statelog.renamed import renamed
 from statelog.spark.jvm.files import checkpoint_files, write_file
 from statelog.spark.query.session import refuse_connect
-from statelog.store import open_existing_store
 
 Offsets = tuple[str | None, ...]
 
@@ -59,6 +60,7 @@ _LEFT_OUT: Final = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateSt
 """Settings that the new query takes from its own session; those of the old one mean nothing."""
 
 
+@renamed(storeOptions="storageOptions")
 def spark_checkpoint(
     spark: SparkSession,
     checkpointLocation: str,
@@ -66,7 +68,7 @@ def spark_checkpoint(
     path: str,
     *,
     checkpointId: int | None = None,
-    storeOptions: Mapping[str, object] | None = None,
+    storageOptions: Mapping[str, object] | None = None,
 ) -> Offsets:
     """
     Write a checkpointLocation in which Spark's query begins after a checkpoint of statelog.
@@ -80,7 +82,7 @@ def spark_checkpoint(
         stateLocation: Its state location.
         path: The checkpointLocation of the new query; it is empty or does not exist.
         checkpointId: The checkpoint, as for `to_spark`; default: the newest one.
-        storeOptions: Options of the store's client, as given to the query.
+        storageOptions: Options of the store's client, as given to the query.
 
     Returns:
         JSON of the offset of each source, None for one that has not been read.  A file source needs
@@ -99,7 +101,7 @@ def spark_checkpoint(
         raise UsageError(f"{path} is not empty: pass a new checkpointLocation")
     if int(spark.conf.get(_COMPACT_INTERVAL, "10") or 10) < _LEAST_INTERVAL:
         raise UsageError(f"{_COMPACT_INTERVAL} is less than {_LEAST_INTERVAL}; set a higher number")
-    store = open_existing_store(stateLocation, options=storeOptions)
+    store = open_state(stateLocation, options=storageOptions)
     record = BatchRecord.of(find_checkpoint(store, checkpointId))
     old = checkpoint_files(spark, checkpointLocation)
     offsets, written = new_files(old, record, lambda name, value: spark.conf.get(name, value))

@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
+from statelog.renamed import renamed
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.migration.key_rows import KeyRows
@@ -26,6 +27,7 @@ from statelog.spark.rows.spark_versions import known_arguments
 from statelog.state.reader import StateReader
 
 
+@renamed(storeOptions="storageOptions")
 def to_spark(
     spark: SparkSession,
     stateLocation: str | os.PathLike[str],
@@ -33,7 +35,7 @@ def to_spark(
     *,
     checkpointId: int | None = None,
     variables: Sequence[str] | None = None,
-    storeOptions: Mapping[str, object] | None = None,
+    storageOptions: Mapping[str, object] | None = None,
     operatorId: str | None = None,
 ) -> DataFrame:
     """
@@ -48,7 +50,7 @@ def to_spark(
         path: The folder to write; it is empty or does not exist.
         checkpointId: The checkpoint to read; default: the newest one.
         variables: The state variables to write; default: all.  Timers are always written.
-        storeOptions: Options of the store's client, as given to the query.
+        storageOptions: Options of the store's client, as given to the query.
         operatorId: Name of the operator, where the query has several.
 
     Returns:
@@ -69,9 +71,9 @@ def to_spark(
     use_this_python(spark)
     if checkpoint_files(spark, path).names(""):
         raise UsageError(f"{path} is not empty: to_spark writes a new folder; pass another path")
-    options = dict(storeOptions or {})
+    options = dict(storageOptions or {})
     reader = StateReader.open(
-        stateLocation, checkpointId, store_options=options, operator=operatorId
+        stateLocation, checkpointId, storage_options=options, operator=operatorId
     )
     with reader:
         read = _Read(
@@ -97,13 +99,13 @@ class _Read:
     Reads parts of a checkpoint, in tasks.
 
     Args:
-        location, store_options, operator, checkpoint_id, variables: What to read.
+        location, storage_options, operator, checkpoint_id, variables: What to read.
         ranges: The key groups of each part.
         now_ms: What expired by then is left out, in all parts.
     """
 
     location: str
-    store_options: dict[str, object]
+    storage_options: dict[str, object]
     operator: str
     checkpoint_id: int
     variables: tuple[str, ...] | None
@@ -116,7 +118,7 @@ class _Read:
         reader = StateReader.open(
             self.location,
             self.checkpoint_id,
-            store_options=self.store_options,
+            storage_options=self.storage_options,
             operator=self.operator,
         )
         with reader:

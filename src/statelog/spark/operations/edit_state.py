@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from statelog.arguments import whole_number
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.open_state import open_state
 from statelog.errors import UsageError
 from statelog.model import (
     ChangelogStateHandle,
@@ -31,6 +32,7 @@ from statelog.operations.change_writer import ChangeWriter
 from statelog.operations.edit_keys import EditTarget
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
 from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
+from statelog.renamed import renamed
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.operations.frames import check_frames, deleted_rows, state_id_of, state_rows
@@ -45,7 +47,7 @@ from statelog.spark.operations.state_rows import (
 from statelog.spark.query.session import use_this_python
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
-from statelog.store import CachedStore, open_existing_store, open_location
+from statelog.store import CachedStore, open_location
 from statelog.store.encryption import with_source
 
 # A task that applies the edits of a range of key groups to the state of a checkpoint.
@@ -60,7 +62,7 @@ class EditTask:
 
     Args:
         location: The state location.
-        store_options: How to open it.
+        storage_options: How to open it.
         schema: JSON of the operator's schema.
         ranges: Key groups of each task.
         base_id: The checkpoint that is edited.
@@ -68,7 +70,7 @@ class EditTask:
     """
 
     location: str
-    store_options: Mapping[str, object]
+    storage_options: Mapping[str, object]
     schema: JsonObject
     ranges: Sequence[KeyGroupRange]
     base_id: int
@@ -113,7 +115,7 @@ def apply_rows(task: EditTask, partition: int, batches: Iterable[pa.RecordBatch]
     """
     key_groups = task.ranges[partition]
     codec = OperatorCodec(OperatorStateSchema.from_json(task.schema))
-    store = open_location(task.location, options=dict(task.store_options))
+    store = open_location(task.location, options=dict(task.storage_options))
     cached = CachedStore(store, _CACHED_BYTES)
     base: CompletedCheckpoint | None = None
     counts, timers_changed = EditCounts(), False
@@ -141,7 +143,7 @@ def _restored_together(key_groups: Collection[int]) -> list[KeyGroupRange]:
     whole = KeyGroupRange(min(key_groups), max(key_groups))
     if 2 * len(key_groups) > len(whole):
         return [whole]
-    return [KeyGroupRange(one, one) for one in sorted(key_groups)]
+    return [KeyGroupRange(key_group, key_group) for key_group in sorted(key_groups)]
 
 
 def _edits_of(cells: StateCells, codec: OperatorCodec) -> dict[int, GroupEdits]:
@@ -166,6 +168,7 @@ def _edits_of(cells: StateCells, codec: OperatorCodec) -> dict[int, GroupEdits]:
 _TASKS_PER_CORE = 4
 
 
+@renamed(store_options="storage_options")
 def edit_state(
     location: str | os.PathLike[str],
     *,
@@ -174,7 +177,7 @@ def edit_state(
     operator: str | None = None,
     dry_run: bool = False,
     tasks: int | None = None,
-    store_options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> EditReport:
     """
     Set and delete the state of keys by frames, as a new checkpoint.
@@ -192,7 +195,7 @@ def edit_state(
         operator: Name of the operator, where the query has several.
         dry_run: Only count what would change; nothing is claimed.
         tasks: Number of tasks; four for each core by default.
-        store_options: Options of the store's client, as for `open_store`.
+        storage_options: Options of the store's client, as for `open_store`.
 
     Returns:
         The new checkpoint, and how many keys changed.
@@ -214,8 +217,7 @@ def edit_state(
         deletes[None] = check_frames({"delete": delete})["delete"]
     if not sets and not deletes:
         raise UsageError("edit_state needs frames to set or delete by")
-    place = os.fspath(location)
-    store = open_existing_store(place, options=store_options)
+    store = open_state(location, options=storage_options)
     base = newest_checkpoint(store)
     target = EditTarget(store, base, operator)
     key_groups = target.key_groups
@@ -228,29 +230,29 @@ def edit_state(
         commit = None if dry_run else Recommit(store, "edit-state")
         checkpoint_id = None if commit is None else commit.begin(base)
         task = EditTask(
-            place,
-            with_source(store_options),
+            store.url,
+            with_source(storage_options),
             target.codec.schema.to_json(),
             ranges,
             base.checkpoint_id,
             checkpoint_id,
         )
         answers = edit_answers(rows, task, key_groups)
-        counts = reduce(EditCounts.__add__, (one.counts for one in answers), EditCounts())
+        counts = reduce(EditCounts.__add__, (answer.counts for answer in answers), EditCounts())
         written = commit is not None and counts.changed > 0
         if commit is not None and written:
             commit.commit(
                 base,
                 _changes(answers, ranges),
                 timers_changed=frozenset(
-                    [target.position] if any(one.timers_changed for one in answers) else []
+                    [target.position] if any(answer.timers_changed for answer in answers) else []
                 ),
             )
         report = EditReport(
             base_id=base.checkpoint_id,
             checkpoint_id=checkpoint_id if written else None,
             counts=counts,
-            delta_bytes=sum(one.delta_bytes for one in answers),
+            delta_bytes=sum(answer.delta_bytes for answer in answers),
         )
         line.result(**result_of(report))
     return report
@@ -274,7 +276,7 @@ def _rows(
 def _changes(
     answers: list[EditAnswer], ranges: tuple[KeyGroupRange, ...] | list[KeyGroupRange]
 ) -> list[TaskStateSnapshot]:
-    by_partition = {one.partition: one.log for one in answers}
+    by_partition = {answer.partition: answer.log for answer in answers}
     return [
         TaskStateSnapshot(one, by_partition.get(partition)) for partition, one in enumerate(ranges)
     ]

@@ -51,14 +51,14 @@ class SnapshotTask:
 
     Args:
         location: The state location.
-        store_options, fsync: How to open it.
+        storage_options, fsync: How to open it.
         schema: JSON of the operator's schema.
         ranges: Key groups of each task.
         checkpoint_id: The checkpoint that the snapshots are part of.
     """
 
     location: str
-    store_options: Mapping[str, object]
+    storage_options: Mapping[str, object]
     fsync: bool
     schema: JsonObject
     ranges: Sequence[KeyGroupRange]
@@ -105,7 +105,7 @@ def write_snapshot_of(
         due = min(due, first_timer(cells.table))
     if writer is None:
         return SnapshotAnswer(partition, None)
-    store = open_location(task.location, options=dict(task.store_options), fsync=task.fsync)
+    store = open_location(task.location, options=dict(task.storage_options), fsync=task.fsync)
     options = Options(changelog=task_changelog_options())
     with FsStateChangelogStorage.from_options(options, store, job_id="") as storage:
         # Always a file, see `worker.task`.

@@ -289,5 +289,5 @@ def _whole_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    table = pa.Table.from_batches([one for one in batches if one.num_rows]).combine_chunks()
+    table = pa.Table.from_batches([batch for batch in batches if batch.num_rows]).combine_chunks()
     return table.to_batches()[0]

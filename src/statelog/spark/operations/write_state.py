@@ -134,7 +134,7 @@ def write_state(
     now_ms = int(wall_clock_seconds() * 1000)
     groups = resolved.max_parallelism
     rows = state_rows(named, OperatorCodec(schema), groups, 0, now_ms)
-    store = open_location(place, options=dict(resolved.store_options), fsync=resolved.fsync)
+    store = open_location(place, options=dict(resolved.storage_options), fsync=resolved.fsync)
     with audited(
         store, "write-state", operator=schema.operator_id, variables=sorted(named)
     ) as line:
@@ -143,7 +143,7 @@ def write_state(
         everything = KeyGroupRange(0, groups - 1)
         task = SnapshotTask(
             place,
-            resolved.store_options,
+            resolved.storage_options,
             resolved.fsync,
             schema.to_json(),
             everything.split(tasks),
@@ -151,13 +151,13 @@ def write_state(
         )
         answers = snapshots_of(rows, task, everything)
         _commit(coordinator, task, answers, schema, time_mode)
-        line.result(checkpoint_id=task.checkpoint_id, keys=sum(one.keys for one in answers))
-    written = [one.snapshot for one in answers if one.snapshot is not None]
+        line.result(checkpoint_id=task.checkpoint_id, keys=sum(answer.keys for answer in answers))
+    written = [answer.snapshot for answer in answers if answer.snapshot is not None]
     return WrittenState(
         location=place,
         checkpoint_id=task.checkpoint_id,
-        keys=sum(one.keys for one in answers),
-        entries=sum(one.entries for one in answers),
+        keys=sum(answer.keys for answer in answers),
+        entries=sum(answer.entries for answer in answers),
         size_bytes=sum(one.handle.size_bytes for one in written),
         tasks=len(task.ranges),
     )

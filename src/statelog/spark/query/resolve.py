@@ -21,7 +21,7 @@ from statelog.options import OPTIONS, load_options, task_defaults
 from statelog.options.declaration import ForeignKey
 from statelog.options.sections import find_option
 from statelog.spark.jvm.tricks import is_switch
-from statelog.spark.query.setting import Place, Setting
+from statelog.spark.query.setting import Place, Setting, storage_option_of
 from statelog.spark.query.settings import (
     CONF_PREFIX,
     OPTION_PREFIX,
@@ -33,7 +33,6 @@ from statelog.store.encryption import with_source
 
 _log = logging.getLogger("statelog.spark")
 
-_STORE_OPTIONS: Final = "storeoptions."
 _OPERATOR_ID: Final = "operatorid"
 _REFUSAL: Final = {
     Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
@@ -170,7 +169,7 @@ def resolve_settings(
         defaults=task_defaults(budget),
     )
     base = session.settings.pop("state_location", None)
-    given = code.settings.pop("store_options", {})
+    given = code.settings.pop("storage_options", {})
     values: dict[str, Any] = {
         "changelog": options.changelog,
         "checkpoints": options.checkpoint,
@@ -181,7 +180,7 @@ def resolve_settings(
     }
     return QuerySettings(
         base_location=base,
-        store_options=with_source(
+        storage_options=with_source(
             {**session.store, **given, **code.store, **writer.store}, environ
         ),
         **values,
@@ -192,8 +191,8 @@ def _read(place: Place, entries: Iterable[tuple[str, object, str]]) -> _Layer:
     """Parse the settings of one place, and reject one that is given twice."""
     layer = _Layer()
     for key, value, origin in entries:
-        if key.lower().startswith(_STORE_OPTIONS):
-            layer.store[key[len(_STORE_OPTIONS) :]] = value
+        if (option := storage_option_of(key)) is not None:
+            layer.store[option] = value
             continue
         into, at, name = layer.options, "", ""
         declared = _BY_NAME.get(_plain(key))

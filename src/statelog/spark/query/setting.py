@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar, overload
+from typing import Final, TypeVar, overload
 
 from statelog.errors import InvalidOptionsError
 from statelog.options.units import parse_count
+from statelog.renamed import warn_renamed
 
 T = TypeVar("T")
 
@@ -44,6 +45,21 @@ class Setting:
     places: Place = Place.ANY
     former: str = ""
     option: str = ""
+
+
+STORAGE_OPTIONS: Final = "storageOptions."
+"""Before the name of an option of the store's client, in configuration and options of readers and writers."""
+_FORMER_STORAGE_OPTIONS: Final = "storeOptions."
+
+
+def storage_option_of(key: str) -> str | None:
+    """Return the name of the store's option that *key* sets, with a warning for the former prefix; or None."""
+    for prefix in (STORAGE_OPTIONS, _FORMER_STORAGE_OPTIONS):
+        if key.lower().startswith(prefix.lower()):
+            if prefix != STORAGE_OPTIONS:
+                warn_renamed(f"{prefix}<name>", f"{STORAGE_OPTIONS}<name>")
+            return key[len(prefix) :]
+    return None
 
 
 def choice_of(kind: type[enum.Enum]) -> Callable[..., enum.Enum]:

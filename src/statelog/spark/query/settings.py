@@ -216,12 +216,13 @@ class QuerySettings:
         "the system's temporary directory.",
         default=None,
     )
-    store_options: Mapping[str, object] = setting(
-        "storeOptions",
+    storage_options: Mapping[str, object] = setting(
+        "storageOptions",
         as_given,
-        "mapping; elsewhere one key `storeOptions.<name>` each",
+        "mapping; elsewhere one key `storageOptions.<name>` each",
         "Client options of the object store (credentials, endpoint, ...).",
         places=Place.CODE,
+        former="storeOptions",
         default_factory=dict,
     )
     fsync: bool = setting(
@@ -396,7 +397,7 @@ class OperatorSettings(TypedDict, total=False):
     memoryBudget: int | str | None
     stateBackend: str | None
     localDirectory: str | None
-    storeOptions: Mapping[str, object] | None
+    storageOptions: Mapping[str, object] | None
     fsync: bool | None
     snapshotPolicy: SnapshotPolicy | None
     record: Sequence[object] | float | str | None

@@ -73,7 +73,7 @@ class ChangeRows(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each range of key groups."""
-        return [ChangesPart(*self._between, one) for one in self._read.ranges]
+        return [ChangesPart(*self._between, key_range) for key_range in self._read.ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition."""
@@ -171,7 +171,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         after = None if begin == _NOTHING else begin
         if after is not None:
             self._chain(after, upto)  # a clear error now, instead of one of each task
-        return [ChangesPart(after, upto, one) for one in self._read.ranges]
+        return [ChangesPart(after, upto, key_range) for key_range in self._read.ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition."""

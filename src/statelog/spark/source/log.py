@@ -106,7 +106,7 @@ class LogRows(DataSourceReader):
         """Return one partition for each checkpoint with changes."""
         with self._reader() as reader:
             ids = sorted({one for one, _ in _handles(self._read, reader)})
-        return [InputPartition(one) for one in ids] or [InputPartition(None)]
+        return [InputPartition(identifier) for identifier in ids] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a checkpoint."""
@@ -219,7 +219,7 @@ def _handles(read: LogRead, reader: StateReader) -> Iterator[tuple[int, Changelo
     else:
         chain = chain_before(read.location.store(), reader.checkpoint, read.after)
         checkpoints = [*chain[1:], reader.checkpoint] if chain else []
-        found = [handle for one in checkpoints for handle in own_log(one, wanted)]
+        found = [handle for checkpoint in checkpoints for handle in own_log(checkpoint, wanted)]
     for handle in found:
         if len(handle.key_group_range.intersection(wanted)):
             yield handle.checkpoint_id, handle

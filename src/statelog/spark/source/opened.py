@@ -8,10 +8,12 @@ from typing import Final
 
 from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.history import Entries
+from statelog.checkpoint.listing import list_checkpoints
+from statelog.checkpoint.open_state import open_state
 from statelog.errors import CheckpointError, InvalidOptionsError
 from statelog.model import KeyGroupRange
 from statelog.state.reader import StateReader
-from statelog.store import ObjectStore, open_existing_store
+from statelog.store import ObjectStore
 
 _PARTITION_BYTES: Final = 32 * 1024 * 1024
 
@@ -31,7 +33,7 @@ class Location:
 
     def store(self) -> ObjectStore:
         """Open the store; raises `UsageError` if there is no such directory."""
-        return open_existing_store(self.path, options=self.options)
+        return open_state(self.path, options=self.options)
 
     def newest(self) -> int:
         """
@@ -60,10 +62,30 @@ class Location:
         """
         return None if given is None else checkpoint_id_of(self.store(), given)
 
+    def checkpoint_of_batch(self, batch_id: int) -> int:
+        """
+        Return the newest retained checkpoint that a micro-batch committed.
+
+        Raises:
+            CheckpointError: No retained checkpoint is of that micro-batch (`reason` "not_found").
+
+        Blocks: On the store.
+        """
+        retained = [each for each in list_checkpoints(self.store()) if each.is_retained]
+        for each in reversed(retained):
+            if each.batch_id == batch_id:
+                return each.checkpoint_id
+        batches = ", ".join(str(each.batch_id) for each in retained) or "none"
+        raise CheckpointError(
+            f"{self.path} does not retain a checkpoint of micro-batch {batch_id} (micro-batches of the "
+            f"retained ones: {batches})",
+            reason="not_found",
+        )
+
     def reader(self, checkpoint_id: int | None, operator: str | None) -> StateReader:
         """Open the reader of a checkpoint; errors are those of `StateReader.open`."""
         return StateReader.open(
-            self.path, checkpoint_id, store_options=self.options, operator=operator
+            self.path, checkpoint_id, storage_options=self.options, operator=operator
         )
 
 

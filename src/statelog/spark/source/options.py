@@ -16,6 +16,7 @@ from statelog.checkpoint.tags import check_name
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.options.declaration import describe_arguments
+from statelog.spark.query.setting import STORAGE_OPTIONS, storage_option_of
 from statelog.store.encryption import with_source
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ DEFAULT_READER_CHECKPOINTS: Final = 1000
 """How far a named reader may fall behind: within a day at a micro-batch in 90 seconds."""
 _LATEST: Final = "latest"
 _EARLIEST: Final = "earliest"
-_STORE_PREFIX: Final = "storeOptions."
 _RANGE: Final = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 T = TypeVar("T")
@@ -48,11 +48,13 @@ class FormatOption:
         text: What it does, for the docstring.
         parse: Returns the parsed value; called with name and text.
         views: The views that take it, where a view is read.
+        also: Another name of it: the one of the rest of statelog, or Spark's.
     """
 
     text: str
     parse: Callable[[str, str], object]
     views: Sequence[str]
+    also: str
 
 
 def _as_given(name: str, value: str) -> str:
@@ -65,9 +67,11 @@ def format_option(
     parse: Callable[[str, str], object] = _as_given,
     *,
     views: Sequence[str] = (),
+    also: str = "",
 ) -> T:
     """Return a dataclass field that declares an option; see `FormatOption` for the arguments."""
-    return field(default=default, metadata={"option": FormatOption(text, parse, views)})
+    text += f" Also `{also}`." if also else ""
+    return field(default=default, metadata={"option": FormatOption(text, parse, views, also)})
 
 
 def declared_fields(kind: type[DataclassInstance]) -> Mapping[str, FormatOption]:
@@ -97,17 +101,25 @@ def given_options(
     """
     options = {name.lower(): value for name, value in given.items()}
     store = {
-        name[len(_STORE_PREFIX) :]: options.pop(name)
+        option: options.pop(name)
         for name in list(options)
-        if name.startswith(_STORE_PREFIX.lower())
+        if (option := storage_option_of(name)) is not None
     }
     names = declared_fields(kind)
-    texts = {name: options.pop(name.lower()) for name in names if name.lower() in options}
+    texts: dict[str, str] = {}
+    for name, declared in names.items():
+        given_as = [each for each in (name, declared.also) if each and each.lower() in options]
+        if len(given_as) > 1:
+            raise InvalidOptionsError(
+                f"{subject}: {name} and {declared.also} are one option: give one"
+            )
+        for each in given_as:
+            texts[name] = options.pop(each.lower())
     if options:
         # Values are not shown: one of them may be a secret.
         raise InvalidOptionsError(
             f"{subject} has no option {', '.join(sorted(options))}; it has "
-            f"{', '.join(names)}, and {_STORE_PREFIX}<name> for an option of the store"
+            f"{', '.join(names)}, and {STORAGE_OPTIONS}<name> for an option of the store"
         )
     return texts, with_source(store)
 
@@ -167,6 +179,12 @@ def _checkpoint(name: str, value: str) -> str | None:
     )
 
 
+def _batch(name: str, value: str) -> int:
+    if not re.fullmatch(r"\d+", value.strip(), re.ASCII):
+        raise InvalidOptionsError(f"{name} must be the number of a micro-batch, not {value!r:.100}")
+    return int(value)
+
+
 def _reader(name: str, value: str) -> str:
     try:
         return check_name(value)
@@ -215,7 +233,7 @@ class SourceOptions:
 
     A checkpoint is given as a number, "latest", "earliest", the name of a tag, or a time of ISO
     8601: the newest retained one that was created at or before it.  Options of the store's client
-    are given as `storeOptions.<name>`.
+    are given as `storageOptions.<name>`.
 
     Raises:
         InvalidOptionsError: A name is unknown or missing, or a value has the wrong form.
@@ -238,9 +256,10 @@ class SourceOptions:
         None,
         'The state variable; None for the only one, and for all in the view "changes".',
         views=_OF_VARIABLES,
+        also="variable",
     )
     operatorId: str | None = format_option(
-        None, "The operator; None for the only one.", views=_OF_VARIABLES
+        None, "The operator; None for the only one.", views=_OF_VARIABLES, also="operator"
     )
     keyGroups: KeyGroupRange | None = format_option(
         None,
@@ -259,6 +278,13 @@ class SourceOptions:
         'The checkpoint; None for the newest one ("latest").',
         _checkpoint,
         views=(STATE_VIEW,),
+        also="checkpoint",
+    )
+    batchId: int | None = format_option(
+        None,
+        "The micro-batch whose checkpoint is read, in place of `checkpointId`; it must be retained.",
+        _batch,
+        views=(STATE_VIEW,),
     )
     columns: tuple[str, ...] | None = format_option(
         None,
@@ -271,6 +297,7 @@ class SourceOptions:
         "One row for each element, entry and timer; False for one row per key.",
         _switch,
         views=(STATE_VIEW,),
+        also="flattenCollectionTypes",
     )
     filterPushdown: bool = format_option(
         False,
@@ -329,6 +356,8 @@ class SourceOptions:
                 ".load(location)"
             )
         _check_view(_view("view", texts.get("view", STATE_VIEW)), texts)
+        if "batchId" in texts and "checkpointId" in texts:
+            raise InvalidOptionsError("batchId and checkpointId both name a checkpoint: give one")
         if "readerMaxCheckpoints" in texts and "reader" not in texts:
             raise InvalidOptionsError("readerMaxCheckpoints needs the option reader, a name")
         return build_options(cls, texts, store=store)

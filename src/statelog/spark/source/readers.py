@@ -152,7 +152,7 @@ class StateRows(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each range of key groups."""
-        left = [one.intersection(self._left) for one in self._read.ranges]
+        left = [key_range.intersection(self._left) for key_range in self._read.ranges]
         # Spark takes no partitions for one without a value.
         return [KeyGroups(one) for one in left if len(one)] or [KeyGroups(KeyGroupRange.empty())]
 

@@ -127,6 +127,8 @@ class StateSource:
 def _state(options: SourceOptions, location: Location) -> _View:
     """Return what is read of state."""
     chosen = location.checkpoint(options.checkpointId)
+    if options.batchId is not None:
+        chosen = location.checkpoint_of_batch(options.batchId)
     with location.reader(chosen, options.operatorId) as reader:
         variable = options.stateVarName or only_variable(reader)
         flatten = options.flattenCollections

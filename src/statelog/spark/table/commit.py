@@ -96,7 +96,7 @@ def commit_batch(options: TableOptions, columns: TableColumns, batch: TableBatch
 
 def delete_parts(options: TableOptions, parts: Sequence[TablePart]) -> None:
     """Delete what tasks have written; what remains is deleted by garbage collection."""
-    paths = [one.handle.path for one in parts if one.handle is not None]
+    paths = [part.handle.path for part in parts if part.handle is not None]
     if paths:
         with contextlib.suppress(StoreError):
             open_location(options.path, options=dict(options.store)).delete(paths)
@@ -144,7 +144,7 @@ class _Commit:
         codec = OperatorCodec(self._schema(base))
         everything = KeyGroupRange(0, groups - 1)
         checkpoint_id = coordinator.next_checkpoint_id
-        tables = [one.table(self._store) for one in batch.parts if one.rows]
+        tables = [part.table(self._store) for part in batch.parts if part.rows]
         changes, keys = changes_of(tables, self._columns, codec)
         fail_point("table-before-log")
         with contextlib.closing(ChangeWriter(self._store, codec, everything)) as log:
@@ -175,7 +175,7 @@ class _Commit:
             return wanted
         record = BatchRecord.of(base)
         stored = OperatorStateSchema.from_json(record.operators[0].schema)
-        names = [one.name for one in stored.states if not one.dropped]
+        names = [state.name for state in stored.states if not state.dropped]
         if len(record.operators) != 1 or names != [ROW]:
             raise UsageError(
                 f"{self._store.url} holds the state of {record.operators[0].operator_id}, which is no "
@@ -195,7 +195,7 @@ class _Commit:
         return evolve(stored, wanted, now_ms=int(wall_clock_seconds() * 1000))
 
     def _record(self, schema: OperatorStateSchema, keys: int, delta_bytes: int) -> BatchRecord:
-        rows = sum(one.rows for one in self._batch.parts)
+        rows = sum(part.rows for part in self._batch.parts)
         operator = OperatorRecord(
             operator_id=schema.operator_id,
             schema=schema.to_json(),

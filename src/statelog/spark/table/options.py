@@ -62,7 +62,7 @@ class TableOptions:
     """
     The options of a write.
 
-    Options of the store's client are given as `storeOptions.<name>`.
+    Options of the store's client are given as `storageOptions.<name>`.
 
     Raises:
         InvalidOptionsError: A name is unknown or missing, or a value has the wrong form.

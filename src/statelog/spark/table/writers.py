@@ -130,4 +130,4 @@ def table_writer(
 
 
 def _parts(messages: list[WriterCommitMessage | None]) -> list[TablePart]:
-    return [one for one in messages if isinstance(one, TablePart)]
+    return [message for message in messages if isinstance(message, TablePart)]

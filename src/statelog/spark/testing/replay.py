@@ -21,13 +21,15 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
+from statelog.checkpoint.open_state import open_state
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
+from statelog.renamed import renamed
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
 from statelog.spark.testing.replay_tester import ReplayTester, StepResult
 from statelog.spark.testing.tester_rows import rows_in
 from statelog.state.recordings import RecordedStep, UnreadableRecording, steps_of_key
-from statelog.store import ObjectStore, open_existing_store
+from statelog.store import ObjectStore
 
 _log = logging.getLogger("statelog.spark")
 
@@ -83,6 +85,7 @@ class ReplayedStep:
         return self.recorded.task.checkpoint_id
 
 
+@renamed(store_options="storage_options")
 def replay(
     location: str,
     key: object,
@@ -90,7 +93,7 @@ def replay(
     processor: StatefulProcessor | str | None = None,
     operator: str | None = None,
     from_checkpoint: CheckpointName | None = None,
-    store_options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> list[ReplayedStep]:
     """
     Replay what a key saw through a processor of today, without a Spark session.
@@ -103,7 +106,7 @@ def replay(
         operator: Name of the operator, where the query has several.
         from_checkpoint: Leave out the micro-batches before this checkpoint: an id, "latest",
             "earliest", a tag, or a time.
-        store_options: Options of the store's client.
+        storage_options: Options of the store's client.
 
     Returns:
         A step for each micro-batch in which the key was recorded, oldest first; each has its
@@ -120,7 +123,7 @@ def replay(
     Blocks: On the store; reads every recording of the location.  Recordings that are damaged or
         missing are logged as warnings, and left out.
     """
-    store = open_existing_store(location, options=store_options)
+    store = open_state(location, options=storage_options)
     unreadable: list[UnreadableRecording] = []
     steps = recorded_steps(
         store, key, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
@@ -161,7 +164,7 @@ def recorded_steps(
             f"{store.url} has no recording of the key {key!r:.200}{since}{gaps}. `statelog replay "
             f"{store.url}` lists the recorded keys; the setting `record` chooses what is recorded"
         )
-    names = dict.fromkeys(one.task.operator_id for one in steps)
+    names = dict.fromkeys(step.task.operator_id for step in steps)
     if len(names) > 1:
         raise UsageError(
             f"the key {key!r:.200} was recorded at several operators: name one of "
@@ -286,7 +289,7 @@ def _differences(
             times = recorded.expiry.get(name), found.expiry.get(name)
             pairs.append((f"expiry of state {name}", *times))
     pairs.append(("timers", recorded.timers, found.timers))
-    return [Difference(*one) for one in pairs if not same(one[1], one[2])]
+    return [Difference(*pair) for pair in pairs if not same(pair[1], pair[2])]
 
 
 def same(one: object, other: object) -> bool:

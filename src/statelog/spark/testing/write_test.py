@@ -52,7 +52,7 @@ def local(moment):
 
 def steps_to_write(steps: Sequence[ReplayedStep]) -> list[ReplayedStep]:
     """Return the steps that differ or failed; all of them if none does."""
-    chosen = [one for one in steps if one.differences or one.error is not None]
+    chosen = [step for step in steps if step.differences or step.error is not None]
     return chosen or list(steps)
 
 
@@ -124,7 +124,7 @@ def _imports(written: Literals, found: FoundProcessor, file: Path) -> str:
         lines |= {"import sys", "from pathlib import Path"}
         relative = quoted(os.path.relpath(found.folder, file.resolve().parent))
         path = f"\nsys.path.insert(0, str(Path(__file__).parent / {relative}))\n"
-    own_lines = [one for one in lines if one.startswith(_OTHERS)]
+    own_lines = [line for line in lines if line.startswith(_OTHERS)]
     standard = sorted(lines.difference(own_lines), key=lambda one: (one.startswith("from "), one))
     groups = [standard, sorted(own_lines, key=lambda one: (one.startswith("from "), one))]
     own = f"from {found.module} import {found.name.partition('.')[0]}"
@@ -259,8 +259,8 @@ def _frames(step: RecordedStep, written: Literals, *, initial: bool) -> list[str
         column = whole[name]
         values = [None if one is pd.NaT else one for one in column.tolist()]
         if column.dtype.kind in "mM":
-            values = [None if one is None else str(one) for one in values]
-        cells = ", ".join(written.of(one) for one in values)
+            values = [None if value is None else str(value) for value in values]
+        cells = ", ".join(written.of(value) for value in values)
         dtype = quoted(str(column.dtype))
         columns.append(f"{quoted(name)}: pd.Series([{cells}], dtype={dtype})")
     inner = "".join(f"            {one},\n" for one in columns)

@@ -60,7 +60,7 @@ class WhatIf:
     @property
     def not_compared(self) -> tuple[int, ...]:
         """Micro-batches whose output was not compared; pass `current` to compare all."""
-        return tuple(one.batch_id for one in self.batches if one.differences is None)
+        return tuple(batch.batch_id for batch in self.batches if batch.differences is None)
 
     @property
     def is_same(self) -> bool:
@@ -69,7 +69,7 @@ class WhatIf:
 
     def __str__(self) -> str:
         first, last = self.batches[0].batch_id, self.batches[-1].batch_id
-        rows = sum(one.input_rows for one in self.batches)
+        rows = sum(batch.input_rows for batch in self.batches)
         lines = [
             f"batches {first} to {last}, {rows:,} input rows, compared with checkpoint {self.until}"
         ]

@@ -32,6 +32,7 @@ from statelog.operations.fork import Fork, apply_fork, fork_source
 from statelog.operations.position_files import batch_files
 from statelog.operations.rewind_plan import check_sources
 from statelog.operations.savepoints import query_store
+from statelog.renamed import renamed
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.types import from_ipc
@@ -70,7 +71,9 @@ def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None
     section = stored.sections.get(OUTPUT_SECTION)
     where = f"checkpoint {stored.checkpoint.checkpoint_id}"
     streams: list[bytes | memoryview] = [*decode_streams(section, where=where)]
-    streams += [read_stream(store, one, what="staged rows") for one in record.staged_files()]
+    streams += [
+        read_stream(store, staged_file, what="staged rows") for staged_file in record.staged_files()
+    ]
     tables = [from_ipc(stream) for stream in streams]
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
@@ -125,6 +128,7 @@ def _frozen(value: Any) -> Hashable:
     return value if isinstance(value, Hashable) else repr(value)
 
 
+@renamed(storeOptions="storage_options", onBatch="on_batch")
 def what_if(
     fork: Fork,
     stream: DataFrame,
@@ -132,8 +136,8 @@ def what_if(
     until: int | None = None,
     current: DataFrame | None = None,
     checkpoint_location: str | os.PathLike[str] | None = None,
-    onBatch: Callable[[int, int], object] | None = None,
-    storeOptions: Mapping[str, object] | None = None,
+    on_batch: Callable[[int, int], object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> WhatIf:
     """
     Run a changed query over the rows that the running one read after a fork, and compare.
@@ -152,8 +156,8 @@ def what_if(
             retained checkpoints are compared.
         checkpoint_location: The checkpointLocation of the running query; None for what its
             checkpoints record.
-        onBatch: Called after each micro-batch with its number and the last one, for progress.
-        storeOptions: Options of the store's client, as for `open_store`.
+        on_batch: Called after each micro-batch with its number and the last one, for progress.
+        storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
         UsageError: *stream* is no output of `transform_with_state`, or the fork has no query.
@@ -168,11 +172,13 @@ def what_if(
     changed, now = _stream(stream, "stream"), None
     if current is not None:
         now = _stream(current, "current")
-    parent = open_existing_store(fork.parent, options=storeOptions)
+    parent = open_existing_store(fork.parent, options=storage_options)
     with _pinned(parent, until) as last:
         record = BatchRecord.of(last.checkpoint)
-        given = query_store(parent, checkpoint_location, record.checkpoint_location, storeOptions)
-        source = _Source(parent, StoredQuery(given), fork.batch_id, last, storeOptions)
+        given = query_store(
+            parent, checkpoint_location, record.checkpoint_location, storage_options
+        )
+        source = _Source(parent, StoredQuery(given), fork.batch_id, last, storage_options)
         run = _Run(source, fork, changed)
         with contextlib.ExitStack() as stack:
             beside = None
@@ -187,8 +193,8 @@ def what_if(
                 outcomes.append(outcome)
                 if differences.num_rows:
                     tables.append(differences)
-                if onBatch is not None:
-                    onBatch(batch_id, source.last_batch)
+                if on_batch is not None:
+                    on_batch(batch_id, source.last_batch)
             same = None
             if beside is not None:
                 state = _state(parent, last, beside.store)
@@ -404,7 +410,7 @@ def _state(
             StateReader(parent, last.checkpoint, operator=name) as before,
             StateReader(fork, newest, operator=name) as after,
         ):
-            names = [one.name for reader in (before, after) for one in reader.variables()]
+            names = [variable.name for reader in (before, after) for variable in reader.variables()]
             differences = Differences(before, after, list(dict.fromkeys(names)))
             now_ms = as_of_ms(last.checkpoint)
             found[name] = differences.table(now_ms, now_ms)

@@ -45,14 +45,14 @@ def without_delay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield from batches
         return
     with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(one) for one in _connections()]
-        for one in connections:
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connections = [stack.enter_context(connection) for connection in _connections()]
+        for connection in connections:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         given = iter(batches)
         while True:
             # Before each read, as Linux forgets it.  It acknowledges what has come so far, too.
-            for one in connections:
-                one.setsockopt(socket.IPPROTO_TCP, acknowledge, 1)
+            for connection in connections:
+                connection.setsockopt(socket.IPPROTO_TCP, acknowledge, 1)
             batch = next(given, None)
             if batch is None:
                 return

@@ -55,7 +55,9 @@ class KeptState:
         self.run = _run_of(spec)
         self.store = CachedStore(
             open_location(
-                task_state.location, options=dict(task_state.store_options), fsync=task_state.fsync
+                task_state.location,
+                options=dict(task_state.storage_options),
+                fsync=task_state.fsync,
             ),
             _CACHED_BYTES,
         )

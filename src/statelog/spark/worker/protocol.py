@@ -86,7 +86,7 @@ class TaskState:
 
     Args:
         location: Root of the state location as a URL.
-        store_options: Client options of the store.
+        storage_options: Client options of the store.
         fsync: Whether the store makes local files durable.
         epoch: The driver's claim on the location.
         run_id: Unique name of the driver's run; a new one invalidates cached state, also where a
@@ -98,7 +98,7 @@ class TaskState:
     """
 
     location: str
-    store_options: Mapping[str, object]
+    storage_options: Mapping[str, object]
     fsync: bool
     epoch: int
     schema: dict[str, object]

@@ -357,7 +357,7 @@ class TaskRecorder:
 
     def dropped(self) -> dict[str, int]:
         """Return how many keys were left out, by reason."""
-        return dict(Counter(one.lost for one in self.keys if one.lost))
+        return dict(Counter(key.lost for key in self.keys if key.lost))
 
     def output_rows(self) -> pa.Table:
         """Return the rows that were yielded, in the order of calls; raises `ProcessorError`."""

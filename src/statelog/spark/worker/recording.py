@@ -147,10 +147,13 @@ def _within_bounds(recorder: TaskRecorder) -> list[int]:
 
 def _state_tables(recorder: TaskRecorder, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
     kept = [recorder.keys[number] for number in keep]
-    groups, keys = [one.key_group for one in kept], [one.key for one in kept]
+    groups, keys = (
+        [recorded.key_group for recorded in kept],
+        [recorded.key for recorded in kept],
+    )
     return (
-        cells_table(recorder.codec, groups, keys, [one.before for one in kept]),
-        cells_table(recorder.codec, groups, keys, [one.after for one in kept]),
+        cells_table(recorder.codec, groups, keys, [recorded.before for recorded in kept]),
+        cells_table(recorder.codec, groups, keys, [recorded.after for recorded in kept]),
     )
 
 
@@ -194,7 +197,7 @@ def _recording(
         after=to_stream(after) if failure is None else b"",
         input=to_stream(_numbered(recorder.rows, numbers)),
         initial=to_stream(_numbered(recorder.initial, numbers)),
-        calls=[(numbers[one[0]], *one[1:]) for one in recorder.calls if one[0] in numbers],
+        calls=[(numbers[call[0]], *call[1:]) for call in recorder.calls if call[0] in numbers],
         output=to_stream(output.take(pa.array(picked, pa.int64()))),
         failure=failure,
         dropped=dropped,

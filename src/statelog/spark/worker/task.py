@@ -162,7 +162,10 @@ def _answer(
 def _recorder(kept: KeptState, spec: TaskSpec) -> TaskRecorder | None:
     if spec.record is None:
         return None
-    starts, ends = [one.start for one in spec.ranges], [one.end for one in spec.ranges]
+    starts, ends = (
+        [key_range.start for key_range in spec.ranges],
+        [key_range.end for key_range in spec.ranges],
+    )
     groups = KeyGroupRange(min(starts), max(ends))
     output = spec.rows.row_format.output(spec.rows.output, spec.context.batch_id)
     return TaskRecorder(spec.record, kept.state.codec, groups, output)

@@ -148,7 +148,7 @@ class Kind(ABC, Generic[Cell, Delta]):
     whole cell, so that a replay needs only the last delta of each key.  `is_single`: whether a key
     has one entry.  `fires`: whether entries are times at which the processor is called, which `init`
     does not ask for.  `row_columns`: the columns of a row after those of its key, without the
-    expiry; `order_column`: that by which the rows of a key are sorted, if any.
+    expiry; `order_column`: the column that sorts the rows of a key, if any.
     """
 
     name: ClassVar[str]
@@ -262,7 +262,7 @@ class Kind(ABC, Generic[Cell, Delta]):
         """Return the cells of a column that is no slice of another."""
 
     def cell_type(self, value: pa.DataType, user_key: pa.DataType) -> pa.DataType:
-        """Return the type of a column of cells, given those of an entry and a map key."""
+        """Return the type of a column of cells, from the types of an entry and a map key."""
         return pa.list_(value)
 
     # --- rows, one for each entry -----------------------------------------------------------------

@@ -160,7 +160,7 @@ class HeldState:
 
     def schemas(self) -> dict[str, pa.Schema]:
         """Return the columns of the rows of each variable."""
-        return {one.name: self._rows_of(one.name).schema for one in self.variables()}
+        return {variable.name: self._rows_of(variable.name).schema for variable in self.variables()}
 
     def get(self, variable: str, key: object) -> Any:
         """Return the state of one key, as `LocationState.get` does."""

@@ -82,18 +82,18 @@ def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | N
     versions: list[KeyVersion] = []
     known = False
     listed = state.checkpoints()
-    for one in listed:
-        if not one.is_retained:
+    for entry in listed:
+        if not entry.is_retained:
             continue
         with _unless_gone():
-            reader = state.reader(one.checkpoint_id)
+            reader = state.reader(entry.checkpoint_id)
             time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
             present = has_variable(reader, variable)
             value = state_of_key(reader, variable, key, time_ms) if present else None
             known = known or present
             versions.append(
                 KeyVersion(
-                    checkpoint_id=one.checkpoint_id,
+                    checkpoint_id=entry.checkpoint_id,
                     batch_id=BatchRecord.of(reader.checkpoint).batch_id,
                     as_of_ms=time_ms,
                     value=value,
@@ -101,7 +101,7 @@ def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | N
             )
     if not known:
         state.reader().arrow_schema(variable)  # raises: it names the variables
-    return KeyHistory(versions, tuple(one for one in listed if one.state in _UNREADABLE))
+    return KeyHistory(versions, tuple(entry for entry in listed if entry.state in _UNREADABLE))
 
 
 @contextmanager

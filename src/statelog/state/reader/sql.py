@@ -91,7 +91,7 @@ def run_sql(
 def run_sql_on(reader: StateReader, statement: str, *, allow_files: bool) -> pa.Table:
     """Return the result of a statement over the state of a reader's checkpoint; see `run_sql`."""
     now_ms = as_of_ms(reader.checkpoint)
-    schemas = {one.name: reader.arrow_schema(one.name) for one in reader.variables()}
+    schemas = {variable.name: reader.arrow_schema(variable.name) for variable in reader.variables()}
     return run_sql(
         statement,
         schemas,

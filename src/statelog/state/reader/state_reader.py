@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from statelog.arguments import instance
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
+from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError, CorruptionError, StatelogError, UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
@@ -31,7 +32,7 @@ from statelog.state.reader.portions import portions, stored_bytes
 from statelog.state.reader.rows import CollectionRows, VariableRows
 from statelog.state.reader.snapshot_rows import snapshot_rows, whole_snapshots
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
-from statelog.store import CachedStore, ObjectStore, open_existing_store
+from statelog.store import CachedStore, ObjectStore
 
 _PORTION_BYTES: Final = 32 * 1024 * 1024
 """Key groups are restored together up to about so many stored bytes, one of them at least."""
@@ -85,16 +86,16 @@ class StateReader:
         location: str | os.PathLike[str],
         checkpoint_id: int | None = None,
         *,
-        store_options: Mapping[str, object] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         operator: str | None = None,
     ) -> StateReader:
         """
         Open a state location as of a checkpoint.
 
         Args:
-            location: Path or URL of the state location.
+            location: Path or URL of the state location, or of the checkpointLocation that has it.
             checkpoint_id: None for the newest one.
-            store_options: Options of the store's client, as for `open_store`.
+            storage_options: Options of the store's client, as for `open_store`.
             operator: Name of the operator (its operatorId), where the query has several.
 
         Raises:
@@ -106,7 +107,7 @@ class StateReader:
 
         Blocks: On the store.
         """
-        store = open_existing_store(location, options=store_options)
+        store = open_state(location, options=storage_options)
         found = find_checkpoint(store, checkpoint_id)
         return cls(store, found, operator=operator)
 
@@ -227,7 +228,7 @@ class StateReader:
 
         Blocks: On the store.
         """
-        names = [one.name for one in self.variables()] if variables is None else variables
+        names = [variable.name for variable in self.variables()] if variables is None else variables
         found: dict[str, list[pa.RecordBatch]] = {name: [] for name in names}
         for name, batch in self.rows(
             names, key_groups=key_groups, now_ms=now_ms, include_expired=include_expired

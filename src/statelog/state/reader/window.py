@@ -54,12 +54,14 @@ class Window:
         self._layout = layout
         self._base = base
         self._times_ms = np.array(times_ms, np.int64)
-        operations = {one: operations[one] for one in layout.columns if one in operations}
+        operations = {
+            column: operations[column] for column in layout.columns if column in operations
+        }
         self._operations = operations
         codec = layout.codec
         width = layout.first_state - 1
         parts = list(operations.values())
-        batches = [one.batch for one in parts]
+        batches = [part.batch for part in parts]
         asked = np.concatenate([layout.hashes(batch.columns[:width]) for batch in batches])
         hashes = layout.hashes(base.columns[1 : 1 + width])
         touched = _rows_with(hashes, asked)
@@ -69,7 +71,7 @@ class Window:
             for at in range(width)
         ]
         self._key_groups = np.concatenate(
-            [known.column(0).to_numpy(), *(one.key_groups for one in parts)]
+            [known.column(0).to_numpy(), *(part.key_groups for part in parts)]
         )
         numbers, self._rows = numbered_keys(
             self._keys, np.concatenate([hashes[touched], asked]), codec.key.decode
@@ -77,9 +79,9 @@ class Window:
         # An event as one number: first by key, then by checkpoint.
         steps = len(times_ms)
         codes, start = [], known.num_rows
-        for one in parts:
-            codes.append(numbers[start : start + len(one.checkpoints)] * steps + one.checkpoints)
-            start += len(one.checkpoints)
+        for part in parts:
+            codes.append(numbers[start : start + len(part.checkpoints)] * steps + part.checkpoints)
+            start += len(part.checkpoints)
         self._events, inverse = numbered(np.concatenate(codes))
         # For an index given twice, numpy keeps the last value: the first row of an event.
         self._logged = np.empty(len(self._events), np.int64)
@@ -170,8 +172,8 @@ class Window:
     def _portions(self, order: RowNumbers) -> Iterator[RowNumbers]:
         """Yield the events in parts of bounded size."""
         sizes = np.ones(len(order), np.float64)
-        for one in self._variables.values():
-            sizes += one.sizes()[order] * (EVENTS / _ELEMENTS)
+        for variable in self._variables.values():
+            sizes += variable.sizes()[order] * (EVENTS / _ELEMENTS)
         totals = np.cumsum(sizes)
         start = 0
         while start < len(order):

@@ -74,7 +74,7 @@ def cells_table(
     names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
     for state_id in codec.live:
         state = codec.states[state_id]
-        arrays.append(state.encode_cells([one.get(state_id) for one in cells]))
+        arrays.append(state.encode_cells([cell.get(state_id) for cell in cells]))
         names.append(state.descriptor.name)
     return pa.Table.from_arrays(arrays, names=names)
 

@@ -117,7 +117,9 @@ def encode_file(recordings: Sequence[bytes]) -> bytes:
     Raises:
         UsageError: They are too large to be read again.
     """
-    return pack_recording(msgspec.msgpack.encode([msgspec.Raw(one) for one in recordings]))
+    return pack_recording(
+        msgspec.msgpack.encode([msgspec.Raw(recording) for recording in recordings])
+    )
 
 
 def encode_recording(recording: TaskRecording) -> bytes:

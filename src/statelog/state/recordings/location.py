@@ -109,14 +109,14 @@ def list_recordings(store: ObjectStore) -> list[StoredRecording]:
     if newest is not None:
         found += [
             StoredRecording(
-                path=one.path,
-                size_bytes=one.size,
-                recorded_at_ms=one.at_ms,
-                checkpoint_id=one.checkpoint,
-                keys=one.keys,
-                dropped=one.dropped,
+                path=recording.path,
+                size_bytes=recording.size,
+                recorded_at_ms=recording.at_ms,
+                checkpoint_id=recording.checkpoint,
+                keys=recording.keys,
+                dropped=recording.dropped,
             )
-            for one in BatchRecord.of(newest).recordings
+            for recording in BatchRecord.of(newest).recordings
         ]
     return found + failed_recordings(store)
 
@@ -337,6 +337,6 @@ def _without(task: TaskRecording, key: object) -> TaskRecording:
         after=to_stream(from_stream(task.after).take(keep)) if task.after else b"",
         input=to_stream(recorded_rows(from_stream(task.input), keep)),
         initial=to_stream(recorded_rows(from_stream(task.initial), keep)),
-        calls=[(numbers[one[0]], *one[1:]) for one in task.calls if one[0] != gone],
+        calls=[(numbers[call[0]], *call[1:]) for call in task.calls if call[0] != gone],
         output=to_stream(from_stream(task.output).take(pa.array(rows, pa.int64()))),
     )

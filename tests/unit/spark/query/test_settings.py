@@ -53,7 +53,7 @@ def test_every_setting_can_be_configured_as_text() -> None:
             "retainedCheckpoints": "9",
             "checkpoint.compress-metadata": "false",
             "snapshot.max-log-handles": "5",
-            "storeOptions.aws_region": "eu-central-1",
+            "storageOptions.aws_region": "eu-central-1",
             "record": '["a", ["b", 2]]',
             "recordBytes": "1 mb",
             "recordCheckpoints": "7",
@@ -68,7 +68,7 @@ def test_every_setting_can_be_configured_as_text() -> None:
     assert (65536, False) == (found.inline_bytes, found.fsync)
     assert (9, False) == (found.checkpoints.retained, found.checkpoints.compress_metadata)
     assert 5 == found.snapshot_policy.max_log_handles
-    assert {"aws_region": "eu-central-1"} == found.store_options
+    assert {"aws_region": "eu-central-1"} == found.storage_options
 
 
 def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> None:
@@ -76,18 +76,18 @@ def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> 
         "tasks": "2",
         "retainedCheckpoints": "4",
         "delivery": "direct",
-        "storeOptions.region": "a",
+        "storageOptions.region": "a",
     }
     code: dict[str, Any] = {
         "tasks": 5,
         "retainedCheckpoints": 6,
         "fsync": False,
-        "storeOptions": {"region": "b", "endpoint": "x"},
+        "storageOptions": {"region": "b", "endpoint": "x"},
     }
-    written = {"tasks": "7", "storeOptions.region": "c", "restoreFrom": "41", "adopt": "true"}
+    written = {"tasks": "7", "storageOptions.region": "c", "restoreFrom": "41", "adopt": "true"}
     found = settled(conf, code, written)
     assert (7, 6, Delivery.DIRECT) == (found.tasks, found.checkpoints.retained, found.delivery)
-    assert {"region": "c", "endpoint": "x"} == found.store_options
+    assert {"region": "c", "endpoint": "x"} == found.storage_options
     assert (41, True, False) == (found.restore_from, found.adopt, found.fsync)
     assert (5, 6) == (settled(conf, code).tasks, settled(conf, code).checkpoints.retained)
 

@@ -17,7 +17,7 @@ def test_the_names_are_taken_in_any_case() -> None:
             "keygroups": " 0 - 15 ",
             "partitions": "3",
             "filterpushdown": "TRUE",
-            "storeoptions.region": "eu",
+            "storageoptions.region": "eu",
         }
     )
     assert found == SourceOptions(
@@ -32,6 +32,31 @@ def test_the_names_are_taken_in_any_case() -> None:
     )
 
 
+def test_an_option_has_the_name_of_the_rest_of_statelog_too() -> None:
+    found = SourceOptions.parse(
+        {
+            "path": "/state",
+            "variable": "total",
+            "checkpoint": "7",
+            "operator": "op",
+            "flattenCollectionTypes": "false",
+        }
+    )
+    assert ("total", "7", "op", False) == (
+        found.stateVarName,
+        found.checkpointId,
+        found.operatorId,
+        found.flattenCollections,
+    )
+    assert 3 == SourceOptions.parse({"path": "/state", "batchId": "3"}).batchId
+
+
+def test_the_former_prefix_of_options_of_the_store_warns() -> None:
+    with pytest.warns(FutureWarning, match=r"storeOptions\.<name> is now storageOptions\.<name>"):
+        found = SourceOptions.parse({"path": "/state", "storeOptions.region": "eu"})
+    assert {"region": "eu"} == found.store
+
+
 def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
     found = SourceOptions.parse({"path": "/state"})
     assert found == SourceOptions.parse(
@@ -44,7 +69,16 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "/s", "variable": "x", "a": "y"}, "has no option a, variable; it has path, view"),
+        ({"path": "/s", "stat": "x", "a": "y"}, "has no option a, stat; it has path, view"),
+        (
+            {"path": "/s", "variable": "x", "stateVarName": "y"},
+            "stateVarName and variable are one option: give one",
+        ),
+        ({"path": "/s", "batchId": "1.5"}, "batchId must be the number of a micro-batch"),
+        (
+            {"path": "/s", "batchId": "1", "checkpoint": "2"},
+            "batchId and checkpointId both name a checkpoint",
+        ),
         ({}, r"needs a state location: spark.read.format\(\"statelog\"\).load"),
         ({"path": ""}, "needs a state location"),
         (
@@ -91,7 +125,7 @@ def test_no_message_and_no_text_shows_a_secret() -> None:
     with pytest.raises(InvalidOptionsError) as raised:
         SourceOptions.parse({"path": "s3://bucket", "secret_access_key": secret})
     assert secret not in str(raised.value)
-    found = SourceOptions.parse({"path": "s3://bucket", "storeOptions.secret_access_key": secret})
+    found = SourceOptions.parse({"path": "s3://bucket", "storageOptions.secret_access_key": secret})
     assert secret not in repr(found)
     assert found.store == {"secret_access_key": secret}
 

@@ -133,7 +133,7 @@ class Query:
             ),
             state=TaskState(
                 location=self.location,
-                store_options={},
+                storage_options={},
                 fsync=False,
                 epoch=1,
                 schema=schema.to_json(),

@@ -79,7 +79,7 @@ def frame_of_rows(
     if not files:
         return frame
     names = [(msgspec.json.encode(handle.to_json()).decode("utf-8"),) for handle in files]
-    read = partial(_read_rows, query.location, query.settings.store_options, arrow)
+    read = partial(_read_rows, query.location, query.settings.storage_options, arrow)
     spilled = (
         session.createDataFrame(names, "handle string")
         .repartition(len(names))
