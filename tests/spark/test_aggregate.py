@@ -393,9 +393,7 @@ def test_the_former_call_works_and_shows_the_new_line(
 ) -> None:
     grouped = BatchSource(spark, tmp_path / "in", COLUMNS).frame().groupBy("name")
     new = aggregate(grouped, count().alias("n"), sum_("big").alias("total"), tasks=2)
-    line = re.escape(
-        "aggregate(grouped, count().alias('n'), sum_('value').alias('total'), tasks=2)"
-    )
+    line = re.escape("aggregate(grouped, count().alias('n'), sum_('big').alias('total'), tasks=2)")
     with pytest.warns(FutureWarning, match=line) as warned:
         by_keyword = aggregate(grouped, n=count(), total=sum_("big"), tasks=2)  # type: ignore[call-arg]
     assert [__file__] == [each.filename for each in warned]

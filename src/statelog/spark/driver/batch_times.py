@@ -194,22 +194,12 @@ class QueryTimes:
 
     Args:
         files: The checkpointLocation.
-        has_no_data_source: Whether the last source is that for no-data batches, which is no
-            input.
-        log_folders: See `SourcePositions`.
+        positions: The positions of the sources, from the same files.
     """
 
-    def __init__(
-        self,
-        files: QueryFiles,
-        *,
-        has_no_data_source: bool,
-        log_folders: LogFolders | None = None,
-    ) -> None:
+    def __init__(self, files: QueryFiles, positions: SourcePositions) -> None:
         self._files = files
-        self._positions = SourcePositions(
-            files, has_no_data_source=has_no_data_source, log_folders=log_folders
-        )
+        self._positions = positions
         self._query_id = ""
         self._last: tuple[int, OffsetEntry] | None = None
 

@@ -20,7 +20,7 @@ from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch, RecordedCosts
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
-from statelog.spark.driver.delivery import deliveries
+from statelog.spark.driver.delivery import CommittedRows, deliveries
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION, row_files
 from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
@@ -166,6 +166,47 @@ class MicroBatchEngine:
             self._is_processing = False
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
+        """
+        Process one micro-batch, in five steps.
+
+        1. Decide: was it committed before, can it be skipped, and which tasks run it?
+        2. Run the operators.
+        3. Commit: one put-if-absent.
+        4. Deliver the committed rows to the sink.
+        5. Clean up, in batches.
+        """
+        decided = self._decide(frame, batch_id)
+        if decided is None:
+            return
+        watch = Stopwatch()
+        batch = self._begin(frame, batch_id, *decided)
+        try:
+            answers = self._run(frame, batch, watch)
+            if batch.times.is_idle and not any(map(_has_effect, chain(*answers))):
+                self._decline_idle(batch, answers)
+                return
+            completed, record = self._commit(batch, answers, watch)
+            watch.lap("commit")
+        except BaseException:
+            self._location.snapshots.aborted(batch.snapshots)
+            # A fenced coordinator rejects this call too; the first error is the one to raise.
+            with contextlib.suppress(StatelogError):
+                self._coordinator.decline(batch.checkpoint_id, "the micro-batch failed")
+            raise
+        self._advance(batch, answers, completed, record)
+        self._delivery.deliver(frame, record, answers[-1])
+        watch.lap("deliver")
+        self._clean_up(answers)
+        watch.lap("clean_up")
+        self._report(batch, answers, record, watch)
+
+    def _decide(self, frame: DataFrame, batch_id: int) -> tuple[BatchTimes, str] | None:
+        """
+        Take over the location in the first micro-batch of a run; deliver what was committed before.
+
+        Returns:
+            The times of the micro-batch, and Spark's id of the query; None if nothing is to run.
+        """
         query_id, times = "", BatchTimes()
         if self._query_times is not None:
             query_id, times = self._query_times.query_id(), self._query_times.of(batch_id)
@@ -178,58 +219,17 @@ class MicroBatchEngine:
                 set_rewound(frame, self._location.rewound)
             if is_committed:
                 self._deliver_again(frame, batch_id)
-                return
+                return None
         record = self._location.record
         if record is not None:
             times = times.not_before(record.watermark_ms)
         if can_skip_batch(self._query.operators, record, times):
-            return
-        watch = Stopwatch()
-        batch = self._begin(frame, batch_id, times)
-        try:
-            answers = self._run(frame, batch, watch)
-            if times.is_idle and not any(map(_has_effect, chain(*answers))):
-                self._location.snapshots.aborted(batch.snapshots)
-                self._coordinator.decline(batch.checkpoint_id, "the micro-batch had no effect")
-                for index, acks in enumerate(answers):
-                    if acks:
-                        self._location.due_ms[index] = next_due_ms(acks)
-                return
-            completed, record = self._commit(batch, query_id, answers, watch)
-            watch.lap("commit")
-        except BaseException:
-            self._location.snapshots.aborted(batch.snapshots)
-            # A fenced coordinator rejects this call too; the first error is the one to raise.
-            with contextlib.suppress(StatelogError):
-                self._coordinator.decline(batch.checkpoint_id, "the micro-batch failed")
-            raise
-        acks = [*chain(*answers)]
-        for operator, own in zip(self._operators, answers, strict=True):
-            operator.unnamed_output.committed(batch_id, own)
-            if not times.is_idle:  # the cost of a no-data batch does not predict one with rows
-                operator.ran(own)
-        self._location.snapshots.committed(batch.snapshots, acks, now_ms())
-        self._location.advance(completed, record, [bool(own) for own in answers])
-        self._delivery.deliver(frame, record, answers[-1])
-        watch.lap("deliver")
-        self._location.delete(
-            [row_file.path for own in answers[:-1] for row_file in row_files(own)]
-        )
-        self._location.clean_up()
-        watch.lap("clean_up")
-        self._cost.committed(watch)
-        self._reports.committed(
-            record,
-            acks,
-            CommittedBatch(
-                batch.checkpoint_id,
-                self._coordinator.committed_bytes,
-                self._location.snapshots.distances,
-            ),
-            watch,
-        )
+            return None
+        return times, query_id
 
-    def _begin(self, frame: DataFrame, batch_id: int, times: BatchTimes) -> MicroBatch:
+    def _begin(
+        self, frame: DataFrame, batch_id: int, times: BatchTimes, query_id: str
+    ) -> MicroBatch:
         """Choose the tasks of all operators, and begin the checkpoint."""
         ranges = [operator.ranges(frame, times) for operator in self._operators]
         every = [*chain(*ranges)]
@@ -237,7 +237,7 @@ class MicroBatchEngine:
         snapshots = {} if times.is_idle else self._location.snapshots.choose(every, now_ms())
         checkpoint_id = self._coordinator.next_checkpoint_id
         self._coordinator.trigger(checkpoint_id, every)
-        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots)
+        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id)
 
     def _run(self, frame: DataFrame, batch: MicroBatch, watch: Stopwatch) -> list[list[TaskAck]]:
         """Run the operators one after the other, and return the answers of their tasks."""
@@ -265,12 +265,22 @@ class MicroBatchEngine:
     def _commit(
         self,
         batch: MicroBatch,
-        query_id: str,
         answers: Sequence[Sequence[TaskAck]],
         watch: Stopwatch,
     ) -> tuple[CompletedCheckpoint, BatchRecord]:
-        for ranges, own in zip(batch.ranges, answers, strict=True):
-            by_range = {ack.key_group_range: ack for ack in own}
+        self._acknowledge(batch, answers)
+        rows = self._delivery.committed_rows(answers[-1])
+        record = self._record(batch, answers, rows, watch)
+        completed = self._coordinator.complete(
+            batch.checkpoint_id,
+            properties=record.to_properties(),
+            sections={} if rows.section is None else {OUTPUT_SECTION: rows.section},
+        )
+        return completed, record
+
+    def _acknowledge(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
+        for ranges, acks in zip(batch.ranges, answers, strict=True):
+            by_range = {ack.key_group_range: ack for ack in acks}
             for key_range in ranges:
                 ack = by_range.get(key_range)
                 # The tasks of an operator that was skipped have changed nothing.
@@ -278,14 +288,21 @@ class MicroBatchEngine:
                 self._coordinator.acknowledge(
                     batch.checkpoint_id, TaskStateSnapshot(key_range, *done)
                 )
+
+    def _record(
+        self,
+        batch: MicroBatch,
+        answers: Sequence[Sequence[TaskAck]],
+        rows: CommittedRows,
+        watch: Stopwatch,
+    ) -> BatchRecord:
+        """Return what the checkpoint says of the micro-batch."""
         times, acks = batch.times, [*chain(*answers)]
-        rows = self._delivery.committed_rows(answers[-1])
-        recordings = self._location.recordings(batch.checkpoint_id, acks)
-        record = BatchRecord(
+        return BatchRecord(
             operators=tuple(
                 operator.record(own) for operator, own in zip(self._operators, answers, strict=True)
             ),
-            query_id=query_id,
+            query_id=batch.query_id,
             batch_id=batch.batch_id,
             tasks=sum(map(len, batch.ranges)),
             delivery=self._query.settings.delivery.value,
@@ -303,14 +320,53 @@ class MicroBatchEngine:
             source_folders=list(times.source_folders),
             checkpoint_location=self._checkpoint_location,
             **self._cost.before_commit(watch, acks)._asdict(),
-            recordings=recordings,
+            recordings=self._location.recordings(batch.checkpoint_id, acks),
         )
-        completed = self._coordinator.complete(
+
+    def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
+        """Give up the checkpoint of a no-data batch that changed nothing."""
+        self._location.snapshots.aborted(batch.snapshots)
+        self._coordinator.decline(batch.checkpoint_id, "the micro-batch had no effect")
+        for index, acks in enumerate(answers):
+            if acks:
+                self._location.due_ms[index] = next_due_ms(acks)
+
+    def _advance(
+        self,
+        batch: MicroBatch,
+        answers: Sequence[Sequence[TaskAck]],
+        completed: CompletedCheckpoint,
+        record: BatchRecord,
+    ) -> None:
+        """Note what was committed, for the next micro-batch."""
+        for operator, acks in zip(self._operators, answers, strict=True):
+            operator.unnamed_output.committed(batch.batch_id, acks)
+            if not batch.times.is_idle:  # a no-data batch does not predict the cost of rows
+                operator.ran(acks)
+        self._location.snapshots.committed(batch.snapshots, [*chain(*answers)], now_ms())
+        self._location.advance(completed, record, [bool(acks) for acks in answers])
+
+    def _clean_up(self, answers: Sequence[Sequence[TaskAck]]) -> None:
+        """Delete the rows between operators, and begin the clean-up that is due."""
+        self._location.delete(
+            [row_file.path for acks in answers[:-1] for row_file in row_files(acks)]
+        )
+        self._location.clean_up()
+
+    def _report(
+        self,
+        batch: MicroBatch,
+        answers: Sequence[Sequence[TaskAck]],
+        record: BatchRecord,
+        watch: Stopwatch,
+    ) -> None:
+        self._cost.committed(watch)
+        committed = CommittedBatch(
             batch.checkpoint_id,
-            properties=record.to_properties(),
-            sections={} if rows.section is None else {OUTPUT_SECTION: rows.section},
+            self._coordinator.committed_bytes,
+            self._location.snapshots.distances,
         )
-        return completed, record
+        self._reports.committed(record, [*chain(*answers)], committed, watch)
 
     def _deliver_again(self, frame: DataFrame, batch_id: int) -> None:
         """Deliver a committed batch again, with its own delivery."""

@@ -128,6 +128,7 @@ class MicroBatch:
         times: Its times.
         ranges: Key groups of each task, by operator.
         snapshots: Key groups of which to write a snapshot, by the key groups of the task.
+        query_id: Spark's id of the query; "" where it is unknown.
     """
 
     batch_id: int
@@ -135,6 +136,7 @@ class MicroBatch:
     times: BatchTimes
     ranges: Sequence[tuple[KeyGroupRange, ...]]
     snapshots: Mapping[KeyGroupRange, KeyGroupRange]
+    query_id: str
 
 
 class OperatorRun:

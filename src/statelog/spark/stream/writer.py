@@ -21,7 +21,7 @@ from statelog.checkpoint.offset_log import refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
-from statelog.spark.driver.batch_times import QueryTimes
+from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.driver.no_data_batches import QueryTriggers, has_no_data_source
 from statelog.spark.jvm.files import checkpoint_files
@@ -214,9 +214,10 @@ class StatefulStreamWriter(DataStreamWriter):
         sink = function or self._format_sink(query, files)
         has_source = has_no_data_source(query.settings.no_data_batches, query.operators, files)
         running_query = RunningQuery(self._spark, files)
-        times = QueryTimes(
+        positions = SourcePositions(
             files, has_no_data_source=has_source, log_folders=running_query.log_folders
         )
+        times = QueryTimes(files, positions)
 
         def deliver(rows: DataFrame, batch_id: int) -> None:
             sink(plan.apply(rows, observations), batch_id)

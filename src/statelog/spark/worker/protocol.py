@@ -165,7 +165,7 @@ class BatchFrameSpec:
     backend: StateBackendConfig
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TaskAck:
     """
     A task's answer to the driver.

@@ -13,18 +13,20 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from statelog.errors import ProcessorError, StoreError, UnavailableError, UsageError
+from statelog.model import FileStateHandle
 from statelog.model.json_types import Json
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
 from statelog.spark.worker.failures import processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.recorder import TOO_LARGE, TOO_MANY, TaskRecorder
 from statelog.state.recordings.cells import cells_table
 from statelog.state.recordings.format import (
@@ -41,26 +43,43 @@ _LINES_MAX: Final = 20_000
 _RECORD_FIELD: Final = pa.field(RECORD_COLUMN, pa.int32())
 
 
-def acknowledge_recording(
-    files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec, ack: TaskAck
-) -> None:
+@dataclass(frozen=True, slots=True)
+class RecordingPart:
     """
-    Put the recording of a task into its answer, or into a file where it is large.
+    The recording of a task.
+
+    Args:
+        data: The recording; empty if it is in a file.
+        file: The file of a large recording.
+        keys: Number of recorded keys.
+        dropped: Number of keys that were left out because they exceeded a bound.
+    """
+
+    data: bytes = b""
+    file: FileStateHandle | None = None
+    keys: int = 0
+    dropped: int = 0
+
+
+NOTHING_RECORDED: Final = RecordingPart()
+
+
+def put_recording(files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec) -> RecordingPart:
+    """
+    Return the recording of a task; a large one is put into a file.
 
     Blocks: For the store, where it is large.
     """
-    data, ack.recorded_keys, ack.dropped_keys = task_recording(recorder, spec)
+    data, keys, dropped = task_recording(recorder, spec)
     if len(data) <= spec.inline_bytes:
-        ack.recording = data
-        return
+        return RecordingPart(data, None, keys, dropped)
+    file = None
     try:
-        ack.recording_file = files.put_recording(encode_file([data]))
-    except (
-        StoreError,
-        UnavailableError,
-        UsageError,
-    ) as error:  # a query does not stop for want of its recordings
-        _log.warning("what %d keys saw was not recorded: %s", ack.recorded_keys, error)
+        file = files.put_recording(encode_file([data]))
+    except (StoreError, UnavailableError, UsageError) as error:
+        # A query does not stop because it cannot record.
+        _log.warning("what %d keys saw was not recorded: %s", keys, error)
+    return RecordingPart(b"", file, keys, dropped)
 
 
 def task_recording(recorder: TaskRecorder, spec: TaskSpec) -> tuple[bytes, int, int]:

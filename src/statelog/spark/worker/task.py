@@ -1,5 +1,5 @@
 """
-Run one task of one micro-batch in a Python kept.
+Run one task of one micro-batch in a kept Python worker.
 
 A task owns a range of key groups.  It brings the worker's cached state forward to the last committed
 checkpoint, runs the user's processor over its keys, appends the deltas to the changelog, and
@@ -24,7 +24,7 @@ from pyspark.accumulators import Accumulator
 from statelog.checkpoint.history import fetch_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError
-from statelog.model import KeyGroupRange
+from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.rows.formats import KeepingFormat
@@ -36,7 +36,7 @@ from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
 from statelog.spark.worker.recorder import TaskRecorder
-from statelog.spark.worker.recording import acknowledge_recording
+from statelog.spark.worker.recording import NOTHING_RECORDED, put_recording
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
 from statelog.spark.worker.run import TaskRun, new_run
@@ -117,46 +117,79 @@ def _answer(
     """Process a partition; return the answer, and the output."""
     context = TaskContext.get()
     objects, object_bytes = kept.store.objects_put, kept.store.bytes_put
-    key_group_range = spec.ranges[partition]
-    attempt = context.attemptNumber() if context is not None else 0
-    ack = TaskAck(partition, key_group_range, attempt=attempt)
-    ack.caught_up = kept.state.catch_up(
-        key_group_range, spec.base_id, spec.committed, lambda: _load(kept, spec, key_group_range)
+    key_range = spec.ranges[partition]
+    caught_up = kept.state.catch_up(
+        key_range, spec.base_id, spec.committed, lambda: _load(kept, spec, key_range)
     )
-    kept.state.expire_incrementally(key_group_range, spec.context.now_ms)
+    kept.state.expire_incrementally(key_range, spec.context.now_ms)
     watch.lap("catch_up")
+    rows, counter, late = _read(spec, kept, key_range, batches, file)
+    row_count = rows.row_count
+    watch.lap("input")
+    watch.milliseconds["wait"] = counter.waited_ms
+    recorder = _recorder(kept, spec)
+    files = OutputFiles(uploads.put, kept.ids)
+    output = _output(spec, file, files)
+    run = new_run(spec.context, kept.state, key_range, output, recorder)
+    with replayable_failure(kept.store, recorder, spec):
+        changes = _process(_Task(kept, spec, uploads, run, partition, key_range, watch), rows)
+    staged = output.staged() if isinstance(output, StagedOutputParts) else None
+    if staged is not None:
+        watch.lap("stage")
+    recording = NOTHING_RECORDED
+    if recorder is not None:
+        recording = put_recording(files, recorder, spec)
+        watch.lap("record")
+    group_entries = kept.state.entry_counts(key_range)
+    ack = TaskAck(
+        partition,
+        key_range,
+        log=changes.log,
+        delta_bytes=changes.delta_bytes,
+        snapshot=changes.snapshot.handle,
+        snapshot_error=changes.snapshot.error,
+        keys=changes.keys,
+        next_due_ms=changes.next_due_ms,
+        rows=row_count,
+        late_rows=late.rows,
+        top_groups=counter.groups(),
+        top_keys=counter.keys(),
+        output=staged,
+        output_rows=output.row_count,
+        unnamed=output.unnamed,
+        recording=recording.data,
+        recording_file=recording.file,
+        recorded_keys=recording.keys,
+        dropped_keys=recording.dropped,
+        group_entries=group_entries,
+        entries=sum(group_entries),
+        objects=kept.store.objects_put - objects,
+        object_bytes=kept.store.bytes_put - object_bytes,
+        uploads=kept.metrics.take(),
+        caught_up=caught_up,
+        milliseconds=watch.milliseconds,
+        attempt=context.attemptNumber() if context is not None else 0,
+    )
+    freeze(kept)
+    return ack, output
+
+
+def _read(
+    spec: TaskSpec,
+    kept: KeptState,
+    key_range: KeyGroupRange,
+    batches: Iterable[pa.RecordBatch],
+    file: SpillFile,
+) -> tuple[TaskInput, RowCounter, LateCount]:
+    """Read the input, without late rows, and count it."""
     late = LateCount()
     if spec.rows.is_read and spec.rows.late is not None:
         batches = spec.rows.late.without_late(batches, late)
-    counter = RowCounter(key_group_range, spec.rows.layout.key_positions)
-    read = spec.rows.is_read and spec.rows.initial is None
-    counted = counter.through(batches) if read else _input_of(spec, batches)
-    recorder = _recorder(kept, spec)
-    rows = TaskInput(_input_rows(spec), kept.state.codec.key, key_group_range, counted, file)
-    ack.rows, ack.top_groups, ack.top_keys = rows.row_count, counter.groups(), counter.keys()
-    ack.late_rows = late.rows
-    watch.lap("input")
-    watch.milliseconds["wait"] = counter.waited_ms
-    files = OutputFiles(uploads.put, kept.ids)
-    output = _output(spec, file, files)
-    run = new_run(spec.context, kept.state, key_group_range, output, recorder)
-    with replayable_failure(kept.store, recorder, spec):
-        _process(_Task(kept, spec, uploads, run, ack, watch), rows)
-    if isinstance(output, StagedOutputParts):
-        ack.output = output.staged()
-        watch.lap("stage")
-    ack.output_rows, ack.unnamed = output.row_count, output.unnamed
-    if recorder is not None:
-        acknowledge_recording(files, recorder, spec, ack)
-        watch.lap("record")
-    ack.group_entries = kept.state.entry_counts(key_group_range)
-    ack.entries = sum(ack.group_entries)
-    ack.objects = kept.store.objects_put - objects
-    ack.object_bytes = kept.store.bytes_put - object_bytes
-    ack.uploads = kept.metrics.take()
-    freeze(kept)
-    ack.milliseconds = watch.milliseconds
-    return ack, output
+    counter = RowCounter(key_range, spec.rows.layout.key_positions)
+    is_counted = spec.rows.is_read and spec.rows.initial is None
+    counted = counter.through(batches) if is_counted else _input_of(spec, batches)
+    rows = TaskInput(_input_rows(spec), kept.state.codec.key, key_range, counted, file)
+    return rows, counter, late
 
 
 def _recorder(kept: KeptState, spec: TaskSpec) -> TaskRecorder | None:
@@ -193,30 +226,49 @@ def _output(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A task that runs: its worker's state, its instructions, its uploads, its run and its answer."""
+    """A task that runs: its worker's state, its instructions, its uploads, its run, its key groups."""
 
     kept: KeptState
     spec: TaskSpec
     uploads: TaskUploads
     run: TaskRun
-    ack: TaskAck
+    partition: int
+    key_range: KeyGroupRange
     watch: Stopwatch
 
 
-def _process(task: _Task, rows: TaskInput) -> None:
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A snapshot that a task wrote, or why it could not; neither if none was asked for."""
+
+    handle: MaterializedHandle | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What a task did and made durable: its keys and timers, its part of the log, its snapshot."""
+
+    keys: int
+    next_due_ms: int
+    log: ChangelogStateHandle | None
+    delta_bytes: int
+    snapshot: _Snapshot
+
+
+def _process(task: _Task, rows: TaskInput) -> _Changes:
     """Run the processor and append its changes."""
-    spec, run, ack, watch = task.spec, task.run, task.ack, task.watch
+    spec, run, watch = task.spec, task.run, task.watch
+    snapshot = _Snapshot()
     run.begin()
     in_parts = rows.is_large and run.in_parts(rows.file)
-    if in_parts and ack.partition in spec.snapshots and spec.base_id >= 0:
+    if in_parts and task.partition in spec.snapshots and spec.base_id >= 0:
         # This micro-batch's changes are never in memory together: the snapshot is without them.
-        _snapshot(task, spec.base_id)
+        snapshot = _snapshot(task, spec.base_id)
         watch.lap("snapshot")
     # Many small parts together would exceed what the answer may hold.
     inline_bytes = 0 if in_parts else spec.inline_bytes
-    log = task.uploads.log(
-        task.kept.state.codec, ack.key_group_range, spec.checkpoint_id, inline_bytes
-    )
+    log = task.uploads.log(task.kept.state.codec, task.key_range, spec.checkpoint_id, inline_bytes)
     for part in rows.parts():
         watch.lap("input")
         run.take(part.rows, part.initial)
@@ -225,19 +277,20 @@ def _process(task: _Task, rows: TaskInput) -> None:
             run.retire(log.append(run))
             watch.lap("append")
     run.end()
-    ack.keys, ack.next_due_ms = run.key_count, run.next_due_ms()
+    keys, next_due_ms = run.key_count, run.next_due_ms()
     watch.lap("process")
     run.flush()
     watch.lap("output")
     log.append(run)
-    ack.log, ack.delta_bytes = log.persist(), log.delta_bytes
-    if ack.log is not None and not in_parts:
-        run.stage(spec.checkpoint_id, spec.base_id, ack.log.state_handle_id)
+    handle = log.persist()
+    if handle is not None and not in_parts:
+        run.stage(spec.checkpoint_id, spec.base_id, handle.state_handle_id)
     fail_point("between-uploads")
     watch.lap("append")
-    if ack.partition in spec.snapshots and not in_parts:
-        _snapshot(task, spec.checkpoint_id)
+    if task.partition in spec.snapshots and not in_parts:
+        snapshot = _snapshot(task, spec.checkpoint_id)
         watch.lap("snapshot")
+    return _Changes(keys, next_due_ms, handle, log.delta_bytes, snapshot)
 
 
 def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -256,23 +309,19 @@ def _load(
     return kept.store, stored.record.checkpoint.for_range(key_group_range)
 
 
-def _snapshot(task: _Task, checkpoint_id: int) -> None:
-    """
-    Write a snapshot of *checkpoint_id*, or report its failure.
-
-    The log has all changes.
-    """
+def _snapshot(task: _Task, checkpoint_id: int) -> _Snapshot:
+    """Write a snapshot of *checkpoint_id*; a failure costs nothing, because the log has all changes."""
     try:
         fail_point("before-snapshot")
-        task.ack.snapshot = _write_snapshot(task, checkpoint_id)
+        return _Snapshot(_write_snapshot(task, checkpoint_id))
     except Exception as error:
-        task.ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
+        return _Snapshot(error=f"{type(error).__name__}: {error}"[:_ERROR_MAX])
 
 
 def _write_snapshot(task: _Task, checkpoint_id: int) -> MaterializedHandle:
     # Always a file: inside the handle it would be part of every later checkpoint.
     kept, spec = task.kept, task.spec
-    key_group_range = spec.snapshots[task.ack.partition]
+    key_group_range = spec.snapshots[task.partition]
     data = task.run.snapshot(key_group_range)
     factory = FsCheckpointStreamFactory.for_checkpoint(
         kept.store,

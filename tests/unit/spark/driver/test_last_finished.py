@@ -5,7 +5,7 @@ import json
 import pytest
 
 from statelog.core.source_position import NOTHING_READ
-from statelog.spark.driver.batch_times import QueryTimes
+from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
 
 TIMES = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
 
@@ -30,6 +30,10 @@ def offsets(end: str) -> str:
     return f"v1\n{TIMES}\n{end}"
 
 
+def times_of(files: Files) -> QueryTimes:
+    return QueryTimes(files, SourcePositions(files, has_no_data_source=False))
+
+
 @pytest.mark.parametrize(
     ("files", "found"),
     [
@@ -40,13 +44,13 @@ def offsets(end: str) -> str:
     ],
 )
 def test_only_what_is_finished_counts(files: dict[str, str], found: tuple[int, str] | None) -> None:
-    assert QueryTimes(Files(files), has_no_data_source=False).last_finished() == found
+    assert times_of(Files(files)).last_finished() == found
 
 
 def test_the_newest_finished_micro_batch_has_a_position() -> None:
     files = {f"offsets/{batch}": offsets(str(batch)) for batch in range(3)}
     files |= {f"commits/{batch}": "v1" for batch in range(2)}
-    finished = QueryTimes(Files(files), has_no_data_source=False).last_finished()
+    finished = times_of(Files(files)).last_finished()
     assert finished is not None
     assert finished[0] == 1
     assert finished[1] not in (None, NOTHING_READ)
