@@ -3,7 +3,8 @@ Checkpoints: what commits them, what reads them, and what deletes them.
 
     stream_factory   state of a task as an inline handle or an object; state_stream reads it back
     coordinator      tasks acknowledge, one object commits; ownership fences earlier owners
-    history          which checkpoints a location has; restore: where a restart continues
+    history          the entries of a location, each read once; restore: where a restart continues
+    open_state       a location by its own path, or by the checkpointLocation that has it
     batched_clean_up the owner deletes what it no longer needs; clean_up: all garbage of a location
     verify           reads all that retained checkpoints need
     offset_log       Spark's logs in a checkpointLocation, and what a repartition by Spark left in them

@@ -63,8 +63,8 @@ Entry: TypeAlias = StoredCheckpoint | ClaimRecord
 
 def present_ids(store: ObjectStore) -> list[int]:
     """Return the numbers of the folders of all entries, ascending; one may have no metadata."""
-    ids = (parse_checkpoint_folder(name) for name in store.list_folders())
-    return sorted(identifier for identifier in ids if identifier is not None)
+    numbers = (parse_checkpoint_folder(name) for name in store.list_folders())
+    return sorted(number for number in numbers if number is not None)
 
 
 def read_entry(store: ObjectStore, number: int, *, whole: bool = False) -> Entry:

@@ -101,7 +101,7 @@ def find_restore_point(
     ids = entries.ids
     claims = {number for number in ids if isinstance(entries.read_before(number), ClaimRecord)}
     base = stored.checkpoint
-    newer = () if checkpoint_id is None else tuple(n for n in ids if n > checkpoint_id)
+    newer = [] if checkpoint_id is None else [each for each in ids if each > checkpoint_id]
     held = pinned(pinning, ids, max(number for number in ids if number not in claims))
     older_ids = sorted({number for number in (*kept, *held) if number < base.checkpoint_id})
     older = ask_at_once(store, [partial(kept_checkpoint, store, number) for number in older_ids])
@@ -152,9 +152,9 @@ def check_key_groups(url: str, found: CompletedCheckpoint, max_parallelism: int)
         raise unusable(
             found.checkpoint_id,
             "max_parallelism",
-            f"checkpoint {found.checkpoint_id} of {url} was taken with {found.max_parallelism} key groups; max_parallelism "
-            f"{max_parallelism} cannot read it, because keys would move between key groups. Use the "
-            "number the job began with",
+            f"checkpoint {found.checkpoint_id} of {url} was taken with {found.max_parallelism} key "
+            f"groups; max_parallelism {max_parallelism} cannot read it, because keys would move "
+            "between key groups. Use the number the job began with",
         )
 
 

@@ -3,7 +3,7 @@ The driver's side: each micro-batch makes one checkpoint.
 
     batch_times, no_data_batches   the times of a micro-batch; when one runs without data
     state_location, restart        claim and restore the state; check that the sources fit it
-    engine                         trigger, run the operators, commit, deliver
+    engine                         decide, run the operators, commit, deliver, clean up
     operator_run                   the tasks of one operator; the warning of columns that no row names
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     recordings                     what tasks recorded, committed with the micro-batch
