@@ -115,7 +115,7 @@ def _warn(aggregates: Sequence[Aggregate], settings: Mapping[str, object]) -> No
     """Warn of aggregates that are given the former way, with the line of this very call."""
     new = ", ".join(["grouped", *map(repr, aggregates), *_written(settings)])
     warn_renamed(
-        "aggregate with its columns as keywords or as a mapping", f"aggregate({new})", stacklevel=6
+        "aggregate with its columns as keywords or as a mapping", f"aggregate({new})", stacklevel=5
     )
 
 
