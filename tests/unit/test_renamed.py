@@ -8,6 +8,7 @@ from tests.unit.state.reader.histories import History
 import statelog
 from statelog.errors import UsageError
 from statelog.renamed import renamed
+from statelog.state.reader import StateReader
 from statelog.store import open_store
 
 
@@ -43,3 +44,5 @@ def test_public_calls_take_the_former_name_of_storage_options(tmp_path) -> None:
         statelog.open(tmp_path, store_options={}).close()
     with pytest.warns(FutureWarning, match="tags.storage_options=...."):
         assert [] == statelog.tags(tmp_path, store_options={})
+    with pytest.warns(FutureWarning, match=r"open\(storage_options=\.\.\.\)"):
+        StateReader.open(tmp_path, store_options={}).close()

@@ -46,7 +46,7 @@ def aggregate(
         grouped: `df.groupBy(...)` of a stream, also of the output of another stateful operator in
             the same query, by columns and `window(...)` expressions; or of a batch frame.
         aggregates: The aggregates with the names of their output columns, such as `count().alias("n")`.
-            Spark's own aggregate columns cannot be combined over micro-batches, and are rejected by name.
+            Spark's own aggregate columns are rejected; the error names the function to use.
         outputMode: "Update": the keys that had rows in the micro-batch, with their new results.
             "Append": each key once, when the watermark has reached the end of its window or its event
             time; for keys with one of them.  In both modes a key's state is dropped then.

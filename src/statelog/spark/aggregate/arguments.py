@@ -85,8 +85,8 @@ def _aggregate(name: str | None, value: object) -> Aggregate:
     text = f"{value!r:.80}" if name is None else f"{name}={value!r:.80}"
     if isinstance(value, Column) or is_connect(value):
         raise UsageError(
-            f"aggregate: {text} is an expression of Spark, whose result for a key cannot be combined "
-            f"over micro-batches. {_instead_of(str(value))}"
+            f"aggregate: {text} is an expression of Spark; aggregate takes functions of statelog.spark, "
+            f"which know how to combine results over micro-batches. {_instead_of(str(value))}"
         )
     similar = difflib.get_close_matches(str(name), _SETTING_NAMES, n=1, cutoff=0.8)
     hint = f"; did you mean the setting {similar[0]}?" if similar else ""

@@ -22,6 +22,7 @@ from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError, CorruptionError, StatelogError, UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.renamed import renamed
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -81,6 +82,7 @@ class StateReader:
         self._cache: CachedStore | None = CachedStore(store, _CACHED_BYTES)
 
     @classmethod
+    @renamed(store_options="storage_options")
     def open(
         cls,
         location: str | os.PathLike[str],
