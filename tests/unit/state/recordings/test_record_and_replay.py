@@ -22,6 +22,7 @@ from statelog.errors import ProcessorError
 from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.replay import ReplayedStep, replay
 from statelog.state.recordings import forget_key, list_recordings, read_recording, steps_of
+from statelog.store import PATHS
 
 pytestmark = pytest.mark.campaign
 
@@ -310,7 +311,7 @@ def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Pat
     job.run([("k1", "add", 1)])
     with pytest.raises(ProcessorError):
         job.run([("k1", "fail", 1)])
-    job.store.put(job.paths.recording("orphan"), b"of an attempt that failed")
+    job.store.put(PATHS.recording("orphan"), b"of an attempt that failed")
     before = {info.path for info in job.store.list("recordings")}
     assert 3 == len(before)
 
