@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from statelog.errors import UsageError
 
@@ -66,15 +66,50 @@ def renamed(**former: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     Args:
         former: The new name of each former name.
     """
+    return _mapped(former, lambda given, name: None)
 
+
+def dry_run_by_default(**former: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """
+    Return a decorator for a function that changes nothing without `apply=True`, and acted before 0.3.
+
+    Its former argument `dry_run` is mapped to `apply`.  A call with neither is warned that nothing changes.
+
+    Args:
+        former: The new name of each former name.
+    """
+    return _mapped(former, _map_dry_run)
+
+
+def _map_dry_run(given: MutableMapping[str, Any], name: str) -> None:
+    if "dry_run" in given:
+        if "apply" in given:
+            raise UsageError(f"{name}(dry_run=...) is the former name of apply: give apply only")
+        dry_run = bool(given.pop("dry_run"))
+        given["apply"] = not dry_run
+        warn_renamed(
+            f"{name}(dry_run={dry_run})", f"{name}(apply={not dry_run})", stacklevel=_CALLER
+        )
+    elif "apply" not in given:
+        warnings.warn(
+            f"{name}(...) changes nothing: since 0.3 it is a dry run without {name}(..., apply=True); "
+            f"with apply=False it does not warn",
+            FutureWarning,
+            stacklevel=_CALLER - 1,
+        )
+
+
+def _mapped(
+    former: Mapping[str, str], also: Callable[[MutableMapping[str, Any], str], None]
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        def spelled(name: str) -> str:
-            return f"{function.__name__}({name}=...)"
+        name = function.__name__
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if not former.keys().isdisjoint(kwargs):
-                replace_former(kwargs, former, spelled)
+                replace_former(kwargs, former, lambda argument: f"{name}({argument}=...)")
+            also(kwargs, name)
             return function(*args, **kwargs)
 
         setattr(call, FORMER_NAMES, former)

@@ -50,12 +50,12 @@ def test_the_query_goes_on_at_its_position_from_the_edited_state(
     gone = spark.range(0, 400, 10).selectExpr("struct(id as key) as key")
     edits = {"set": {"total": odd.unionByName(new, allowMissingColumns=True)}, "delete": gone}
     before = tables(job.state)
-    planned = edit_state(job.state, **edits, dry_run=True)
+    planned = edit_state(job.state, **edits, apply=False)
     assert tables(job.state) == before
     counts = planned.counts
     # 30 keys are deleted; 300 is set and deleted: what is set counts.
     assert (counts.inserted, counts.updated, counts.deleted, counts.unchanged) == (10, 150, 30, 9)
-    report = edit_state(job.state, **edits)
+    report = edit_state(job.state, **edits, apply=True)
     assert report.counts == counts
     for key in range(300):
         if key % 2:
@@ -66,7 +66,7 @@ def test_the_query_goes_on_at_its_position_from_the_edited_state(
         model.totals[key] = key, 0
     found = {row["key.key"]: row["value.total"] for row in tables(job.state)["total"]}
     assert found == {key: total for key, (total, _) in model.totals.items()}
-    assert edit_state(job.state, **edits).counts.changed == 0
+    assert edit_state(job.state, **edits, apply=True).counts.changed == 0
     more = [(key, 5) for key in range(290, 312)]
     source.add(more)
     job.run()
@@ -86,13 +86,13 @@ def test_all_kinds_of_state_are_replaced_whole(spark: SparkSession, tmp_path: Pa
     }
     kept = {name: frame.count() for name, frame in frames.items()}
     keys = spark.sql("select struct(concat('c', id) as customer) as key from range(9)")
-    done = edit_state(run.state, delete=keys.where("key.customer >= 'c3'"))
+    done = edit_state(run.state, delete=keys.where("key.customer >= 'c3'"), apply=True)
     assert (done.counts.deleted, done.counts.unchanged) == (4, 2)
     part = tables(run.state)
-    edit_state(run.state, delete={"items": keys, "$timers": keys})
+    edit_state(run.state, delete={"items": keys, "$timers": keys}, apply=True)
     assert tables(run.state)["items"] == tables(run.state)["$timers"] == []
     assert tables(run.state)["by_day"] == part["by_day"]
-    put = edit_state(run.state, set=frames)
+    put = edit_state(run.state, set=frames, apply=True)
     assert (put.counts.inserted, put.counts.updated, put.counts.unchanged) == (1, 3, 0)
     after = tables(run.state)
     for name, rows in after.items():
@@ -111,7 +111,7 @@ def test_a_running_query_is_fenced_and_mistakes_change_nothing(
 
     def sink(_: Any, batch: int) -> None:
         if batch == 0:
-            edit_state(job.state, delete=keys)
+            edit_state(job.state, delete=keys, apply=True)
 
     with pytest.raises(Exception, match="is fenced"):
         job.run(sink)
@@ -126,10 +126,10 @@ def test_a_running_query_is_fenced_and_mistakes_change_nothing(
         ({"delete": keys, "operator": "x"}, "has no operator 'x'"),
     ):
         with pytest.raises(UsageError, match=message):
-            edit_state(job.state, **arguments)
+            edit_state(job.state, **arguments, apply=True)
     newest = read(spark, job.state, view="checkpoints").count()
     with pytest.raises(PySparkException, match="more than one value"):
-        edit_state(job.state, set={"total": frame.unionAll(frame)})
+        edit_state(job.state, set={"total": frame.unionAll(frame)}, apply=True)
     assert read(spark, job.state, view="checkpoints").count() == newest
     with pytest.raises((CheckpointError, UsageError), match=r"no such directory|no checkpoint"):
-        edit_state(tmp_path / "none", delete=keys)
+        edit_state(tmp_path / "none", delete=keys, apply=True)

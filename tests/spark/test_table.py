@@ -108,7 +108,7 @@ def test_a_stream_becomes_a_table_with_history(spark: SparkSession, tmp_path: Pa
     assert newest(table).checkpoint_id == before.checkpoint_id + 4 + 4 + 1
     assert len(writers_of(newest(table))) == 2
     # State can be edited like any other; the writers are remembered.
-    statelog.edit(table, delete=[key])
+    statelog.edit(table, delete=[key], apply=True)
     wait(start(source, table, checkpoint, retainedCheckpoints=3))
     with statelog.open(table) as state:
         assert state.get("row", key) is None

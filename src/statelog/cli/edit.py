@@ -61,7 +61,9 @@ def edit(
         reader = state.reader()
         states = _states(reader, set_files or (), delete_others=delete_others)
         deleted = [] if delete_file is None else keys_in_file(reader, delete_file)
-        report = edit_keys(location, set=states, delete=deleted, operator=operator, dry_run=dry_run)
+        report = edit_keys(
+            location, set=states, delete=deleted, operator=operator, apply=not dry_run
+        )
     if as_json:
         print_json({**dataclasses.asdict(report), "dry_run": dry_run})
     else:

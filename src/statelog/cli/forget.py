@@ -61,7 +61,7 @@ def forget(
             values,
             operator=operator,
             now=now,
-            dry_run=dry_run,
+            apply=not dry_run,
             on_progress=lambda path: update(f"reading {path}"),
         )
     if as_json:

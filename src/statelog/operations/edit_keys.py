@@ -20,7 +20,7 @@ from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
 from statelog.operations.change_writer import ChangeWriter
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
 from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
-from statelog.renamed import renamed
+from statelog.renamed import dry_run_by_default
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
@@ -34,14 +34,14 @@ from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import ObjectStore
 
 
-@renamed(store_options="storage_options")
+@dry_run_by_default(store_options="storage_options")
 def edit(
     location: str | os.PathLike[str],
     *,
     set: Mapping[str, Mapping[Any, Any]] | None = None,
     delete: Iterable[object] = (),
     operator: str | None = None,
-    dry_run: bool = False,
+    apply: bool = False,
     storage_options: Mapping[str, object] | None = None,
 ) -> EditReport:
     """
@@ -58,7 +58,7 @@ def edit(
             live, entries expire one time to live from now, or at `expires_at_ms` of their dict.
         delete: Keys whose state is deleted in all variables, timers too; what is set for a key counts.
         operator: Name of the operator, where the query has several.
-        dry_run: Only count what would change.
+        apply: Make the changes; False only counts them.
         storage_options: Options of the store's client, as for `open_store`.
 
     Returns:
@@ -77,7 +77,7 @@ def edit(
     target = EditTarget(store, base, operator)
     edits = target.edits(instance(set or {}, "set", Mapping, "a mapping"), delete)
     overlays, counts = target.overlays(edits)
-    if dry_run or not counts.changed:
+    if not (apply and counts.changed):
         return EditReport(base_id=base.checkpoint_id, checkpoint_id=None, counts=counts)
     with audited(store, "edit", operator=operator, variables=sorted(set or ())) as line:
         report = target.commit(overlays, counts)

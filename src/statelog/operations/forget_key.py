@@ -46,7 +46,7 @@ from statelog.operations.forget_report import (
 from statelog.operations.key_edits import GroupEdits
 from statelog.operations.key_traces import SoughtKey, staged_rows, staged_table
 from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
-from statelog.renamed import renamed
+from statelog.renamed import dry_run_by_default
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state import recordings
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -56,14 +56,14 @@ from statelog.store import PATHS, ObjectStore
 from statelog.store.location_store import parse_parent_path
 
 
-@renamed(store_options="storage_options")
+@dry_run_by_default(store_options="storage_options")
 def forget(
     location: str | os.PathLike[str],
     key: object,
     *,
     operator: str | None = None,
     now: bool = False,
-    dry_run: bool = False,
+    apply: bool = False,
     on_progress: Callable[[str], None] = lambda path: None,
     storage_options: Mapping[str, object] | None = None,
 ) -> ForgetReport:
@@ -80,7 +80,7 @@ def forget(
         now: Delete all bytes of the key now: snapshots of the affected key groups are written without
             it, all older checkpoints are given up, and rows of the staged output in which the key's values
             occur are dropped.
-        dry_run: Only report; nothing is claimed or changed.
+        apply: Remove the key; False only reports, and claims and changes nothing.
         on_progress: Called with the name of each object before it is read.
         storage_options: Options of the store's client, as for `open_store`.
 
@@ -103,7 +103,7 @@ def forget(
     # The line has no key, and no checksum of it, which is found out by trying keys.
     with audited(store, "forget", operator=operator, now=now) as line:
         by = forgetting.by_rewriting if now else forgetting.by_deletion
-        report = by(dry_run=dry_run)
+        report = by(dry_run=not apply)
         line.result(
             checkpoint_id=report.checkpoint_id,
             given_up=report.given_up,

@@ -271,7 +271,7 @@ def test_the_lines_of_an_encrypted_location_are_encrypted(
 def test_calls_from_python_write_lines_too(place: Place) -> None:
     statelog.tag(place.state, "a")
     killed.edit(place)
-    statelog.forget(place.state, killed.key_of(killed.KEY))
-    statelog.forget(place.state, killed.key_of(killed.KEY))
+    statelog.forget(place.state, killed.key_of(killed.KEY), apply=True)
+    statelog.forget(place.state, killed.key_of(killed.KEY), apply=True)
     operations = [operation_of(one) for one in lines_of(place.state)]
     assert ["tag", "edit", "forget"] == operations

@@ -47,7 +47,7 @@ def test_the_command_line_does_so_too(call, query: Path) -> None:
 
 def test_an_edit_by_the_checkpoint_location_changes_the_state(query: Path) -> None:
     before = sorted(path.name for path in query.iterdir())
-    report = statelog.forget(query, key_of(1))
+    report = statelog.forget(query, key_of(1), apply=True)
     assert report.base_id == statelog.open(query / "statelog").checkpoints()[-2].checkpoint_id
     assert before == sorted(path.name for path in query.iterdir())
 

@@ -87,11 +87,11 @@ def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
     before = states(history)
     wanted, delete = random_edit(history, rng)
     location = location_of(history)
-    planned = statelog.edit(location, set=wanted, delete=delete, dry_run=True)
+    planned = statelog.edit(location, set=wanted, delete=delete, apply=False)
     assert planned.checkpoint_id is None
     assert states(history) == before
     base = Entries(history.store).newest()
-    report = statelog.edit(location, set=wanted, delete=delete)
+    report = statelog.edit(location, set=wanted, delete=delete, apply=True)
     assert report.counts == planned.counts
     found = {name: in_order(rows) for name, rows in states(history).items()}
     assert found == expected(history)
@@ -113,7 +113,7 @@ def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
         )
         assert newest.retained == (*base.retained, newest.checkpoint_id)[-3:]
     if not any(one.ttl_ms for one in history.model.schema.states):
-        again = statelog.edit(location, set=wanted, delete=delete)
+        again = statelog.edit(location, set=wanted, delete=delete, apply=True)
         assert again.counts.changed == 0
         assert newest_id(history) == (report.checkpoint_id or base.checkpoint_id)
     if not report.counts.changed:
@@ -147,13 +147,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_claimed(made):
         ({"total": [key]}, r"set\['total'\] must be a mapping"),
     ):
         with pytest.raises(UsageError, match=message):
-            statelog.edit(location, set=wanted)
+            statelog.edit(location, set=wanted, apply=True)
     with pytest.raises(UsageError, match="has no operator 'x'"):
-        statelog.edit(location, delete=[key], operator="x")
+        statelog.edit(location, delete=[key], operator="x", apply=True)
     history.micro_batch()
     assert history.coordinator.epoch == epoch
     with pytest.raises(UsageError, match="no such directory"):
-        statelog.edit(location + "-not", delete=[key])
+        statelog.edit(location + "-not", delete=[key], apply=True)
 
 
 def test_a_query_that_commits_meanwhile_is_not_overwritten(made, monkeypatch):
@@ -166,5 +166,5 @@ def test_a_query_that_commits_meanwhile_is_not_overwritten(made, monkeypatch):
 
     monkeypatch.setattr(EditTarget, "overlays", slowly)
     with pytest.raises(CheckpointError, match="its query committed meanwhile"):
-        statelog.edit(location_of(history), delete=[key_of(n) for n in range(KEYS)])
+        statelog.edit(location_of(history), delete=[key_of(n) for n in range(KEYS)], apply=True)
     assert newest_id(history) == history.checkpoint_id

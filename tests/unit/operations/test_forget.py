@@ -113,15 +113,15 @@ def test_its_state_is_gone_and_the_report_names_all_that_holds_it(made, seed):
     with_output(history)
     location = location_of(history)
     before = states(history)
-    planned = statelog.forget(location, key_of(NUMBER), dry_run=True)
+    planned = statelog.forget(location, key_of(NUMBER), apply=False)
     assert states(history) == before
     assert {one.path for one in planned.traces} == objects_with_text(history)
-    report = statelog.forget(location, key_of(NUMBER))
+    report = statelog.forget(location, key_of(NUMBER), apply=True)
     assert report.removed == planned.removed
     assert states(history) == without_key(before)
     assert {one.path for one in report.traces} == objects_with_text(history)
     assert all(one.leaves for one in report.traces)
-    again = statelog.forget(location, key_of(NUMBER))
+    again = statelog.forget(location, key_of(NUMBER), apply=True)
     assert (again.checkpoint_id, again.removed) == (None, {})
     assert not [one for one in verify_location(history.store) if one.problem]
 
@@ -133,10 +133,10 @@ def test_now_leaves_no_byte_of_it(made, seed):
     history.store.put("dstl/orphan", bytes(history.store.get(some_changelog(history))))
     location = location_of(history)
     before = states(history)
-    planned = statelog.forget(location, key_of(NUMBER), now=True, dry_run=True)
+    planned = statelog.forget(location, key_of(NUMBER), now=True, apply=False)
     assert objects_with_text(history) == set(planned.deleted)
     assert states(history) == before
-    report = statelog.forget(location, key_of(NUMBER), now=True)
+    report = statelog.forget(location, key_of(NUMBER), now=True, apply=True)
     assert objects_with_text(history) == set()
     assert report.traces == ()
     assert states(history) == without_key(before)
@@ -173,7 +173,7 @@ def test_what_the_report_says_makes_each_trace_leave(made):
         history = made(f"leaves {seed}", 4)
         if present(history):
             break
-    report = statelog.forget(location_of(history), key_of(NUMBER))
+    report = statelog.forget(location_of(history), key_of(NUMBER), apply=True)
     restarted(history)
     history.model.timers.pop(NUMBER, None)
     for entries in history.model.entries.values():
@@ -202,14 +202,14 @@ def test_a_damaged_object_may_hold_the_key(made, seed):
     with_output(history)
     location, rng = location_of(history), random.Random(seed)
     root = pathlib.Path(location)
-    right = statelog.forget(location, key_of(NUMBER), dry_run=True).traces
+    right = statelog.forget(location, key_of(NUMBER), apply=False).traces
     files = [one for one in root.rglob("*") if one.is_file()]
     for file in sorted(files):
         whole, path = file.read_bytes(), file.relative_to(root).as_posix()
         for damaged in [flipped(whole, rng) for _ in range(4)]:
             file.write_bytes(damaged)
             try:
-                found = statelog.forget(location, key_of(NUMBER), dry_run=True).traces
+                found = statelog.forget(location, key_of(NUMBER), apply=False).traces
             except (CorruptionError, CheckpointError, IncompatibleFormatError) as error:
                 assert path in str(error)
             else:
@@ -230,7 +230,7 @@ def test_an_orphan_that_cannot_be_read_is_named(made):
     def is_refused(orphan: str, content: bytes) -> bool:
         (root / orphan).write_bytes(content)
         try:
-            statelog.forget(location, key_of(NUMBER), dry_run=True)
+            statelog.forget(location, key_of(NUMBER), apply=False)
         except CorruptionError as error:
             assert orphan in str(error)
             assert "gc --apply" in str(error)
@@ -256,12 +256,12 @@ def test_a_checkpoint_without_its_mark_may_hold_the_key(made):
     writer = SegmentWriter(compress=True)
     whole = b"".join(writer.finish({OUTPUT_TAG: sections[OUTPUT_TAG]}))
     history.store.put("chk-0/_metadata", whole)  # not retained
-    report = statelog.forget(location_of(history), key_of(NUMBER), dry_run=True)
+    report = statelog.forget(location_of(history), key_of(NUMBER), apply=False)
     assert "chk-0/_metadata" in {one.path for one in report.traces}
     history.store.delete(["chk-0/_metadata"])
     history.store.put("chk-0/_metadata", whole[:-1] + b"?")
     with pytest.raises(CorruptionError, match=r"chk-0/_metadata.*not statelog's mark"):
-        statelog.forget(location_of(history), key_of(NUMBER), dry_run=True)
+        statelog.forget(location_of(history), key_of(NUMBER), apply=False)
 
 
 def idle(history: History, *, snapshot: bool) -> None:
@@ -300,16 +300,16 @@ def test_tags_and_forks_are_named_and_stop_a_rewrite(made):
         clock_ms=lambda: 0,
     )
     location = location_of(history)
-    report = statelog.forget(location, key_of(NUMBER), dry_run=True)
+    report = statelog.forget(location, key_of(NUMBER), apply=False)
     pinned = [one for one in report.traces if one.pins]
     assert pinned
     assert all(one.pins == ("tag kept",) for one in pinned)
     assert all("statelog untag" in one.leaves for one in pinned)
     with pytest.raises(CheckpointError, match="are kept by tag kept; nothing was changed"):
-        statelog.forget(location, key_of(NUMBER), now=True)
+        statelog.forget(location, key_of(NUMBER), now=True, apply=True)
     assert present(history)
     delete_tag(history.store, tag)
-    statelog.forget(location, key_of(NUMBER), now=True)
+    statelog.forget(location, key_of(NUMBER), now=True, apply=True)
     assert objects_with_text(history) == set()
 
 
@@ -328,7 +328,7 @@ def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
         assert run_cli(["forget", *options, location, *key]) == 0
         return capsys.readouterr().out.splitlines()[-1]
 
-    assert statelog.forget(second, key_of(NUMBER), dry_run=True).parents == (f"file://{parent}",)
+    assert statelog.forget(second, key_of(NUMBER), apply=False).parents == (f"file://{parent}",)
     expected = "The parent of this fork still holds the key: statelog forget "
     assert last_line(second, "--now").startswith(f"{expected}--now --apply -- ")
     assert last_line(second, "--apply").startswith(f"{expected}--apply -- ")
@@ -370,7 +370,7 @@ def test_on_the_command_line(made, capsys):
     assert "has no state" in call(*key)
     assert "a key needs a value for each" in call("1", status=2)
     with pytest.raises(UsageError, match="has no operator 'x'"):
-        statelog.forget(location, key_of(1), operator="x")
+        statelog.forget(location, key_of(1), operator="x", apply=True)
     older = newest_checkpoint(history.store).checkpoint_id
     with StateReader(history.store, find_checkpoint(history.store, older)) as reader:
         assert reader.checkpoint_id == older

@@ -55,7 +55,12 @@ def fork(place: Place, *more: str) -> int:
 
 def edit(place: Place) -> int:
     state = {key_of(3): [7], key_of(5): [8, 9]}
-    statelog.edit(place.state, set={"$timers": state}, delete=[key_of(number) for number in (1, 2)])
+    statelog.edit(
+        place.state,
+        set={"$timers": state},
+        delete=[key_of(number) for number in (1, 2)],
+        apply=True,
+    )
     return 0
 
 

@@ -32,7 +32,7 @@ from statelog.operations.change_writer import ChangeWriter
 from statelog.operations.edit_keys import EditTarget
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
 from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
-from statelog.renamed import renamed
+from statelog.renamed import dry_run_by_default
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.operations.frames import check_frames, deleted_rows, state_id_of, state_rows
@@ -168,14 +168,14 @@ def _edits_of(cells: StateCells, codec: OperatorCodec) -> dict[int, GroupEdits]:
 _TASKS_PER_CORE = 4
 
 
-@renamed(store_options="storage_options")
+@dry_run_by_default(store_options="storage_options")
 def edit_state(
     location: str | os.PathLike[str],
     *,
     set: Mapping[str, DataFrame] | None = None,
     delete: DataFrame | Mapping[str, DataFrame] | None = None,
     operator: str | None = None,
-    dry_run: bool = False,
+    apply: bool = False,
     tasks: int | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> EditReport:
@@ -193,7 +193,7 @@ def edit_state(
         delete: A frame with a column `key`: all state of these keys is deleted, timers too.  Or such
             frames by variable.  What is set for a key counts.
         operator: Name of the operator, where the query has several.
-        dry_run: Only count what would change; nothing is claimed.
+        apply: Make the changes; False only counts them, and claims nothing.
         tasks: Number of tasks; four for each core by default.
         storage_options: Options of the store's client, as for `open_store`.
 
@@ -227,7 +227,7 @@ def edit_state(
     count = min(tasks or _TASKS_PER_CORE * cores_of(rows), len(key_groups))
     ranges = key_groups.split(whole_number(count, "tasks", low=1))
     with audited(store, "edit", operator=operator, variables=sorted(sets)) as line:
-        commit = None if dry_run else Recommit(store, "edit-state")
+        commit = Recommit(store, "edit-state") if apply else None
         checkpoint_id = None if commit is None else commit.begin(base)
         task = EditTask(
             store.url,
