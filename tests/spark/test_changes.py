@@ -47,8 +47,7 @@ def applied(rows: list[Any], state: dict[int, Any] | None = None) -> dict[int, A
 
 def state_at(spark: SparkSession, location: Path, checkpoint_id: int) -> dict[int, Any]:
     return {
-        row.key.key: row.value
-        for row in read(spark, location, checkpointId=checkpoint_id).collect()
+        row.key.key: row.value for row in read(spark, location, checkpoint=checkpoint_id).collect()
     }
 
 
@@ -64,15 +63,15 @@ def test_changes_of_a_batch_give_the_state_of_every_checkpoint(
         for upto, wanted in zip(ids, states, strict=True):
             if after is not None and upto < after:
                 continue
-            options = {"view": "changes", "endingCheckpoint": upto, "partitions": 3}
+            options = {"view": "changes", "checkpoint": upto, "partitions": 3}
             if after is not None:
-                options["startingCheckpoint"] = after
+                options["sinceCheckpoint"] = after
             rows = read(spark, run.state, **options).collect()
             assert applied(rows, start) == wanted
             begun = -1 if after is None else after
             assert {row.checkpoint_id for row in rows} <= set(range(begun + 1, upto + 1)) & {*ids}
-    with pytest.raises(PySparkException, match="endingCheckpoint is an option of"):
-        options = {"view": "changes", "endingCheckpoint": 1}
+    with pytest.raises(PySparkException, match="checkpoint is an option of"):
+        options = {"view": "changes", "checkpoint": 1}
         spark.readStream.format("statelog").options(**options).load(
             str(run.state)
         ).writeStream.format("noop").option(
@@ -118,7 +117,7 @@ def test_a_stream_reads_what_is_there_in_limited_micro_batches(
     run.run()
     ids = retained(run.state)
     follower = Follower(
-        spark, run.state, tmp_path / "a", startingCheckpoint=ids[0], maxCheckpointsPerTrigger=2
+        spark, run.state, tmp_path / "a", sinceCheckpoint=ids[0], maxCheckpointsPerTrigger=2
     )
     batches = follower.run()
     assert [sorted({row.checkpoint_id for row in rows}) for rows in batches] == [ids[1:3], ids[3:]]
@@ -178,7 +177,7 @@ def test_the_log_is_rows(spark: SparkSession, tmp_path: Path) -> None:
     assert {row.operation for row in rows} == {"set"}
     last = {row.key.key: row.value for row in sorted(rows, key=lambda one: one.checkpoint_id)}
     assert last == state_at(spark, run.state, ids[-1])
-    some = read(spark, run.state, view="log", startingCheckpoint=ids[1], endingCheckpoint=ids[2])
+    some = read(spark, run.state, view="log", sinceCheckpoint=ids[1], checkpoint=ids[2])
     assert {row.checkpoint_id for row in some.collect()} == {ids[2]}
     raw = read(spark, run.state, view="log", decode="false").orderBy("checkpoint_id", "sequence")
     assert raw.columns == ["checkpoint_id", "sequence", "key_group", "value"]
@@ -240,15 +239,13 @@ def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_pat
     ids = retained(run.state)
     for at, one in enumerate(ids):
         time = dt.datetime.fromtimestamp(created[one] / 1000, dt.UTC)
-        frame = read(spark, run.state, stateVarName="items", checkpointId=time.isoformat())
-        assert (
-            frame.count() == read(spark, run.state, stateVarName="items", checkpointId=one).count()
-        )
+        frame = read(spark, run.state, stateVarName="items", checkpoint=time.isoformat())
+        assert frame.count() == read(spark, run.state, stateVarName="items", checkpoint=one).count()
         assert frame.count() == 10 * (at + 2)
         bare = time.replace(tzinfo=None).isoformat()
         assert (
-            read(spark, run.state, stateVarName="items", checkpointId=bare).count() == frame.count()
+            read(spark, run.state, stateVarName="items", checkpoint=bare).count() == frame.count()
         )
     with pytest.raises(PySparkException, match="has no retained checkpoint that was created at or"):
-        read(spark, run.state, stateVarName="items", checkpointId="2001-01-01")
+        read(spark, run.state, stateVarName="items", checkpoint="2001-01-01")
     assert sl.open(run.state).get("total", "c1") is not None

@@ -161,8 +161,8 @@ class Wider(Totals):
         ({"keys": ["key", "amount"]}, "its key is .*, the query's is"),
         ({"maxParallelism": 64}, "128 key groups, the query asks for 64"),
         ({"checkpointLocation": "elsewhere"}, "holds the state of query .*, not of this query"),
-        ({"restoreFrom": "empty"}, "restoreFrom='empty' was asked for, but .* holds checkpoint 1"),
-        ({"restoreFrom": 17}, "checkpoint 17 does not exist"),
+        ({"checkpoint": "empty"}, "checkpoint='empty' was asked for, but .* holds checkpoint 1"),
+        ({"checkpoint": 17}, "checkpoint 17 does not exist"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

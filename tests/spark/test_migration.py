@@ -144,7 +144,7 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
 
     shutil.rmtree(old)  # neither line of the migration is needed, or looked at, any more
     source.add([order("b", "cup", 2)])
-    plain = re.sub(r"    (initialState|restoreFrom)=.*\n", "", code).replace(
+    plain = re.sub(r"    (initialState|checkpoint)=.*\n", "", code).replace(
         "from_spark(Totals())", "Totals()"
     )
     exec(re.sub(r"shutil\.copytree.*", "", plain), names)

@@ -84,7 +84,7 @@ def read_back(spark: SparkSession, location: Path, checkpoint_id: int) -> Model:
     """Return the state that Spark reads, in the form of the model."""
 
     def of(name: str, **options: Any) -> list[Any]:
-        found = read(spark, location, stateVarName=name, checkpointId=checkpoint_id, **options)
+        found = read(spark, location, stateVarName=name, checkpoint=checkpoint_id, **options)
         return found.collect()
 
     counts = of("counts", flattenCollections="false")
@@ -137,7 +137,7 @@ def test_state_read_back_is_that_of_dictionaries(
     state: dict[int, Any] = {}
     for checkpoint_id, wanted in zip(ids, models, strict=True):
         assert read_back(spark, run.state, checkpoint_id) == wanted
-    feed = read(spark, run.state, view="changes", startingCheckpoint=ids[0]).collect()
+    feed = read(spark, run.state, view="changes", sinceCheckpoint=ids[0]).collect()
     first = read_back(spark, run.state, ids[0])
     keys = {*first["value"], *first["items"], *first["counts"]}
     state = {key: {name: first[name].get(key) for name in first} for key in keys}
@@ -209,7 +209,7 @@ def test_totals_of_the_shop_are_those_of_the_batch_query(
         upto = [str(day) for day in days[: 3 * third + 3]]
         lines = orders(spark.read.schema(SHOP).option("header", True).csv(upto))
         wanted = lines.groupBy("customer").agg(expr("count(*)"), expr("sum(cost)")).collect()
-        found = read(spark, state, checkpointId=checkpoint_id).select(
+        found = read(spark, state, checkpoint=checkpoint_id).select(
             "key.customer", "value.lines", "value.cost"
         )
         assert sorted(map(tuple, wanted)) == sorted(map(tuple, found.collect()))

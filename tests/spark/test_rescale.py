@@ -270,7 +270,7 @@ def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(
     job.run(snapshotPolicy=materialization)
     job.take()
     job.source.add(BATCHES[3])
-    job.run(restoreFrom=committed(job.state)[-2], tasks=3, snapshotPolicy=materialization)
+    job.run(checkpoint=committed(job.state)[-2], tasks=3, snapshotPolicy=materialization)
     job.source.add(BATCHES[1])
     job.run(snapshotPolicy=materialization)
     model = TotalsModel()
@@ -303,7 +303,7 @@ def test_a_damaged_newest_checkpoint_is_reported_by_name_and_an_older_one_can_be
             job.start()
     assert ("damaged", older[-1]) == (raised.value.reason, raised.value.usable_id)
     assert [] == job.delivered
-    job.run(restoreFrom=raised.value.usable_id)
+    job.run(checkpoint=raised.value.usable_id)
     model = TotalsModel()
     for rows in BATCHES[:2]:
         model.apply(rows)

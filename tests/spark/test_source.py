@@ -130,7 +130,7 @@ def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
             assert {*VARIABLES, "$timers"} == set(found)
             # The older ones differ by their rows only.
             for name in found if checkpoint_id == ids[-1] else ["items"]:
-                options = {"stateVarName": name, "checkpointId": checkpoint_id, "partitions": 2}
+                options = {"stateVarName": name, "checkpoint": checkpoint_id, "partitions": 2}
                 wanted = expected(reader.table(name))
                 assert flat(read(spark, run.state, **options)) == wanted, name
                 assert bool(wanted) == (name != "gone"), "expired values are left out"
@@ -141,7 +141,7 @@ def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
     assert 20 == by_batch.count()
     with pytest.raises(Exception, match="does not retain a checkpoint of micro-batch 99"):
         read(spark, run.state, variable="items", batchId=99)
-    latest = read(spark, run.state, stateVarName="by_day", checkpointId="latest")
+    latest = read(spark, run.state, stateVarName="by_day", checkpoint="latest")
     assert latest.schema.simpleString() == (
         "struct<key_group:int,key:struct<customer:string>,user_key:struct<day:date,n:int>,"
         "value:struct<counts:map<string,bigint>,ats:array<timestamp>>>"
@@ -282,7 +282,7 @@ def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path
     for options, message in (
         ({}, "has the state variables total, seen, items, recent, by_day, gone"),
         ({"stateVarName": "other"}, "has no state variable 'other'; it has 'total'"),
-        ({"stateVarName": "total", "checkpointId": 99}, "checkpoint 99"),
+        ({"stateVarName": "total", "checkpoint": 99}, "checkpoint 99"),
         ({"stateVarName": "total", "operatorId": "x"}, "has no operator 'x'"),
         ({"stateVarName": "total", "keyGroups": 8}, "is not inside"),
         ({"stat": "total"}, "has no option stat; it has path, view, stateVarName"),

@@ -282,7 +282,7 @@ def test_going_back_in_the_state_alone_skips_what_the_source_has_given(
         job.run()
     job.take()
     job.source.add(BATCHES[3])
-    job.run(restoreFrom=committed(job.state)[-2])
+    job.run(checkpoint=committed(job.state)[-2])
     model.apply(BATCHES[0])
     model.apply(BATCHES[1])
     assert [model.apply(BATCHES[3])] == [in_order(rows) for rows in job.take()]
@@ -298,10 +298,10 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
     job.source.add(BATCHES[2])
     before, there = claims(job.state), committed(job.state)[-1]
     for changes, message in (
-        ({"restoreFrom": 17}, "checkpoint 17 does not exist"),
-        ({"restoreFrom": there, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
+        ({"checkpoint": 17}, "checkpoint 17 does not exist"),
+        ({"checkpoint": there, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
         (
-            {"restoreFrom": there, "timeMode": "ProcessingTime", "operatorId": "x"},
+            {"checkpoint": there, "timeMode": "ProcessingTime", "operatorId": "x"},
             "belongs to operator",
         ),
     ):

@@ -414,7 +414,7 @@ def test_what_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: Path) ->
     source.add([(1, 10), (2, 20)])
     job.run()
     with pytest.raises(CheckpointError, match="checkpoint 7") as raised:
-        to_spark(spark, state, target, checkpointId=7)
+        to_spark(spark, state, target, checkpoint=7)
     assert raised.value.reason == "not_found"
     with pytest.raises(UsageError, match="no state other; the checkpoint has total"):
         to_spark(spark, state, target, variables=["other"])
@@ -426,7 +426,7 @@ def test_what_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: Path) ->
         with pytest.raises(UsageError, match="is not empty"):
             call()
     with pytest.raises(CheckpointError) as raised:
-        spark_checkpoint(spark, old, state, str(tmp_path / "new"), checkpointId=7)
+        spark_checkpoint(spark, old, state, str(tmp_path / "new"), checkpoint=7)
     assert raised.value.reason == "not_found"
     with pytest.raises(UsageError, match=r"of query \(none\), the state is that of query"):
         spark_checkpoint(spark, str(tmp_path / "input"), state, str(tmp_path / "new"))

@@ -326,7 +326,7 @@ class Entries:
             "no older checkpoint can be restored"
             if usable is None
             else f"the newest older checkpoint that can be restored is {usable}; to continue from it, "
-            f"and give up all later commits, restore it by its id (restoreFrom={usable})"
+            f"and give up all later commits, restore it by its id (checkpoint={usable})"
         )
         text = f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}"
         return unusable(checkpoint_id, "damaged", text, usable_id=usable)

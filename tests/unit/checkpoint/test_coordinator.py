@@ -316,7 +316,7 @@ def test_a_damaged_newest_checkpoint_is_told_with_the_way_out(store, change):
     damage(store, "chk-4/_metadata", change)
     heir = coordinator(store, "b")
     heir.claim()
-    with pytest.raises(CheckpointError, match=r"restoreFrom=3") as raised:
+    with pytest.raises(CheckpointError, match=r"checkpoint=3") as raised:
         heir.restore()
     facts = raised.value
     assert (facts.reason, facts.usable_id, facts.path) == ("damaged", 3, "chk-4/_metadata")

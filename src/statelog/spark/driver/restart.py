@@ -63,7 +63,7 @@ def check_state_is_there(first: FirstBatch, location: str) -> None:
             f"the query is at batch {first.batch_id}, but {location} holds no checkpoint: "
             "its state is missing. Set stateLocation to where the state is. If the query ran on Spark's "
             "own state, move it with initialState=spark_state(...) (docs/how-to/migration.md), or call "
-            "disable(spark) to stay there. restoreFrom='empty' starts without state",
+            "disable(spark) to stay there. checkpoint='empty' starts without state",
             reason="missing",
         )
 

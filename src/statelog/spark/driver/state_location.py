@@ -141,7 +141,7 @@ class StateLocation:
         Blocks: On the store.
         """
         settings = self._query.settings
-        if isinstance(settings.restore_from, int):
+        if isinstance(settings.checkpoint, int):
             self.due_ms = [None] * len(self._query.operators)
             return  # the user names a checkpoint, maybe because the newest one is damaged
         newest = self._entries.list_again().newest()
@@ -210,7 +210,7 @@ class StateLocation:
 
     def check_is_there(self, first: FirstBatch) -> None:
         """Check that a query without a checkpoint has read no input; see `check_state_is_there`."""
-        if self._query.settings.restore_from != "empty":
+        if self._query.settings.checkpoint != "empty":
             check_state_is_there(first, self._query.location)
 
     def _check(
@@ -223,7 +223,7 @@ class StateLocation:
             return False
         self._check_is_not_unwanted(found)
         record = BatchRecord.of(found)
-        if not isinstance(settings.restore_from, int) and not settings.adopt:
+        if not isinstance(settings.checkpoint, int) and not settings.adopt:
             self._check_query(record, first.query_id)
             if first.query_id and not record.query_id:
                 check_is_new(first, query.location)
@@ -248,7 +248,7 @@ class StateLocation:
         A query keeps its arguments over restarts; going back at each of them would discard all
         later commits.
         """
-        older_id = self._query.settings.restore_from
+        older_id = self._query.settings.checkpoint
         if not isinstance(older_id, int):
             return None
         try:
@@ -380,9 +380,9 @@ class StateLocation:
         )
 
     def _check_is_not_unwanted(self, newest: CompletedCheckpoint) -> None:
-        if self._query.settings.restore_from == "empty":
+        if self._query.settings.checkpoint == "empty":
             raise CheckpointError(
-                f"restoreFrom='empty' was asked for, but {self._query.location} holds checkpoint "
+                f"checkpoint='empty' was asked for, but {self._query.location} holds checkpoint "
                 f"{newest.checkpoint_id}; use an empty stateLocation",
                 reason="not_empty",
             )

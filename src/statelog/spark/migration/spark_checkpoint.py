@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import SparkSession
 
+from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.offset_log import OFFSETS, read_offsets, recorded_query_id
 from statelog.checkpoint.open_state import open_state
@@ -60,14 +61,14 @@ _LEFT_OUT: Final = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateSt
 """Settings that the new query takes from its own session; those of the old one mean nothing."""
 
 
-@renamed(storeOptions="storageOptions")
+@renamed(storeOptions="storageOptions", checkpointId="checkpoint")
 def spark_checkpoint(
     spark: SparkSession,
     checkpointLocation: str,
     stateLocation: str | os.PathLike[str],
     path: str,
     *,
-    checkpointId: int | None = None,
+    checkpoint: CheckpointName | None = None,
     storageOptions: Mapping[str, object] | None = None,
 ) -> Offsets:
     """
@@ -81,7 +82,7 @@ def spark_checkpoint(
         checkpointLocation: That of the query on statelog, which must have been stopped.
         stateLocation: Its state location.
         path: The checkpointLocation of the new query; it is empty or does not exist.
-        checkpointId: The checkpoint, as for `to_spark`; default: the newest one.
+        checkpoint: The checkpoint, as for `to_spark`; default: the newest one.
         storageOptions: Options of the store's client, as given to the query.
 
     Returns:
@@ -102,7 +103,8 @@ def spark_checkpoint(
     if int(spark.conf.get(_COMPACT_INTERVAL, "10") or 10) < _LEAST_INTERVAL:
         raise UsageError(f"{_COMPACT_INTERVAL} is less than {_LEAST_INTERVAL}; set a higher number")
     store = open_state(stateLocation, options=storageOptions)
-    record = BatchRecord.of(find_checkpoint(store, checkpointId))
+    chosen = None if checkpoint is None else checkpoint_id_of(store, checkpoint)
+    record = BatchRecord.of(find_checkpoint(store, chosen))
     old = checkpoint_files(spark, checkpointLocation)
     offsets, written = new_files(old, record, lambda name, value: spark.conf.get(name, value))
     for name, data in written.items():

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from statelog.checkpoint.at_time import CheckpointName
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.renamed import renamed
@@ -27,13 +28,13 @@ from statelog.spark.rows.spark_versions import known_arguments
 from statelog.state.reader import StateReader
 
 
-@renamed(storeOptions="storageOptions")
+@renamed(storeOptions="storageOptions", checkpointId="checkpoint")
 def to_spark(
     spark: SparkSession,
     stateLocation: str | os.PathLike[str],
     path: str,
     *,
-    checkpointId: int | None = None,
+    checkpoint: CheckpointName | None = None,
     variables: Sequence[str] | None = None,
     storageOptions: Mapping[str, object] | None = None,
     operatorId: str | None = None,
@@ -48,7 +49,7 @@ def to_spark(
         spark: The session.
         stateLocation: The state location, as given to the query.
         path: The folder to write; it is empty or does not exist.
-        checkpointId: The checkpoint to read; default: the newest one.
+        checkpoint: The checkpoint to read: an id, "latest", a tag or a time; default: the newest one.
         variables: The state variables to write; default: all.  Timers are always written.
         storageOptions: Options of the store's client, as given to the query.
         operatorId: Name of the operator, where the query has several.
@@ -73,7 +74,7 @@ def to_spark(
         raise UsageError(f"{path} is not empty: to_spark writes a new folder; pass another path")
     options = dict(storageOptions or {})
     reader = StateReader.open(
-        stateLocation, checkpointId, storage_options=options, operator=operatorId
+        stateLocation, checkpoint, storage_options=options, operator=operatorId
     )
     with reader:
         read = _Read(

@@ -242,7 +242,7 @@ def _option(key: str, origin: str) -> str:
     try:
         spec = find_option(key)
     except InvalidOptionsError as error:
-        nearest = _nearest(key)
+        nearest = "" if "." in key else _nearest(key)  # an option has a dot
         hint = f"unknown setting {key!r}; did you mean {nearest!r}?" if nearest else error
         raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
     if isinstance(spec, ForeignKey):

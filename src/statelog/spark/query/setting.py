@@ -81,7 +81,7 @@ def choice_of(kind: type[enum.Enum]) -> Callable[..., enum.Enum]:
     return parse
 
 
-def parse_restore_from(value: object, *, key: str) -> int | str:
+def parse_checkpoint(value: object, *, key: str) -> int | str:
     """Return "latest", "empty" or a checkpoint id; raises `InvalidOptionsError` otherwise."""
     if value in ("latest", "empty"):
         return str(value)

@@ -46,7 +46,7 @@ from statelog.spark.query.setting import (
     Setting,
     as_given,
     choice_of,
-    parse_restore_from,
+    parse_checkpoint,
     setting,
 )
 from statelog.state.backend import DEFAULT_BUDGET, StateBackendConfig
@@ -157,15 +157,15 @@ class QuerySettings:
         places=Place.CODE,
         default=None,
     )
-    restore_from: int | str = setting(
-        "restoreFrom",
-        parse_restore_from,
+    checkpoint: int | str = setting(
+        "checkpoint",
+        parse_checkpoint,
         '"latest", "empty" or a checkpoint id',
         'The checkpoint to start from. "empty" insists on starting without state. An id '
         "goes back to an older checkpoint; it does not rewind the sources (see `statelog "
         "rewind`).",
         places=_NOT_BY_SESSION,
-        former="restore",
+        former="restoreFrom",
         default="latest",
     )
     adopt: bool = setting(
@@ -306,9 +306,9 @@ class QuerySettings:
             raise InvalidOptionsError(f"inlineBytes is at least 0; got {self.inline_bytes}")
         if self.record_bytes < 1 or self.record_checkpoints < 1:
             raise InvalidOptionsError("recordBytes and recordCheckpoints are at least 1")
-        if self.adopt and self.restore_from == "empty":
+        if self.adopt and self.checkpoint == "empty":
             raise InvalidOptionsError(
-                "adopt continues from existing state, restoreFrom='empty' requires that there is "
+                "adopt continues from existing state, checkpoint='empty' requires that there is "
                 "none: remove one of them"
             )
 
@@ -390,7 +390,7 @@ class OperatorSettings(TypedDict, total=False):
     maxTasks: int | None
     maxParallelism: int | None
     operatorId: str | None
-    restoreFrom: int | str | None
+    checkpoint: int | str | None
     adopt: bool | None
     retainedCheckpoints: int | None
     inlineBytes: int | str | None

@@ -16,6 +16,7 @@ from statelog.checkpoint.tags import check_name
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.options.declaration import describe_arguments
+from statelog.renamed import warn_renamed
 from statelog.spark.query.setting import STORAGE_OPTIONS, storage_option_of
 from statelog.store.encryption import with_source
 
@@ -49,12 +50,14 @@ class FormatOption:
         parse: Returns the parsed value; called with name and text.
         views: The views that take it, where a view is read.
         also: Another name of it: the one of the rest of statelog, or Spark's.
+        former: Its name in the version before, which is accepted with a warning.
     """
 
     text: str
     parse: Callable[[str, str], object]
     views: Sequence[str]
     also: str
+    former: str
 
 
 def _as_given(name: str, value: str) -> str:
@@ -68,10 +71,13 @@ def format_option(
     *,
     views: Sequence[str] = (),
     also: str = "",
+    former: str = "",
 ) -> T:
     """Return a dataclass field that declares an option; see `FormatOption` for the arguments."""
     text += f" Also `{also}`." if also else ""
-    return field(default=default, metadata={"option": FormatOption(text, parse, views, also)})
+    return field(
+        default=default, metadata={"option": FormatOption(text, parse, views, also, former)}
+    )
 
 
 def declared_fields(kind: type[DataclassInstance]) -> Mapping[str, FormatOption]:
@@ -108,13 +114,16 @@ def given_options(
     names = declared_fields(kind)
     texts: dict[str, str] = {}
     for name, declared in names.items():
-        given_as = [each for each in (name, declared.also) if each and each.lower() in options]
+        spellings = (name, declared.also, declared.former)
+        given_as = [each for each in spellings if each and each.lower() in options]
         if len(given_as) > 1:
             raise InvalidOptionsError(
-                f"{subject}: {name} and {declared.also} are one option: give one"
+                f"{subject}: {' and '.join(given_as)} are one option: give one"
             )
         for each in given_as:
             texts[name] = options.pop(each.lower())
+            if each == declared.former:
+                warn_renamed(f"the option {each}", name)
     if options:
         # Values are not shown: one of them may be a secret.
         raise InvalidOptionsError(
@@ -162,7 +171,7 @@ def _checkpoint(name: str, value: str) -> str | None:
     """Return a number, a tag or a time as it was given; None for the newest checkpoint."""
     checkpoint = (value or _LATEST).strip()
     if checkpoint.lower() == _LATEST:
-        return _LATEST if name == "startingCheckpoint" else None
+        return _LATEST if name == "sinceCheckpoint" else None
     if checkpoint.lower() == _EARLIEST:
         return _EARLIEST
     if re.fullmatch(r"\d+", checkpoint, re.ASCII):
@@ -273,16 +282,24 @@ class SourceOptions:
         parse_positive,
         views=_ROWS,
     )
-    checkpointId: str | None = format_option(
+    checkpoint: str | None = format_option(
         None,
-        'The checkpoint; None for the newest one ("latest").',
+        'The checkpoint whose state, or up to which changes are read; None for the newest one ("latest").',
         _checkpoint,
-        views=(STATE_VIEW,),
-        also="checkpoint",
+        views=_OF_VARIABLES,
+        also="checkpointId",
+        former="endingCheckpoint",
+    )
+    sinceCheckpoint: str | None = format_option(
+        None,
+        "Changes after this one; None for the whole state first, as inserts.",
+        _checkpoint,
+        views=_BETWEEN,
+        former="startingCheckpoint",
     )
     batchId: int | None = format_option(
         None,
-        "The micro-batch whose checkpoint is read, in place of `checkpointId`; it must be retained.",
+        "The micro-batch whose checkpoint is read, in place of `checkpoint`; it must be retained.",
         _batch,
         views=(STATE_VIEW,),
     )
@@ -305,15 +322,6 @@ class SourceOptions:
         "spark.sql.python.filterPushdown.enabled (Spark 4.1 and later).",
         _switch,
         views=(STATE_VIEW,),
-    )
-    startingCheckpoint: str | None = format_option(
-        None,
-        "Changes after this one; None for the whole state first, as inserts.",
-        _checkpoint,
-        views=_BETWEEN,
-    )
-    endingCheckpoint: str | None = format_option(
-        None, "Changes up to this one; None for the newest one.", _checkpoint, views=_BETWEEN
     )
     maxCheckpointsPerTrigger: int | None = format_option(
         None,
@@ -356,8 +364,8 @@ class SourceOptions:
                 ".load(location)"
             )
         _check_view(_view("view", texts.get("view", STATE_VIEW)), texts)
-        if "batchId" in texts and "checkpointId" in texts:
-            raise InvalidOptionsError("batchId and checkpointId both name a checkpoint: give one")
+        if "batchId" in texts and "checkpoint" in texts:
+            raise InvalidOptionsError("batchId and checkpoint both name a checkpoint: give one")
         if "readerMaxCheckpoints" in texts and "reader" not in texts:
             raise InvalidOptionsError("readerMaxCheckpoints needs the option reader, a name")
         return build_options(cls, texts, store=store)

@@ -126,7 +126,7 @@ class StateSource:
 
 def _state(options: SourceOptions, location: Location) -> _View:
     """Return what is read of state."""
-    chosen = location.checkpoint(options.checkpointId)
+    chosen = location.checkpoint(options.checkpoint)
     if options.batchId is not None:
         chosen = location.checkpoint_of_batch(options.batchId)
     with location.reader(chosen, options.operatorId) as reader:
@@ -151,8 +151,8 @@ def _state(options: SourceOptions, location: Location) -> _View:
 
 def _changes(options: SourceOptions, location: Location) -> _View:
     """Return what is read of changes."""
-    upto = location.checkpoint(options.endingCheckpoint)
-    after = location.checkpoint(options.startingCheckpoint)
+    upto = location.checkpoint(options.checkpoint)
+    after = location.checkpoint(options.sinceCheckpoint)
     with location.reader(upto, options.operatorId) as reader:
         if options.stateVarName is not None:
             reader.arrow_schema(options.stateVarName)  # raises: it names the variables
@@ -173,9 +173,10 @@ def _changes(options: SourceOptions, location: Location) -> _View:
         return ChangeRows(read, target, after, last)
 
     def stream(target: pa.Schema) -> DataSourceStreamReader:
-        if _given(options, "endingCheckpoint"):
+        if _given(options, "checkpoint"):
             raise InvalidOptionsError(
-                "endingCheckpoint is an option of spark.read: a stream goes on"
+                "checkpoint is an option of spark.read: a stream goes on; sinceCheckpoint is where "
+                "it begins"
             )
         reader = None if options.reader is None else (options.reader, options.readerMaxCheckpoints)
         return ChangeStream(
@@ -189,15 +190,15 @@ def _log(options: SourceOptions, location: Location) -> _View:
     """Return what is read of the log, or of changelog files."""
     found = changelog_files(location.path, location)
     if found is not None:
-        used = ("stateVarName", "operatorId", "startingCheckpoint", "endingCheckpoint")
+        used = ("stateVarName", "operatorId", "sinceCheckpoint", "checkpoint")
         if unused := _given(options, *used):
             raise InvalidOptionsError(
                 f"{location.path} has changelog files and no checkpoint; they are read without "
                 f"{unused}"
             )
         return _View(FILE_COLUMNS, partial(FileRows, *found, options.keyGroups))
-    upto = location.checkpoint(options.endingCheckpoint)
-    after = location.checkpoint(options.startingCheckpoint)
+    upto = location.checkpoint(options.checkpoint)
+    after = location.checkpoint(options.sinceCheckpoint)
     with location.reader(upto, options.operatorId) as reader:
         columns, variable = RAW_COLUMNS, None
         if options.decode:

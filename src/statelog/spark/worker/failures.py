@@ -55,7 +55,7 @@ def _with_remedy(error: StatelogError, location: str) -> StatelogError:
         f"the state in {location} cannot be read: {error.message}. An object that its newest "
         f"checkpoint needs is {'missing' if missing else 'damaged'}. Run `statelog verify {location}` "
         "to see which checkpoints are complete, restore the object from a copy, or go back to a "
-        "complete checkpoint: restoreFrom=<checkpoint id>",
+        "complete checkpoint: checkpoint=<checkpoint id>",
         reason="missing" if missing else "damaged",
     )
 

@@ -19,6 +19,7 @@ from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
+from statelog.renamed import renamed
 from statelog.state.reader.chain import as_of_ms, chain_before
 from statelog.state.reader.differences import Differences
 from statelog.state.reader.feed import ChangeFeed
@@ -280,10 +281,11 @@ class LocationState:
         times = [as_of_ms(one.checkpoint) if now_ms is None else now_ms for one in readers]
         return Differences(*readers, list(dict.fromkeys(names))).table(*times)
 
+    @renamed(after="since_checkpoint", upto="checkpoint")
     def feed(
         self,
-        after: CheckpointName | None = None,
-        upto: CheckpointName | None = None,
+        since_checkpoint: CheckpointName | None = None,
+        checkpoint: CheckpointName | None = None,
         variable: str | None = None,
         *,
         key_groups: KeyGroupRange | None = None,
@@ -293,17 +295,18 @@ class LocationState:
 
         One row for each key that a checkpoint changed, with the columns `change` (insert, update or
         delete), `checkpoint_id`, `key_group`, `key.<name>`, then `before.<variable>` and
-        `after.<variable>`, as `changes` has them.  The state of *after* with the rows applied in
-        their order is the state of *upto*.  Rows of one key are in the order of checkpoints.
+        `after.<variable>`, as `changes` has them.  The state of *since_checkpoint* with the rows
+        applied in their order is the state of *checkpoint*.  Rows of one key are in the order of
+        checkpoints.
 
         The changes are taken from the log.  What expires is not in it: an expired value is no longer
         there before a later change, and is no delete.  Entries have `expires_at_ms`, by which a copy
-        of the state lets them expire too.  All is shown in the schema of *upto*.
+        of the state lets them expire too.  All is shown in the schema of *checkpoint*.
 
         Args:
-            after: A checkpoint, as for `reader`, whose state is known; None for the whole state of *upto*, as
-                inserts.
-            upto: The last checkpoint; None for the newest one.
+            since_checkpoint: A checkpoint, as for `reader`, whose state is known; None for the whole
+                state of *checkpoint*, as inserts.
+            checkpoint: The last checkpoint; None for the newest one.
             variable: The only variable to show; None for all.
             key_groups: Which key groups; None for all.
 
@@ -311,21 +314,21 @@ class LocationState:
             Batches, read from the store as they are taken.  Closing this state ends them.
 
         Raises:
-            UsageError: There is no such variable; *after* is newer than *upto*.
-            CheckpointError: A checkpoint in between was deleted (`reason` "subsumed"), or *upto* does
-                not continue *after*, because the query was rewound ("not_newer").
+            UsageError: There is no such variable; *since_checkpoint* is newer than *checkpoint*.
+            CheckpointError: A checkpoint in between was deleted (`reason` "subsumed"), or *checkpoint* does
+                not continue *since_checkpoint*, because the query was rewound ("not_newer").
             CorruptionError: An object is damaged.
 
         Blocks: On the store, here and between batches.  Held are a few key groups of the state
-            *after*, once, and the changes of some checkpoints in them.
+            *since_checkpoint*, once, and the changes of some checkpoints in them.
         """
-        last = self.reader(upto)
+        last = self.reader(checkpoint)
         if variable is not None:
             last.arrow_schema(variable)  # raises: it names the variables
         wanted = None if variable is None else [variable]
-        if after is None:
+        if since_checkpoint is None:
             return ChangeFeed(last, [], wanted).batches(key_groups)
-        after = checkpoint_id_of(self._store, after, "after")
+        after = checkpoint_id_of(self._store, since_checkpoint, "since_checkpoint")
         if after == last.checkpoint_id:
             return iter(())
         first = find_checkpoint(self._store, after)

@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.arguments import instance
+from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
@@ -82,11 +83,11 @@ class StateReader:
         self._cache: CachedStore | None = CachedStore(store, _CACHED_BYTES)
 
     @classmethod
-    @renamed(store_options="storage_options")
+    @renamed(store_options="storage_options", checkpoint_id="checkpoint")
     def open(
         cls,
         location: str | os.PathLike[str],
-        checkpoint_id: int | None = None,
+        checkpoint: CheckpointName | None = None,
         *,
         storage_options: Mapping[str, object] | None = None,
         operator: str | None = None,
@@ -96,7 +97,7 @@ class StateReader:
 
         Args:
             location: Path or URL of the state location, or of the checkpointLocation that has it.
-            checkpoint_id: None for the newest one.
+            checkpoint: An id, "latest", "earliest", a tag or a time; None for the newest one.
             storage_options: Options of the store's client, as for `open_store`.
             operator: Name of the operator (its operatorId), where the query has several.
 
@@ -110,7 +111,8 @@ class StateReader:
         Blocks: On the store.
         """
         store = open_state(location, options=storage_options)
-        found = find_checkpoint(store, checkpoint_id)
+        chosen = None if checkpoint is None else checkpoint_id_of(store, checkpoint)
+        found = find_checkpoint(store, chosen)
         return cls(store, found, operator=operator)
 
     def __enter__(self) -> StateReader:

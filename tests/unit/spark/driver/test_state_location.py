@@ -71,7 +71,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
 
 def location(restore: int | str = "latest") -> StateLocation:
     definition: Any = SimpleNamespace(schema=SCHEMA, max_parallelism=8, time_mode="none")
-    settings = QuerySettings(fsync=False, restore_from=restore)
+    settings = QuerySettings(fsync=False, checkpoint=restore)
     return StateLocation(Query((definition,), settings, "dict://", TaskBounds(1, 1)))
 
 

@@ -84,11 +84,11 @@ def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> 
         "fsync": False,
         "storageOptions": {"region": "b", "endpoint": "x"},
     }
-    written = {"tasks": "7", "storageOptions.region": "c", "restoreFrom": "41", "adopt": "true"}
+    written = {"tasks": "7", "storageOptions.region": "c", "checkpoint": "41", "adopt": "true"}
     found = settled(conf, code, written)
     assert (7, 6, Delivery.DIRECT) == (found.tasks, found.checkpoints.retained, found.delivery)
     assert {"region": "c", "endpoint": "x"} == found.storage_options
-    assert (41, True, False) == (found.restore_from, found.adopt, found.fsync)
+    assert (41, True, False) == (found.checkpoint, found.adopt, found.fsync)
     assert (5, 6) == (settled(conf, code).tasks, settled(conf, code).checkpoints.retained)
 
 
@@ -111,7 +111,7 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({"nonsense": "2"}, {}, {}, "spark.statelog.nonsense.*unknown"),
         ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a whole number"),
         ({"delivery": "twice"}, {}, {}, "staged or direct"),
-        ({"restoreFrom": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
+        ({"checkpoint": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
         ({"operatorId": "x"}, {}, {}, "no effect there"),
         (
             {"changelog.base-path": "x"},
@@ -134,9 +134,9 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({}, {"maxParallelism": 0}, {}, "maxParallelism is at least 1"),
         ({}, {"inlineBytes": -1}, {}, "inlineBytes is at least 0"),
         ({}, {"delivery": 7}, {}, "argument 'delivery'.*staged or direct"),
-        ({}, {"restoreFrom": -2}, {}, "'latest', 'empty' or a checkpoint id"),
-        ({}, {"restoreFrom": "oldest"}, {}, "'latest', 'empty' or a checkpoint id"),
-        ({}, {"adopt": True, "restoreFrom": "empty"}, {}, "remove one of them"),
+        ({}, {"checkpoint": -2}, {}, "'latest', 'empty' or a checkpoint id"),
+        ({}, {"checkpoint": "oldest"}, {}, "'latest', 'empty' or a checkpoint id"),
+        ({}, {"adopt": True, "checkpoint": "empty"}, {}, "remove one of them"),
         ({}, {"retainedCheckpoints": 0}, {}, "retained is 0; it must be at least 1"),
         ({}, {}, {"maxParallelism": 4}, "give it to transform_with_state"),
         ({}, {}, {"statelocation2": 4}, "statelog.statelocation2.*did you mean 'stateLocation'"),
@@ -153,7 +153,7 @@ def test_a_wrong_setting_is_named_with_its_place(
     ("former", "value", "field", "found"),
     [
         ("idleTicks", False, "no_data_batches", False),
-        ("restore", 4, "restore_from", 4),
+        ("restoreFrom", 4, "checkpoint", 4),
         ("retained", 7, "checkpoints", CheckpointOptions(retained=7)),
         ("materialization", SnapshotPolicy(max_log_handles=3), "snapshot_policy", None),
     ],

@@ -23,7 +23,7 @@ def test_the_names_are_taken_in_any_case() -> None:
     assert found == SourceOptions(
         path="/state",
         stateVarName="total",
-        checkpointId="7",
+        checkpoint="7",
         operatorId="op",
         keyGroups=KeyGroupRange(0, 15),
         partitions=3,
@@ -44,7 +44,7 @@ def test_an_option_has_the_name_of_the_rest_of_statelog_too() -> None:
     )
     assert ("total", "7", "op", False) == (
         found.stateVarName,
-        found.checkpointId,
+        found.checkpoint,
         found.operatorId,
         found.flattenCollections,
     )
@@ -60,9 +60,9 @@ def test_the_former_prefix_of_options_of_the_store_warns() -> None:
 def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
     found = SourceOptions.parse({"path": "/state"})
     assert found == SourceOptions.parse(
-        {"path": "/state", "view": "State", "checkpointId": "Latest", "filterPushdown": "false"}
+        {"path": "/state", "view": "State", "checkpoint": "Latest", "filterPushdown": "false"}
     )
-    assert (found.view, found.checkpointId, found.keyGroups) == ("state", None, None)
+    assert (found.view, found.checkpoint, found.keyGroups) == ("state", None, None)
     assert SourceOptions.parse({"path": "/s", "keyGroups": "3"}).keyGroups == KeyGroupRange(3, 3)
 
 
@@ -77,7 +77,7 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
         ({"path": "/s", "batchId": "1.5"}, "batchId must be the number of a micro-batch"),
         (
             {"path": "/s", "batchId": "1", "checkpoint": "2"},
-            "batchId and checkpointId both name a checkpoint",
+            "batchId and checkpoint both name a checkpoint",
         ),
         ({}, r"needs a state location: spark.read.format\(\"statelog\"\).load"),
         ({"path": ""}, "needs a state location"),
@@ -86,10 +86,10 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
             "view must be state, changes, log or checkpoints, not 'keys'",
         ),
         (
-            {"path": "/s", "checkpointId": "the newest"},
+            {"path": "/s", "checkpoint": "the newest"},
             "a number, latest, earliest, a tag, or a time of ISO 8601 .* not 'the newest'",
         ),
-        ({"path": "/s", "checkpointId": "-1"}, "or a time of ISO 8601 .* not '-1'"),
+        ({"path": "/s", "checkpoint": "-1"}, "or a time of ISO 8601 .* not '-1'"),
         ({"path": "/s", "keyGroups": "5-3"}, "or a range such as 0-15, not '5-3'"),
         ({"path": "/s", "keyGroups": "1,2"}, "or a range such as 0-15, not '1,2'"),
         ({"path": "/s", "partitions": "0"}, "a number of 1 or more, not '0'"),
@@ -99,8 +99,8 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
             "the view checkpoints takes no stateVarName, keyGroups; it takes no options but the path",
         ),
         (
-            {"path": "/s", "startingCheckpoint": "1", "reader": "x"},
-            "the view state takes no startingCheckpoint, reader; it takes stateVarName",
+            {"path": "/s", "sinceCheckpoint": "1", "reader": "x"},
+            "the view state takes no sinceCheckpoint, reader; it takes stateVarName",
         ),
         ({"path": "/s", "columns": "a,,b"}, "columns must be names with commas"),
         ({"path": "/s", "flattenCollections": "1"}, "flattenCollections must be true or false"),
@@ -133,7 +133,7 @@ def test_no_message_and_no_text_shows_a_secret() -> None:
 def test_a_checkpoint_is_a_number_a_word_a_tag_or_a_time() -> None:
     times = ("2026-11-22T10:30:00Z", "2026-11-22 10:30", "2026-11-22", "2026-11-22T10:30+01:00")
     for given in ("7", " 7 ", "EARLIEST", "before-upgrade", "v1.2_b", *times):
-        found = SourceOptions.parse({"path": "/s", "checkpointId": given})
-        assert found.checkpointId == (given.strip().lower() if "EARL" in given else given.strip())
-    begin = SourceOptions.parse({"path": "/s", "view": "changes", "startingCheckpoint": "latest"})
-    assert (begin.startingCheckpoint, begin.endingCheckpoint) == ("latest", None)
+        found = SourceOptions.parse({"path": "/s", "checkpoint": given})
+        assert found.checkpoint == (given.strip().lower() if "EARL" in given else given.strip())
+    begin = SourceOptions.parse({"path": "/s", "view": "changes", "sinceCheckpoint": "latest"})
+    assert (begin.sinceCheckpoint, begin.checkpoint) == ("latest", None)

@@ -89,7 +89,7 @@ def test_an_object_that_is_gone_says_what_to_do() -> None:
     assert isinstance(found, CheckpointError)
     assert found.message.startswith("the state in s3://bucket/state cannot be read: no object shar")
     assert "statelog verify s3://bucket/state" in found.message
-    assert "restoreFrom=<checkpoint id>" in found.message
+    assert "checkpoint=<checkpoint id>" in found.message
 
 
 def test_the_processors_lines_are_bounded_and_leave_statelogs_out() -> None:
