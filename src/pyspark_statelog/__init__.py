@@ -34,10 +34,12 @@ class DefaultSource(DataSource):
     """
     The state of a query on statelog, as a frame that Spark reads.
 
-    The options are those of `statelog.spark.source.options.SourceOptions`, and for a keyed table that is
-    written those of `statelog.spark.table.options.TableOptions`.
+    The options are those of `statelog.spark.source.options.SourceOptions`.  A keyed table is written by
+    the format `statelog_table` (package `pyspark_statelog_table`); this format wrote it before 0.3, and
+    does so in this version with a warning.
     """
 
+    is_table = False
     _source: StateSource | None = None
 
     @classmethod
@@ -66,6 +68,7 @@ class DefaultSource(DataSource):
         from statelog.spark.table import table_writer
 
         with _sentence_first():
+            self._warn_of_name()
             return table_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -73,6 +76,7 @@ class DefaultSource(DataSource):
         from statelog.spark.table import stream_writer
 
         with _sentence_first():
+            self._warn_of_name()
             return stream_writer(dict(self.options), schema, overwrite)
 
     def _opened(self) -> StateSource:
@@ -80,8 +84,14 @@ class DefaultSource(DataSource):
         if self._source is None:
             from statelog.spark.source import StateSource
 
-            self._source = StateSource(dict(self.options))
+            self._source = StateSource(dict(self.options), of_table=self.is_table)
         return self._source
+
+    def _warn_of_name(self) -> None:
+        if not self.is_table:
+            from statelog.renamed import warn_renamed
+
+            warn_renamed('format("statelog") for a keyed table', 'format("statelog_table")')
 
 
 @contextlib.contextmanager

@@ -134,6 +134,9 @@ def test_what_spark_refuses_of_a_stream_is_refused_when_it_is_typed(
             wrong()
     assert totals.isStreaming and totals.key is not None and "total" in dir(totals)
     assert "StatefulStream[key: bigint, total: bigint, rows: bigint]" == repr(totals)
+    shown = totals._repr_html_()
+    assert "stateful operator transform_with_state" in shown and "key bigint" not in shown
+    assert "key int64" in shown and "in the checkpointLocation of the query" not in shown
     totals.printSchema()
     assert "|-- total: long" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Keyed tables: a stream and batches written to `format("statelog")`."""
+"""Keyed tables: a stream and batches written to `format("statelog_table")`."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 from tests.spark.streams import BatchSource, wait
+from tests.unit.state.reader.histories import History
 
+import pyspark_statelog
+import pyspark_statelog_table
 import statelog
 from statelog.checkpoint.history import Entries
 from statelog.spark.rows.types import arrow_schema
@@ -29,7 +34,7 @@ COLUMNS = "shop string, n bigint, amount double, note struct<text:string>, gone 
 
 
 def start(source: BatchSource, table: Path, checkpoint: Path, **options: object) -> Any:
-    writer = source.frame().writeStream.format("statelog").outputMode("append")
+    writer = source.frame().writeStream.format("statelog_table").outputMode("append")
     writer = writer.option("key", "n,shop").option("deleteColumn", "gone")
     for name, value in {"sequenceBy": "at", "maxParallelism": 8, **options}.items():
         writer = writer.option(name, str(value))
@@ -123,7 +128,7 @@ def test_a_batch_frame_upserts(spark: SparkSession, tmp_path: Path) -> None:
     table = tmp_path / "table"
 
     def write(frame: DataFrame, **options: object) -> None:
-        writer = frame.write.format("statelog").mode("append").option("key", "id")
+        writer = frame.write.format("statelog_table").mode("append").option("key", "id")
         for name, value in options.items():
             writer = writer.option(name, str(value))
         writer.save(str(table))
@@ -134,6 +139,11 @@ def test_a_batch_frame_upserts(spark: SparkSession, tmp_path: Path) -> None:
     assert frame.count() == 5010
     assert frame.where("value.twice = 0").count() == 21
     assert frame.where("value.added = 'x'").count() == 20
+    rows = spark.read.format("statelog_table").load(str(table))
+    assert rows.schema.simpleString() == "struct<id:bigint,twice:bigint,added:string>"
+    assert rows.where("id = 4995").collect() == [(4995, 0, "x")]
+    some = spark.read.format("statelog_table").option("columns", "added,id").load(str(table))
+    assert some.where("id = 4995").collect() == [("x", 4995)]
     write(spark.range(10).selectExpr("id", "true as gone", "1L as twice"), deleteColumn="gone")
     frame = spark.read.format("statelog").load(str(table))
     assert (frame.count(), frame.where("value.added = 'x'").count()) == (5000, 20)
@@ -153,8 +163,30 @@ def test_a_batch_frame_upserts(spark: SparkSession, tmp_path: Path) -> None:
     write(twice, sequenceBy="twice")
     with statelog.open(table) as state:
         assert state.get("row", 1)["twice"] == 2
+    with pytest.raises(
+        PySparkException, match="there is no column value; the columns are id, twice"
+    ):
+        spark.read.format("statelog_table").option("columns", "value").load(str(table)).count()
     with pytest.raises(PySparkException, match="upserts rows by their key"):
-        twice.write.format("statelog").mode("overwrite").option("key", "id").save(str(table))
+        twice.write.format("statelog_table").mode("overwrite").option("key", "id").save(str(table))
+
+
+def test_a_table_and_the_state_of_a_query_are_told_apart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    History("query", open_store(tmp_path, fsync=False)).run(1)
+    with pytest.raises(PySparkException, match=r'state of a query.*format."statelog". reads it'):
+        spark.read.format("statelog_table").option("stateVarName", "n").load(str(tmp_path)).count()
+
+
+def test_the_former_name_of_the_format_writes_a_table_with_a_warning(tmp_path: Path) -> None:
+    given = {"path": str(tmp_path / "table"), "key": "id"}
+    schema = StructType().add("id", "long").add("n", "long")
+    with pytest.warns(FutureWarning, match='is now format."statelog_table".'):
+        assert pyspark_statelog.DefaultSource(given).writer(schema, False) is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pyspark_statelog_table.DefaultSource(given).writer(schema, False) is not None
 
 
 @pytest.mark.parametrize("point", ["table-before-log", "table-before-commit", "table-after-commit"])
@@ -296,7 +328,7 @@ spark = (
 )
 frame = spark.readStream.schema("k bigint, n bigint").option("maxFilesPerTrigger", 1).json(sys.argv[1])
 query = (
-    frame.writeStream.format("statelog").option("key", "k").option("retainedCheckpoints", "9")
+    frame.writeStream.format("statelog_table").option("key", "k").option("retainedCheckpoints", "9")
     .option("checkpointLocation", sys.argv[2] + "/query").trigger(availableNow=True)
     .start(sys.argv[2] + "/table")
 )

@@ -6,6 +6,7 @@ from tests.unit.state.reader.histories import History
 
 import statelog
 from statelog.notebook import facts_as_html
+from statelog.spark.query.progress import BatchProgress
 from statelog.store import open_store
 
 
@@ -28,3 +29,17 @@ def test_a_location_and_its_checkpoints_show_their_facts(tmp_path: Path) -> None
         assert f"checkpoint {newest.checkpoint_id}" in state._repr_html_()
         with state.follow() as replica:
             assert f">{newest.checkpoint_id}<" in replica._repr_html_()
+
+
+def test_a_micro_batch_shows_where_its_time_went() -> None:
+    shown = BatchProgress(
+        batch_id=7,
+        checkpoint_id=15,
+        rows=120,
+        keys=30,
+        milliseconds={"run": 81.6},
+        task_milliseconds={"process": 40.2},
+        largest_keys=[{"key": "<c1>", "key_group": 3, "rows": 90, "share": 0.75}],
+    )._repr_html_()
+    assert "micro-batch 7" in shown and ">15<" in shown and "&lt;c1&gt; (90)" in shown
+    assert "run (driver)" in shown and "82 ms" in shown and "process (slowest task)" in shown

@@ -25,7 +25,7 @@ from statelog.spark.operations.state_rows import (
     value_column,
 )
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
-from statelog.spark.source.columns import nested_schema
+from statelog.spark.source.columns import spark_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -142,7 +142,7 @@ def deleted_rows(
         UsageError: The frame has no such keys.
     """
     types = {at: _SparkTypes(codec.states[at], codec.key.schema) for at in codec.live}
-    wanted = nested_schema(_flat_key(codec.key.schema))[KEY].dataType
+    wanted = spark_schema(_flat_key(codec.key.schema))[KEY].dataType
     key = _struct_parts(frame, KEY, wanted, "the frame of deleted keys")
     return frame.select(*_columns(key, key_groups, first_key_group, state_id), *_nulls(types))
 
@@ -198,7 +198,7 @@ class _SparkTypes:
 
     def __init__(self, state: StateCodec, key: pa.Schema) -> None:
         flat = [*_flat_key(key), *state.kind.row_fields(state)]
-        nested = {field.name: field.dataType for field in nested_schema(pa.schema(flat))}
+        nested = {field.name: field.dataType for field in spark_schema(pa.schema(flat))}
         self.key: DataType = nested[KEY]
         self.value: DataType | None = nested.get(VALUE_COLUMN)
         self.user_key: DataType | None = nested.get(USER_KEY_COLUMN)

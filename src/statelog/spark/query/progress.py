@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
+from statelog.notebook import facts_as_html
+
 
 class LargeKeyGroup(TypedDict):
     """A key group with many rows of a micro-batch."""
@@ -97,6 +99,23 @@ class BatchProgress:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        phases = {f"{name} (driver)": f"{ms:.0f} ms" for name, ms in self.milliseconds.items()}
+        slowest = {
+            f"{name} (slowest task)": f"{ms:.0f} ms" for name, ms in self.task_milliseconds.items()
+        }
+        facts = {
+            "checkpoint": f"{self.checkpoint_id}{', replayed' if self.replayed else ''}",
+            "rows": f"{self.rows} in, {self.output_rows} out, {self.late_rows} late",
+            "keys": self.keys,
+            "tasks": self.tasks,
+            "changes": f"{self.delta_bytes} bytes in {self.objects} objects",
+            "largest keys": ", ".join(f"{key['key']} ({key['rows']})" for key in self.largest_keys),
+            **phases,
+            **slowest,
+        }
+        return facts_as_html(f"micro-batch {self.batch_id}", facts)
 
     def __str__(self) -> str:
         phases = " ".join(f"{name}={ms:.0f}" for name, ms in self.milliseconds.items())

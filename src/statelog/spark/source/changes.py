@@ -16,7 +16,7 @@ from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit
-from statelog.spark.source.columns import nested_batch
+from statelog.spark.source.columns import spark_batch
 from statelog.spark.source.opened import Location
 from statelog.state.reader import LocationState
 from statelog.state.reader.chain import chain_before
@@ -246,4 +246,4 @@ def read_part(
                     reason="incompatible",
                     checkpoint_id=upto,
                 )
-            yield nested_batch(batch, target)
+            yield spark_batch(batch, target)

@@ -1,8 +1,9 @@
 """
-Flat columns of state as Spark's structs.
+Flat columns of state as Spark's columns.
 
 A reader of state names its columns `key.<name>`, `user_key.<name>` and `value.<name>`.  Here each
-of these prefixes is one struct, so that `frame.select("key.customer")` has the same meaning.
+of these prefixes is one struct, so that `frame.select("key.customer")` has the same meaning.  A keyed
+table has the columns that were written, under their names.
 """
 
 from __future__ import annotations
@@ -17,8 +18,20 @@ from statelog.errors import InvalidOptionsError
 from statelog.spark.rows.spark_versions import known_arguments
 
 
-def nested_schema(flat: pa.Schema) -> StructType:
-    """Return the columns of *flat*, those with a common prefix as one struct."""
+def spark_schema(flat: pa.Schema, *, of_table: bool = False) -> StructType:
+    """Return Spark's columns of *flat*: those with a common prefix as one struct, or those of a table."""
+    fields: dict[str, pa.Field] = {}
+    if of_table:
+        fields = {name: field.with_name(name) for field in flat if (name := _split(field.name)[1])}
+    else:
+        fields = _nested_fields(flat)
+    # The Arrow types have the names for a timestamp without a zone only if asked to.
+    converted = known_arguments(from_arrow_schema, prefer_timestamp_ntz=True)
+    schema: StructType = converted(pa.schema(list(fields.values())))
+    return schema
+
+
+def _nested_fields(flat: pa.Schema) -> dict[str, pa.Field]:
     fields: dict[str, pa.Field] = {}
     for name, members in _members(flat).items():
         if "." in flat.field(members[0]).name:
@@ -26,14 +39,16 @@ def nested_schema(flat: pa.Schema) -> StructType:
             fields[name] = pa.field(name, pa.struct(inner))
         else:
             fields[name] = flat.field(members[0])
-    # The Arrow types have the names for a timestamp without a zone only if asked to.
-    converted = known_arguments(from_arrow_schema, prefer_timestamp_ntz=True)
-    schema: StructType = converted(pa.schema(list(fields.values())))
-    return schema
+    return fields
 
 
-def nested_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Return *flat* in the columns of `nested_schema`, with the exact types of *target*."""
+def spark_batch(
+    flat: pa.RecordBatch, target: pa.Schema, *, of_table: bool = False
+) -> pa.RecordBatch:
+    """Return *flat* in the columns of `spark_schema`, with the exact types of *target*."""
+    if of_table:
+        arrays = [flat.column(at).cast(one.type) for at, one in enumerate(target)]
+        return pa.RecordBatch.from_arrays(arrays, schema=target)
     columns = []
     for name, members in _members(flat.schema).items():
         wanted = target.field(name).type
@@ -67,6 +82,21 @@ def selected_columns(flat: pa.Schema, wanted: Sequence[str] | None) -> pa.Schema
     return pa.schema(
         [field for field in flat if field.name in wanted or _split(field.name)[0] in wanted]
     )
+
+
+def table_columns(flat: pa.Schema, wanted: Sequence[str] | None) -> pa.Schema:
+    """
+    Return the columns of a keyed table: those of its key and its row, or of them those in *wanted*.
+
+    Raises:
+        InvalidOptionsError: There is no such column.
+    """
+    names = {_split(field.name)[1]: field for field in flat if "." in field.name}
+    if unknown := [name for name in wanted or () if name not in names]:
+        raise InvalidOptionsError(
+            f"there is no column {', '.join(unknown)}; the columns are {', '.join(names)}"
+        )
+    return pa.schema([names[name] for name in wanted or names])
 
 
 def _members(flat: pa.Schema) -> dict[str, list[int]]:

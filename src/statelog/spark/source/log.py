@@ -22,7 +22,7 @@ from statelog.changelog.reader import read_change_batches
 from statelog.changelog.whole_file import whole_file_handle
 from statelog.errors import UsageError
 from statelog.model import ChangelogStateHandle, CompletedCheckpoint, KeyGroupRange
-from statelog.spark.source.columns import nested_batch
+from statelog.spark.source.columns import spark_batch
 from statelog.spark.source.opened import Location
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import kind
@@ -124,7 +124,7 @@ class LogRows(DataSourceReader):
                 ]
                 first += count
                 whole = pa.RecordBatch.from_arrays([*head, *batch.columns], schema=self._flat)
-                yield nested_batch(whole, self._target)
+                yield spark_batch(whole, self._target)
 
     def _reader(self) -> StateReader:
         return self._read.location.reader(self._read.checkpoint_id, self._read.operator)
@@ -171,7 +171,7 @@ class FileRows(DataSourceReader):
             ]
             first += count
             found = pa.RecordBatch.from_arrays(columns, schema=FILE_COLUMNS)
-            yield nested_batch(found, self._target)
+            yield spark_batch(found, self._target)
 
 
 def changelog_files(path: str, options: Location) -> tuple[Location, list[str]] | None:

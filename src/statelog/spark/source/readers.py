@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.model import KeyGroupRange
-from statelog.spark.source.columns import nested_batch
+from statelog.spark.source.columns import spark_batch
 from statelog.spark.source.opened import Location
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ from statelog.state.keys.key_groups import key_group_of
 
 
 def key_groups_left(
-    filters: Iterable[object], key: pa.Schema, operator: KeyGroupRange
+    filters: Iterable[object],
+    key: pa.Schema,
+    operator: KeyGroupRange,
+    *,
+    of_table: bool = False,
 ) -> KeyGroupRange:
     """
     Return the key groups in which rows can be that pass *filters*.
@@ -37,13 +41,14 @@ def key_groups_left(
         filters: Spark's filters, all of which hold.
         key: The columns of the operator's key.
         operator: All key groups of the operator.
+        of_table: Whether the columns are those of a keyed table.
     """
     equal = _equalities(filters)
     left = operator
-    number = equal.get((KEY_GROUP_COLUMN,))
+    number = None if of_table else equal.get((KEY_GROUP_COLUMN,))
     if isinstance(number, int):
         left = left.intersection(KeyGroupRange(number, number)) if number >= 0 else left
-    columns = [("key", name) for name in key.names]
+    columns = [(name,) if of_table else ("key", name) for name in key.names]
     if all(column in equal for column in columns):
         found = _key_group([equal[column] for column in columns], key, operator)
         left = left if found is None else left.intersection(KeyGroupRange(found, found))
@@ -114,6 +119,7 @@ class StateRead:
         operator_key_groups: All key groups of the operator.
         ranges: The key groups of each partition.
         now_ms: What expired by then is left out, in all partitions.
+        of_table: Whether the columns are those of a keyed table, not structs.
     """
 
     location: Location
@@ -126,6 +132,7 @@ class StateRead:
     operator_key_groups: KeyGroupRange
     ranges: Sequence[KeyGroupRange]
     now_ms: int
+    of_table: bool = False
 
 
 class KeyGroups(InputPartition):
@@ -167,7 +174,8 @@ class StateRows(DataSourceReader):
                 read.variable, key_groups=key_groups, now_ms=read.now_ms, flatten=read.flatten
             )
             for batch in found:
-                yield nested_batch(batch.select(list(read.columns)), self._target)
+                chosen = batch.select(list(read.columns))
+                yield spark_batch(chosen, self._target, of_table=read.of_table)
 
 
 class FilteredStateRows(StateRows):
@@ -180,7 +188,10 @@ class FilteredStateRows(StateRows):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Choose key groups by *filters*; return them all, for Spark to apply."""
-        self._left = key_groups_left(filters, self._read.key, self._read.operator_key_groups)
+        read = self._read
+        self._left = key_groups_left(
+            filters, read.key, read.operator_key_groups, of_table=read.of_table
+        )
         return filters
 
 
@@ -206,9 +217,7 @@ class CheckpointRows(DataSourceReader):
         found = list_checkpoints(self._location.store())
         created = {one.checkpoint_id: one.created_at_ms for one in found}
         rows = [_row(one, created) for one in found]
-        yield nested_batch(
-            pa.RecordBatch.from_pylist(rows, schema=CHECKPOINT_COLUMNS), self._target
-        )
+        yield spark_batch(pa.RecordBatch.from_pylist(rows, schema=CHECKPOINT_COLUMNS), self._target)
 
 
 def _row(one: CheckpointSummary, created: Mapping[int, int | None]) -> dict[str, object]:

@@ -14,7 +14,7 @@ from statelog.errors import InvalidOptionsError, UsageError
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.source.changes import ChangeRows, ChangesRead, ChangeStream
-from statelog.spark.source.columns import nested_schema, selected_columns
+from statelog.spark.source.columns import selected_columns, spark_schema, table_columns
 from statelog.spark.source.log import (
     FILE_COLUMNS,
     RAW_COLUMNS,
@@ -24,7 +24,7 @@ from statelog.spark.source.log import (
     changelog_files,
     operation_columns,
 )
-from statelog.spark.source.opened import Location, only_variable, ranges_of
+from statelog.spark.source.opened import Location, check_is_table, only_variable, ranges_of
 from statelog.spark.source.options import (
     CHANGES_VIEW,
     CHECKPOINTS_VIEW,
@@ -51,11 +51,13 @@ class _View:
         columns: Its flat columns.
         reader: Makes the reader of a batch, given the columns in the types that Spark takes.
         stream: Likewise of a stream; None where there is none.
+        of_table: Whether the columns are those of a keyed table, not structs.
     """
 
     columns: pa.Schema
     reader: Callable[[pa.Schema], DataSourceReader]
     stream: Callable[[pa.Schema], DataSourceStreamReader] | None = None
+    of_table: bool = False
 
 
 class StateSource:
@@ -67,6 +69,7 @@ class StateSource:
 
     Args:
         options: Spark's options.
+        of_table: Whether state is read as the rows of a keyed table.
 
     Raises:
         InvalidOptionsError: An option is unknown, missing or has the wrong form.
@@ -77,17 +80,18 @@ class StateSource:
     Blocks: On the store.
     """
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], *, of_table: bool = False) -> None:
         read = SourceOptions.parse(options)
         # A relative path has its meaning here, in the folder of the driver.
         path = normalize_url(read.path) if is_known(read.path) else read.path
         location = Location(path, read.store)
         views = {CHANGES_VIEW: _changes, LOG_VIEW: _log, CHECKPOINTS_VIEW: _checkpoints}
-        self._view = views.get(read.view, _state)(read, location)
+        state = partial(_state, of_table=of_table)
+        self._view = views.get(read.view, state)(read, location)
 
     def schema(self) -> StructType:
         """Return the columns of the rows."""
-        return nested_schema(self._view.columns)
+        return spark_schema(self._view.columns, of_table=self._view.of_table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """
@@ -124,15 +128,18 @@ class StateSource:
         return arrow_schema(schema)
 
 
-def _state(options: SourceOptions, location: Location) -> _View:
-    """Return what is read of state."""
+def _state(options: SourceOptions, location: Location, *, of_table: bool) -> _View:
+    """Return what is read of state, or of the rows of a keyed table."""
     chosen = location.checkpoint(options.checkpoint)
     if options.batchId is not None:
         chosen = location.checkpoint_of_batch(options.batchId)
     with location.reader(chosen, options.operatorId) as reader:
+        if of_table:
+            check_is_table(reader)
         variable = options.stateVarName or only_variable(reader)
         flatten = options.flattenCollections
-        columns = selected_columns(reader.arrow_schema(variable, flatten=flatten), options.columns)
+        choose = table_columns if of_table else selected_columns
+        columns = choose(reader.arrow_schema(variable, flatten=flatten), options.columns)
         read = StateRead(
             location=location,
             checkpoint_id=reader.checkpoint_id,
@@ -144,9 +151,10 @@ def _state(options: SourceOptions, location: Location) -> _View:
             operator_key_groups=reader.key_groups,
             ranges=ranges_of(reader, options.keyGroups, options.partitions),
             now_ms=int(wall_clock_seconds() * 1000),
+            of_table=of_table,
         )
     kind = FilteredStateRows if options.filterPushdown else StateRows
-    return _View(columns, partial(kind, read))
+    return _View(columns, partial(kind, read), of_table=of_table)
 
 
 def _changes(options: SourceOptions, location: Location) -> _View:

@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Final, NoReturn
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
+from statelog.notebook import facts_as_html
+from statelog.redaction import redacted
 from statelog.spark.jvm.gateway import FRAME
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.rows.spark_versions import offered
@@ -285,8 +288,32 @@ class StatefulStream(DataFrame):
         columns = ", ".join(f"{name}: {kind}" for name, kind in self.dtypes)
         return f"StatefulStream[{columns}]"
 
-    def _repr_html_(self) -> None:
-        """Return None, so that notebooks show the plain text."""
+    def _repr_html_(self) -> str:
+        return "".join(map(_operator_as_html, self._operators))
+
+
+def _operator_as_html(operator: OperatorDefinition) -> str:
+    schema = operator.schema
+    states = {
+        each.name: f"{each.kind_text} ({', '.join(map(_column, each.value_schema))})"
+        for each in schema.states
+    }
+    facts = {
+        "processor": type(operator.processor).__name__,
+        "key": ", ".join(map(_column, schema.key_schema)),
+        **{f"state {name}": text for name, text in states.items()},
+        "time mode": operator.time_mode,
+        "key groups": operator.max_parallelism,
+        "output": ", ".join(map(_column, operator.arrow_output)),
+        "state location": redacted(
+            str(operator.arguments.get("stateLocation") or "in the checkpointLocation of the query")
+        ),
+    }
+    return facts_as_html(f"stateful operator {schema.operator_id}", facts)
+
+
+def _column(field: pa.Field) -> str:
+    return f"{field.name} {field.type}"
 
 
 def _recorded(name: str) -> Callable[..., StatefulStream]:

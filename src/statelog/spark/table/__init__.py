@@ -1,5 +1,5 @@
 """
-Keyed tables: `df.writeStream.format("statelog")` and `df.write.format("statelog")`.
+Keyed tables: `df.writeStream.format("statelog_table")` and `df.write.format("statelog_table")`.
 
     options   the options of a write, and the table's columns
     parts     what a task writes: its rows with their key groups

@@ -15,6 +15,7 @@ from statelog.errors import InvalidOptionsError, StatelogError, UsageError
 from statelog.model import DEFAULT_MAX_PARALLELISM
 from statelog.options import CheckpointOptions
 from statelog.spark.rows.types import arrow_schema
+from statelog.spark.source.opened import TABLE
 from statelog.spark.source.options import (
     build_options,
     documented_options,
@@ -29,7 +30,6 @@ from statelog.store.location import is_known, normalize_url
 
 ROW: Final = "row"
 """Name of the variable that holds the columns of a table beside its key."""
-_OPERATOR: Final = "table"
 # Options of Spark's own writer that are passed on with the others.
 _CHECKPOINT_LOCATION: Final = "checkpointlocation"
 _QUERY_NAME: Final = "queryname"
@@ -107,10 +107,10 @@ class TableOptions:
         of_spark = {name.lower(): value for name, value in given.items()}
         checkpoint_location = of_spark.pop(_CHECKPOINT_LOCATION, None)
         of_spark.pop(_QUERY_NAME, None)
-        texts, store = given_options(of_spark, cls, "writing the format statelog")
+        texts, store = given_options(of_spark, cls, "writing the format statelog_table")
         if not texts.get("path"):
             raise InvalidOptionsError(
-                "the format statelog needs the location of the table: .start(location) or .save(location)"
+                "the format statelog_table needs the location of the table: .start(location) or .save(location)"
             )
         _key("key", texts.get("key"))  # raises: there is no default
         return build_options(cls, texts, store=store, checkpoint_location=checkpoint_location)
@@ -194,7 +194,7 @@ class TableColumns:
             raise UsageError("a table needs a column beside its key")
         key = pa.schema([arrow.field(name) for name in options.key])
         schema = OperatorStateSchema(
-            _OPERATOR,
+            TABLE,
             key,
             # Every column may be null: a later frame may lack it.
             (StateDescriptor(ROW, StateKind.VALUE, stored_schema(pa.schema(row))),),

@@ -14,7 +14,7 @@ from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.source.changes import ChangesRead, ChangeStream
-from statelog.spark.source.columns import nested_schema
+from statelog.spark.source.columns import spark_schema
 from statelog.spark.source.opened import Location
 from statelog.state.reader import StateReader
 from statelog.state.reader.feed import ChangeFeed
@@ -39,7 +39,7 @@ def stream(folder: Path, name: str | None = None, **options: Any) -> ChangeStrea
     )
     values: dict[str, Any] = {"start": None, "limit": None, **options}
     reader_option = None if name is None else (name, BOUND)
-    return ChangeStream(read, arrow_schema(nested_schema(columns)), reader=reader_option, **values)
+    return ChangeStream(read, arrow_schema(spark_schema(columns)), reader=reader_option, **values)
 
 
 def offset(checkpoint_id: int) -> dict[str, int]:
