@@ -7,7 +7,7 @@ from bench.driver_scale import DELTA_BYTES, EVENTS_PER_TASK, CountingStore, Driv
 from bench.harness.blocks.scale import requests_of
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import load_stored
+from statelog.checkpoint.history import Entries
 from statelog.errors import ObjectExistsError, ObjectNotFoundError
 from statelog.model import KeyGroupRange
 from statelog.options import SnapshotPolicy
@@ -20,7 +20,7 @@ TASKS = 60
 def test_a_micro_batch_is_a_real_checkpoint() -> None:
     driver = Driver(TASKS, SnapshotPolicy())
     facts = [driver.micro_batch() for _ in range(3)]
-    stored = load_stored(driver.store, 3).checkpoint
+    stored = Entries(driver.store).load(3).checkpoint
     record = BatchRecord.of(stored)
     assert 3 * TASKS == len(stored.log) == facts[-1]["log_handles"]
     assert (TASKS, TASKS * EVENTS_PER_TASK) == (record.tasks, record.rows)

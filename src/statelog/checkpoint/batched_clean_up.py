@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -23,10 +22,8 @@ from statelog.core.checkpoint_events import (
     CleanUpRequested,
     Deleted,
     DeleteObjects,
-    RetainedCheckpoint,
 )
 from statelog.core.checkpoint_ledger import CheckpointLedger
-from statelog.core.pins import Pin
 from statelog.errors import StoreError
 from statelog.runtime.background import in_background
 from statelog.store import ObjectStore, ask_at_once
@@ -38,16 +35,7 @@ BATCH_INTERVAL_MS: Final = 60_000
 _NS_PER_MS: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """The pins of the location, after the commits that subsumed *subsumed*."""
-
-    subsumed: tuple[int, ...]
-    pins: tuple[Pin, ...]
-    leftovers: tuple[RetainedCheckpoint, ...]
-
-
-_Result: TypeAlias = _Listed | CleanUpReport
+_Result: TypeAlias = CleanUpRequested | CleanUpReport
 _Start: TypeAlias = Callable[[Callable[[], _Result]], Future[_Result]]
 
 
@@ -102,12 +90,12 @@ class BatchedCleanUp:
         """
         self._finish(ledger)
         self._waits_since_ms = None
-        listed = None
+        request = CleanUpRequested(None)
         if ledger.subsumed or self._leftovers:
             # Read after the commit: a caller that tags a checkpoint then sees that it is subsumed.
-            listed = self._listed(ledger.subsumed)
+            request = self._listed(ledger.subsumed)
         report = CleanUpReport()
-        for action in self._request(ledger, listed):
+        for action in self._deletions(ledger, request):
             done = delete_objects(self._store, action.paths)
             ledger.handle(Deleted(done.deleted), self._now_ns())
             report = report.merged(done)
@@ -140,13 +128,11 @@ class BatchedCleanUp:
         since = self._waits_since_ms
         return since is not None and now_ms - since >= BATCH_INTERVAL_MS
 
-    def _listed(self, subsumed: tuple[int, ...]) -> _Listed:
-        leftovers = self._read_leftovers()
-        return _Listed(subsumed, read_pins(self._store), leftovers)
-
-    def _read_leftovers(self) -> tuple[RetainedCheckpoint, ...]:
+    def _listed(self, subsumed: tuple[int, ...]) -> CleanUpRequested:
+        """Return the pins of the location, read after the commits that subsumed *subsumed*."""
         reads = [partial(kept_checkpoint, self._store, each) for each in self._leftovers]
-        return tuple(one for one in ask_at_once(self._store, reads) if one is not None)
+        leftovers = tuple(each for each in ask_at_once(self._store, reads) if each is not None)
+        return CleanUpRequested(read_pins(self._store), leftovers, subsumed)
 
     def _take_result(self, ledger: CheckpointLedger) -> None:
         running, self._running = self._running, None
@@ -156,15 +142,15 @@ class BatchedCleanUp:
             if result.failed:
                 raise StoreError(result.reason)
         elif result is not None:
-            for action in self._request(ledger, result):
+            for action in self._deletions(ledger, result):
                 self._running = self._start(partial(delete_objects, self._store, action.paths))
 
-    def _request(self, ledger: CheckpointLedger, listed: _Listed | None) -> list[DeleteObjects]:
-        requested = CleanUpRequested(None)
-        if listed is not None:
-            requested = CleanUpRequested(listed.pins, listed.leftovers, listed.subsumed)
+    def _deletions(
+        self, ledger: CheckpointLedger, request: CleanUpRequested
+    ) -> list[DeleteObjects]:
+        if request.pins is not None:
             self._leftovers = ()
-        actions = ledger.handle(requested, self._now_ns())
+        actions = ledger.handle(request, self._now_ns())
         return [action for action in actions if isinstance(action, DeleteObjects)]
 
     def _finish(self, ledger: CheckpointLedger) -> None:

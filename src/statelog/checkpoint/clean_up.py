@@ -26,7 +26,7 @@ from statelog.checkpoint.history import (
 )
 from statelog.checkpoint.tags import retained_ids
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
-from statelog.store import PATHS, LocationStore, ObjectInfo, ObjectStore
+from statelog.store import PATHS, LocationStore, ObjectStore
 from statelog.store.location_store import is_fork_id, parent_path
 from statelog.store.paths import (
     RECORDINGS_FOLDER,
@@ -92,6 +92,9 @@ def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False)
 _FAILURES_MAX: Final = 3
 FAILED_RECORDING_AGE: Final = dt.timedelta(days=7)
 """The recording of a key that failed is kept this long; no checkpoint names it."""
+_NEVER_GARBAGE: Final = tuple(
+    f"{folder}/" for folder in (PATHS.owners, PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
+)
 _PART_MAX: Final = 1000
 """The limit of S3 for one request; a failed part is deleted again one by one."""
 
@@ -229,7 +232,7 @@ def collect_garbage(
         deleted_bytes=sum(sizes[path] for path in report.deleted),
         reachable=sum(info.path in marked for info in listed),
         too_young=len(orphans) - len(old),
-        unknown=_count_unknown(listed),
+        unknown=sum(_is_unknown(info.path) for info in listed),
         released=tuple(each.fork_id for each in releases if not each.problem),
         outside=tuple(each for each in releases if each.tags or each.problem),
         dry_run=dry_run,
@@ -325,13 +328,6 @@ def is_ours(path: str) -> bool:
     return parse_checkpoint_folder(folder) is not None
 
 
-def _count_unknown(listed: Iterable[ObjectInfo]) -> int:
-    never_garbage = tuple(
-        f"{one}/" for one in (PATHS.owners, PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
-    )
-    return sum(
-        not is_ours(info.path)
-        and not info.path.startswith(never_garbage)
-        and info.path != PATHS.copied_from
-        for info in listed
-    )
+def _is_unknown(path: str) -> bool:
+    known = is_ours(path) or path.startswith(_NEVER_GARBAGE) or path == PATHS.copied_from
+    return not known

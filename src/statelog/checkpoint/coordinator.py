@@ -16,7 +16,7 @@ from typing import NoReturn
 from statelog.checkpoint.batched_clean_up import BatchedCleanUp
 from statelog.checkpoint.clean_up import CleanUpReport
 from statelog.checkpoint.commit import prepare_commit, put_commit
-from statelog.checkpoint.history import Entries, StoredCheckpoint, load_stored
+from statelog.checkpoint.history import Entries, StoredCheckpoint
 from statelog.checkpoint.ownership import claim_location
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import (
@@ -155,9 +155,7 @@ class CheckpointCoordinator:
         )
         self._ledger = self._new_ledger()
         self._clean_ups.begin()
-        self._restored = False
-        self._restored_from = None
-        self._prepared = None
+        self._restored = False  # `restore` replaces what is left of the history before
         return self._claim.number
 
     def restore(self, checkpoint_id: int | None = None) -> CompletedCheckpoint | None:
@@ -361,24 +359,24 @@ class CheckpointCoordinator:
 
     def load(self, checkpoint_id: int) -> CompletedCheckpoint:
         """
-        Read a checkpoint without restoring it; raises as `load_stored`.
+        Read a checkpoint without restoring it; raises as `Entries.load`.
 
         Blocks: On the store.   Thread: any.
         """
         if (latest := self._ledger.latest) and latest.checkpoint_id == checkpoint_id:
             return latest
-        return load_stored(self._store, checkpoint_id).checkpoint
+        return Entries(self._store).load(checkpoint_id).checkpoint
 
     def section(self, checkpoint_id: int, tag: bytes) -> bytes | None:
         """
-        Return a caller's section of a checkpoint, or None; raises as `load_stored`.
+        Return a caller's section of a checkpoint, or None; raises as `Entries.load`.
 
         Blocks: On the store.   Thread: any.
         """
         stored = self._restored_from
         if stored is not None and stored.checkpoint.checkpoint_id == checkpoint_id:
             return stored.sections.get(tag)
-        return load_stored(self._store, checkpoint_id).sections.get(tag)
+        return Entries(self._store).load(checkpoint_id).sections.get(tag)
 
     def clean_up(self) -> CleanUpReport:
         """

@@ -8,6 +8,7 @@ newest checkpoint, or a claim, which names it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
@@ -30,6 +31,8 @@ from statelog.store.at_once import read_tail
 from statelog.store.paths import parse_checkpoint_folder
 
 _TAIL_SIZE: Final = 64 * 1024
+_NAMED: Final = 10
+"""Entries looked at to name the newest checkpoints in an error; claims are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +299,7 @@ class Entries:
 
     def _newest_of_first_edition(self) -> StoredCheckpoint | None:
         """Return the newest checkpoint of a location of statelog 0.2; the highest may be a zombie."""
-        reads = [partial(_quietly, self.store, number) for number in self.ids]
+        reads = [partial(readable, self.store, number) for number in self.ids]
         entries = [entry for entry in ask_at_once(self.store, reads) if entry is not None]
         stored = [entry for entry in entries if isinstance(entry, StoredCheckpoint)]
         if any(not each.is_of_first_edition for each in stored) or len(stored) < len(entries):
@@ -321,7 +324,8 @@ class Entries:
     def _damaged(
         self, checkpoint_id: int, error: CorruptionError | ObjectNotFoundError
     ) -> CheckpointError:
-        usable = self._newest_usable(checkpoint_id)
+        older = (number for number in reversed(self.ids) if number < checkpoint_id)
+        usable = next((each for each in older if is_usable(self.store, each, whole=True)), None)
         advice = (
             "no older checkpoint can be restored"
             if usable is None
@@ -331,15 +335,35 @@ class Entries:
         text = f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}"
         return unusable(checkpoint_id, "damaged", text, usable_id=usable)
 
-    def _newest_usable(self, before: int) -> int | None:
-        for number in reversed([number for number in self.ids if number < before]):
-            try:
-                found = read_checkpoint(self.store, number, whole=True).checkpoint
-            except (ObjectNotFoundError, CorruptionError):
-                continue
-            if not missing_objects(self.store, found):
-                return number
-        return None
+    def load(self, checkpoint_id: int) -> StoredCheckpoint:
+        """
+        Return a checkpoint that a caller names.
+
+        Raises:
+            CheckpointError: `reason` "not_found"; the message names those that exist.  Or "damaged".
+            IncompatibleFormatError: A newer statelog wrote it.
+
+        Blocks: On the store.
+        """
+        try:
+            return self.read_checkpoint(checkpoint_id)
+        except ObjectNotFoundError as error:
+            numbers = self.ids[-_NAMED:]
+            entries = ask_at_once(
+                self.store, [partial(readable, self.store, each) for each in numbers]
+            )
+            named = [
+                n
+                for n, each in zip(numbers, entries, strict=True)
+                if not isinstance(each, ClaimRecord)
+            ]
+            text = f"does not exist in {self.store.url} (newest: {', '.join(map(str, named)) or 'none'})"
+            raise unusable(
+                checkpoint_id, "not_found", f"checkpoint {checkpoint_id} {text}"
+            ) from error
+        except CorruptionError as error:
+            text = f"checkpoint {checkpoint_id} is damaged: {error}; restore another one"
+            raise unusable(checkpoint_id, "damaged", text, usable_id=None) from error
 
 
 def unusable(checkpoint_id: int, reason: str, message: str, **facts: object) -> CheckpointError:
@@ -353,12 +377,17 @@ def unusable(checkpoint_id: int, reason: str, message: str, **facts: object) -> 
     )
 
 
-def _quietly(store: ObjectStore, number: int) -> Entry | None:
+def readable(store: ObjectStore, number: int, *, whole: bool = False) -> Entry | None:
     """Return an entry; None if it does not exist, or cannot be read."""
-    try:
-        return read_entry(store, number)
-    except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
-        return None
+    with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+        return read_entry(store, number, whole=whole)
+    return None
+
+
+def is_usable(store: ObjectStore, number: int, *, whole: bool = False) -> bool:
+    """Return whether an entry is a checkpoint that can be read, and whose objects all exist."""
+    entry = readable(store, number, whole=whole)
+    return isinstance(entry, StoredCheckpoint) and not missing_objects(store, entry.checkpoint)
 
 
 def may_be_claim(store: ObjectStore, number: int) -> bool:
@@ -394,24 +423,3 @@ def exists(store: ObjectStore, path: str) -> bool:
     except ObjectNotFoundError:
         return False
     return True
-
-
-def load_stored(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
-    """
-    Read one checkpoint by its id.
-
-    Raises:
-        CheckpointError: `reason` "not_found" or "damaged".
-        IncompatibleFormatError: A newer statelog wrote it.
-
-    Blocks: On the store.
-    """
-    try:
-        return read_checkpoint(store, checkpoint_id)
-    except ObjectNotFoundError as error:
-        text = f"checkpoint {checkpoint_id} does not exist in {store.url}; `statelog checkpoints` lists all"
-        raise unusable(checkpoint_id, "not_found", text) from error
-    except CorruptionError as error:
-        raise unusable(
-            checkpoint_id, "damaged", f"checkpoint {checkpoint_id} is damaged: {error}"
-        ) from error

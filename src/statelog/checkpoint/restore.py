@@ -15,6 +15,7 @@ from typing import Final
 from statelog.checkpoint.history import (
     Entries,
     StoredCheckpoint,
+    is_usable,
     may_be_claim,
     missing_objects,
     read_checkpoint,
@@ -40,8 +41,6 @@ Entries that an owner looks at after its start; more than the checkpoints that a
 Claims stay for ever, so without a bound each start would read all of them.  Older leftovers, of owners that
 died one after the other, are deleted by `collect_garbage`.
 """
-_NAMED: Final = 10
-"""Entries looked at to name the newest checkpoints in an error; claims are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +100,14 @@ def find_restore_point(
     ids = entries.ids
     claims = {number for number in ids if isinstance(entries.read_before(number), ClaimRecord)}
     base = stored.checkpoint
-    newer = [] if checkpoint_id is None else [each for each in ids if each > checkpoint_id]
+    named = ids[-1] if checkpoint_id is None else checkpoint_id
+    newer = [number for number in ids if number > named and number not in claims]
     held = pinned(pinning, ids, max(number for number in ids if number not in claims))
     older_ids = sorted({number for number in (*kept, *held) if number < base.checkpoint_id})
     older = ask_at_once(store, [partial(kept_checkpoint, store, number) for number in older_ids])
     own = RetainedCheckpoint(base.checkpoint_id, objects_of(base))
     retained = (*(each for each in older if each is not None), own)
-    gives_up = [
-        partial(_given_up, entries, number, number in held)
-        for number in newer
-        if number not in claims
-    ]
+    gives_up = [partial(_given_up, entries, number, number in held) for number in newer]
     given_up = tuple(each for each in ask_at_once(store, gives_up) if each is not None)
     settled = claims | {each.checkpoint_id for each in given_up}
     unsettled = [number for number in ids if number not in settled]
@@ -205,19 +201,7 @@ def keep_tag(store: ObjectStore, tag: Tag) -> None:
 def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, tuple[int, ...]]:
     """Return the given checkpoint if it can be restored, and what it retains."""
     store, ids = entries.store, entries.ids
-    try:
-        stored = entries.read_checkpoint(checkpoint_id)
-    except ObjectNotFoundError as error:
-        reads = [partial(kept_checkpoint, store, number) for number in ids[-_NAMED:]]
-        named = [each.checkpoint_id for each in ask_at_once(store, reads) if each is not None]
-        raise unusable(
-            checkpoint_id,
-            "not_found",
-            f"checkpoint {checkpoint_id} does not exist in {store.url} (newest: {', '.join(map(str, named)) or 'none'})",
-        ) from error
-    except CorruptionError as error:
-        text = f"checkpoint {checkpoint_id} is damaged: {error}; restore another one"
-        raise unusable(checkpoint_id, "damaged", text, usable_id=None) from error
+    stored = entries.load(checkpoint_id)
     try:
         newest = entries.newest()
     except (CheckpointError, IncompatibleFormatError):
@@ -245,22 +229,9 @@ def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, 
             missing=missing,
         )
     if newest is None:
-        return stored, _whole(store, base)
+        return stored, tuple(each for each in base.retained if is_usable(store, each))
     # The others are subsumed, and may be deleted at any time.
     return stored, tuple(number for number in base.retained if number in retained)
-
-
-def _whole(store: ObjectStore, base: CompletedCheckpoint) -> tuple[int, ...]:
-    """Return the checkpoints that *base* retains and whose objects all exist."""
-    whole = []
-    for checkpoint_id in base.retained[:-1]:
-        try:
-            older = read_checkpoint(store, checkpoint_id).checkpoint
-        except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
-            continue
-        if not missing_objects(store, older):
-            whole.append(checkpoint_id)
-    return (*whole, base.checkpoint_id)
 
 
 def kept_checkpoint(store: ObjectStore, checkpoint_id: int) -> RetainedCheckpoint | None:

@@ -23,7 +23,7 @@ import msgspec
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.clean_up import release_parent
 from statelog.checkpoint.commit import prepare_commit, put_commit
-from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored
+from statelog.checkpoint.history import Entries, StoredCheckpoint, exists
 from statelog.checkpoint.ownership import put_claim
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import keep_tag
@@ -136,7 +136,7 @@ def fork_source(
 
     Blocks: On both stores.
     """
-    stored = load_stored(store, checkpoint_id)
+    stored = Entries(store).load(checkpoint_id)
     record = BatchRecord.of(stored.checkpoint)
     query = open_query(record.checkpoint_location)
     files = None if query is None else position_files(StoredQuery(query), record)
@@ -157,7 +157,7 @@ def tagged_source(store: LocationStore, name: str) -> ForkSource:
     content = read_tag(store, tag)
     return ForkSource(
         store=store,
-        stored=load_stored(store, tag.checkpoint_id),
+        stored=Entries(store).load(tag.checkpoint_id),
         files=content.files or None,
     )
 

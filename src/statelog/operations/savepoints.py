@@ -14,7 +14,7 @@ from typing import Final
 from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import load_stored
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint, keep_tag
 from statelog.checkpoint.tags import (
@@ -286,7 +286,7 @@ def fork(
     files = None if begun is None else begun.files(store)
     if begun is not None and files is not None:
         source = ForkSource(
-            store=store, stored=load_stored(store, begun.checkpoint_id), files=files
+            store=store, stored=Entries(store).load(begun.checkpoint_id), files=files
         )
     elif tag is not None:
         source = _tagged_source(store, tag, state_only)

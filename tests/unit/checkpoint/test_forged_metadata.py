@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.format.test_checkpoint_metadata import record_of
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import load_stored
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.verify import verify_location
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, CorruptionError, StoreError
@@ -110,7 +110,7 @@ def test_forged_metadata_reads_and_deletes_nothing(path, where, tmp_path, capsys
     store = open_store(str(tmp_path / "location"))
     store.put(PATHS.metadata(40), forged_checkpoint(path, where=where))
     with pytest.raises(CheckpointError, match="forged or damaged") as caught:
-        load_stored(store, 40)
+        Entries(store).load(40)
     assert caught.value.reason == "damaged"
     (found,) = verify_location(store)
     assert "forged" in found.problem

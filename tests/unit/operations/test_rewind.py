@@ -10,7 +10,7 @@ from tests.records import one_operator
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
 
 from statelog.checkpoint.clean_up import collect_garbage
-from statelog.checkpoint.history import Entries, load_stored
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.cli.main import run
@@ -121,7 +121,7 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
     assert (7, 3, 2) == (newest.checkpoint_id, newest.parent_id, newest.properties["batch_id"])
     assert [1, 2, 3] == [handle.checkpoint_id for handle in newest.log]
     assert (2, 3, 7) == newest.retained
-    assert b"rows of 2" == load_stored(query.state, 7).sections.get(OUTPUT_TAG)
+    assert b"rows of 2" == Entries(query.state).load(7).sections.get(OUTPUT_TAG)
     kept = [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
     assert [kept] * 3 == [query.names(folder) for folder in ("offsets", "commits", "sources/0")]
     assert [".0.crc", "0"] == query.names("sources/1")  # where Kafka began is no log
