@@ -141,6 +141,9 @@ BENCHMARKS = {
     ),
     "encryption": Benchmark("bench/encryption.py", 20, "what encryption costs"),
     "latency": Benchmark("bench/latency.py", 10, "how many requests a micro-batch waits for"),
+    "visible": Benchmark(
+        "bench/visible.py", 25, "from an event to its result in the sink, 1,000 events a second"
+    ),
     "verify": Benchmark("bench/verify.py", 10, "a check of a whole location"),
 }
 

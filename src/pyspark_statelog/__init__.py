@@ -34,7 +34,7 @@ class DefaultSource(DataSource):
     """
     The state of a query on statelog, as a frame that Spark reads.
 
-    The options are those of `statelog.spark.source.options.SourceOptions`.  A keyed table is written by
+    The options are fields of `statelog.spark.source.options.SourceOptions`.  A keyed table is written by
     the format `statelog_table` (package `pyspark_statelog_table`); this format wrote it before 0.3, and
     does so in this version with a warning.
     """

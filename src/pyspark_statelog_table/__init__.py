@@ -9,8 +9,8 @@ class DefaultSource(pyspark_statelog.DefaultSource):
     """
     A keyed table: rows are upserted by their key, and read back with the columns that were written.
 
-    It is written with the options of `statelog.spark.table.options.TableOptions`, and read with those of
-    `statelog.spark.source.options.SourceOptions`.
+    The options of a write are fields of `statelog.spark.table.options.TableOptions`, the options of a read
+    fields of `statelog.spark.source.options.SourceOptions`.
     """
 
     is_table = True

@@ -101,8 +101,8 @@ def seconds(
         return number(value.total_seconds(), name, low=low, error=error)
     bound = "" if low is None else f" of at least {low:g}"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        wanted = f"a finite number of seconds{bound}, or a datetime.timedelta"
-        raise refused(name, wanted, value, error)
+        expected = f"a finite number of seconds{bound}, or a datetime.timedelta"
+        raise refused(name, expected, value, error)
     return number(value, name, low=low, error=error)
 
 
@@ -138,8 +138,8 @@ def duration(value: object, name: str, *, error: type[UsageError] = UsageError) 
         UsageError: It is something else, such as a number without a unit.
     """
     if not isinstance(value, dt.timedelta):
-        wanted = "a datetime.timedelta such as timedelta(milliseconds=10)"
-        raise refused(name, wanted, value, error)
+        expected = "a datetime.timedelta such as timedelta(milliseconds=10)"
+        raise refused(name, expected, value, error)
     return value
 
 
@@ -152,8 +152,8 @@ def path(value: object, name: str, *, error: type[UsageError] = UsageError) -> s
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, os.PathLike) and isinstance(found := os.fspath(value), str):
-        return found
+    if isinstance(value, os.PathLike) and isinstance(path_text := os.fspath(value), str):
+        return path_text
     raise refused(name, "a path (text or os.PathLike)", value, error)
 
 
@@ -214,11 +214,13 @@ def folder(value: object, name: str, *, error: type[UsageError] = UsageError) ->
             character.  Such a name could lead out of the root, or name an object that no tool
             lists.
     """
-    found = text(value, name, error=error)
-    if found in (".", "..") or any(each in "/\\" or not each.isprintable() for each in found):
-        wanted = "the name of one folder, without slashes and control characters, not '.' or '..'"
-        raise error(f"{name} must be {wanted}; it is {found!r:.80}", fields=(name,))
-    return found
+    name_text = text(value, name, error=error)
+    if name_text in (".", "..") or any(
+        each in "/\\" or not each.isprintable() for each in name_text
+    ):
+        expected = "the name of one folder, without slashes and control characters, not '.' or '..'"
+        raise error(f"{name} must be {expected}; it is {name_text!r:.80}", fields=(name,))
+    return name_text
 
 
 def _range(low: int | None, high: int | None) -> str:

@@ -65,8 +65,10 @@ class PrometheusCollector:
         if isinstance(value, HistogramSnapshot):
             summary = self._core.SummaryMetricFamily(name, text, labels=names)
             summary.add_metric(labels, value.total_count, _scaled(spec, value.total_sum))
-            for quantile, found in _quantiles(spec, value):
-                summary.add_sample(name, {**self._labels, "quantile": str(quantile)}, found)
+            for quantile, quantile_value in _quantiles(spec, value):
+                summary.add_sample(
+                    name, {**self._labels, "quantile": str(quantile)}, quantile_value
+                )
             return summary
         counter = spec.kind is MetricKind.COUNTER
         kind = self._core.CounterMetricFamily if counter else self._core.GaugeMetricFamily
@@ -133,8 +135,8 @@ def _plain(spec: MetricSpec, value: float) -> Iterator[_Sample]:
 
 
 def _by_quantile(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[_Sample]:
-    for quantile, found in _quantiles(spec, value):
-        yield found, {"quantile": quantile}
+    for quantile, quantile_value in _quantiles(spec, value):
+        yield quantile_value, {"quantile": quantile}
 
 
 def _count(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[_Sample]:

@@ -91,9 +91,9 @@ def require_spark(feature: str) -> None:
     """
     require(feature, "spark", "pyspark")
     version = str(getattr(importlib.import_module("pyspark"), "__version__", ""))
-    found = re.match(r"(\d+)\.(\d+)", version)
+    version_match = re.match(r"(\d+)\.(\d+)", version)
     oldest, newest = SPARK_VERSIONS
-    if found is not None and (int(found[1]), int(found[2])) < oldest:
+    if version_match is not None and (int(version_match[1]), int(version_match[2])) < oldest:
         span = " to ".join(f"{major}.{minor}" for major, minor in dict.fromkeys((oldest, newest)))
         raise RequirementError(
             f"{feature} needs PySpark {span}, and {version} is installed: "
@@ -104,8 +104,8 @@ def require_spark(feature: str) -> None:
 
 
 def _package(extra: str, module: str) -> str:
-    for known, package in PACKAGES[extra].items():
-        if known == module or known.partition(".")[0] == module.partition(".")[0]:
+    for imported, package in PACKAGES[extra].items():
+        if imported == module or imported.partition(".")[0] == module.partition(".")[0]:
             return package
     return module
 

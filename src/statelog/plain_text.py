@@ -27,7 +27,7 @@ def plain_text(text: str) -> str:
     """Return *text* as `one_line` does, but with its line breaks and tabs."""
     if text.isprintable():
         return text
-    return "".join(one if one in _LAYOUT else _escape(one) for one in text)
+    return "".join(character if character in _LAYOUT else _escape(character) for character in text)
 
 
 def plain_json(text: str) -> str:
@@ -39,7 +39,9 @@ def _json_escapes(match: re.Match[str]) -> str:
     text = match[0]
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
+    return "".join(
+        character if character.isprintable() else json.dumps(character)[1:-1] for character in text
+    )
 
 
 def _escape(character: str) -> str:

@@ -49,13 +49,13 @@ def without_secrets(error: BaseException) -> BaseException:
     For the cause of another error, which a traceback prints too.
     """
     text = str(error)
-    shown = redacted(text)
-    if shown == text:
+    clean = redacted(text)
+    if clean == text:
         return error
     try:
-        return type(error)(shown)
+        return type(error)(clean)
     except TypeError:  # its class takes other arguments
-        return RuntimeError(f"{type(error).__name__}: {shown}")
+        return RuntimeError(f"{type(error).__name__}: {clean}")
 
 
 def _shown(found: re.Match[str]) -> str:

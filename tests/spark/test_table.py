@@ -163,9 +163,7 @@ def test_a_batch_frame_upserts(spark: SparkSession, tmp_path: Path) -> None:
     write(twice, sequenceBy="twice")
     with statelog.open(table) as state:
         assert state.get("row", 1)["twice"] == 2
-    with pytest.raises(
-        PySparkException, match="there is no column value; the columns are id, twice"
-    ):
+    with pytest.raises(PySparkException, match="lacks the columns value; it has id, twice"):
         spark.read.format("statelog_table").option("columns", "value").load(str(table)).count()
     with pytest.raises(PySparkException, match="upserts rows by their key"):
         twice.write.format("statelog_table").mode("overwrite").option("key", "id").save(str(table))

@@ -154,6 +154,23 @@ def latency(source: Source) -> str:
     return "\n".join([table(heads, rows), "", f"{said} {origin}"])
 
 
+def visible(source: Source) -> str:
+    """Return how long an event takes until the sink has its result."""
+    document = source.document("visible")
+    rows = []
+    for case in document["cases"].values():
+        runs = " and ".join(number(each) for each in case["p50_of_runs"])
+        times = [number(case[name]) for name in ("p50", "p99", "p999")]
+        rows.append([case["title"], *times, runs, number(case["batch_ms"]), f"{case['rows']:,}"])
+    heads = ["ms", "p50", "p99", "p99.9", "p50 of each run", "micro-batch, median", "rows"]
+    said = (
+        f"{document['rate']:,} events a second, {document['keys']:,} keys, {document['rounds']} runs of "
+        f"{document['seconds']:g} s in turns."
+    )
+    origin = _from("visible", "bench/visible.py", document)
+    return "\n".join([table(heads, rows), "", f"{said} {origin}"])
+
+
 def _round_medians(values: list[float], rounds: int) -> list[float]:
     """Return the median of each round; the values are in the order of the rounds."""
     size = len(values) // rounds
@@ -305,6 +322,7 @@ BLOCKS: dict[str, Block] = {
     "record": record,
     "encryption": encryption,
     "latency": latency,
+    "visible": visible,
     "connect": connect,
     "restart-tws": partial(restart, "restart-tws", "bench/restart.py --spark tws --rounds 2"),
     "restart": partial(restart, "restart", "bench/restart.py --rounds 3"),

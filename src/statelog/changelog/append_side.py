@@ -140,8 +140,10 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
         pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
     ):
         kind = getattr(values, "type", None)
-        shown = given(values) if kind is None else f"an array of {kind}"
-        raise UsageError(f"values must be an Arrow array of binary or large_binary, not {shown}")
+        described = given(values) if kind is None else f"an array of {kind}"
+        raise UsageError(
+            f"values must be an Arrow array of binary or large_binary, not {described}"
+        )
     if len(column) != len(values):
         raise UsageError(
             f"{len(column)} key groups and {len(values)} values; give one key group for each value"
@@ -348,8 +350,8 @@ class AppendSide(ABC):
         try:
             number = operator.index(key_group)  # type: ignore[arg-type]
         except TypeError:
-            wanted = f"a whole number in {self._key_group_range}, the range of the writer"
-            raise refused("key_group", wanted, key_group) from None
+            expected = f"a whole number in {self._key_group_range}, the range of the writer"
+            raise refused("key_group", expected, key_group) from None
         if number not in self._key_group_range:
             self._refuse(number)
         return number

@@ -22,8 +22,8 @@ def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:
     if options is None:
         return ChangelogOptions()
     if not isinstance(options, ChangelogOptions):
-        wanted = "ChangelogOptions (ChangelogOptions.from_mapping makes them from Flink's keys)"
-        raise refused("options", wanted, options, InvalidOptionsError)
+        expected = "ChangelogOptions (ChangelogOptions.from_mapping makes them from Flink's keys)"
+        raise refused("options", expected, options, InvalidOptionsError)
     return options
 
 
@@ -48,16 +48,16 @@ def store_of(
     Raises:
         InvalidOptionsError: There is no location, or it is invalid.
     """
-    found = options.base_path if location is None else location
-    if found is None:
+    place = options.base_path if location is None else location
+    if place is None:
         raise InvalidOptionsError(
             "a changelog storage needs a location: pass base_path, or set changelog.base-path"
         )
-    if isinstance(found, str | os.PathLike):
-        return open_store(path(found, "base_path", error=InvalidOptionsError))
-    if not callable(getattr(found, "put", None)):
-        raise refused("base_path", "a path, a URL or an ObjectStore", found, InvalidOptionsError)
-    return found
+    if isinstance(place, str | os.PathLike):
+        return open_store(path(place, "base_path", error=InvalidOptionsError))
+    if not callable(getattr(place, "put", None)):
+        raise refused("base_path", "a path, a URL or an ObjectStore", place, InvalidOptionsError)
+    return place
 
 
 def retry_policy(options: ChangelogOptions) -> RetryPolicy:

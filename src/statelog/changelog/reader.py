@@ -171,9 +171,9 @@ def read_change_batches(
     Blocks: For the store.
     """
     for batch in _read_sets(store, handle, local, report, disk, metrics):
-        wanted = batch if key_group_range is None else _only(batch, key_group_range)
-        for values, start in _as_binary(wanted.values):
-            key_groups = wanted.key_groups[start : start + len(values)]
+        chosen = batch if key_group_range is None else _only(batch, key_group_range)
+        for values, start in _as_binary(chosen.values):
+            key_groups = chosen.key_groups[start : start + len(values)]
             yield pa.RecordBatch.from_arrays(
                 [pa.array(key_groups, pa.int32()), values], schema=CHANGE_SCHEMA
             )
@@ -321,11 +321,11 @@ def _set_at(
     """Decode the set of *entry*, after a check that the file has such a set."""
     where, offset, size_bytes = segment.where, entry.offset, entry.size_bytes
     if index is not None:
-        found = index.get(offset)
+        position = index.get(offset)
         if (
-            found is None
-            or entry.size_bytes not in (None, found.size_bytes)
-            or entry.crc32c not in (None, found.crc32c)
+            position is None
+            or entry.size_bytes not in (None, position.size_bytes)
+            or entry.crc32c not in (None, position.crc32c)
         ):
             raise CorruptionError(
                 f"{where} has no change set at payload offset {offset} of the size and checksum its "
@@ -333,7 +333,7 @@ def _set_at(
                 path=where,
                 offset=offset,
             )
-        size_bytes = found.size_bytes
+        size_bytes = position.size_bytes
     elif entry.crc32c is not None and entry.size_bytes is not None:
         # The file has lost its trailer, so the checksum of the handle is used.
         encoded = segment.payload[offset : offset + entry.size_bytes]
@@ -343,11 +343,11 @@ def _set_at(
 
 def _only(batch: ChangeBatch, key_group_range: KeyGroupRange) -> ChangeBatch:
     column = batch.key_groups
-    wanted = (column >= key_group_range.start) & (column <= key_group_range.end)
-    wanted |= column == METADATA_KEY_GROUP
-    if wanted.all():
+    chosen = (column >= key_group_range.start) & (column <= key_group_range.end)
+    chosen |= column == METADATA_KEY_GROUP
+    if chosen.all():
         return batch
-    return ChangeBatch(column[wanted], batch.values.filter(pa.array(wanted)))
+    return ChangeBatch(column[chosen], batch.values.filter(pa.array(chosen)))
 
 
 def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:

@@ -70,8 +70,8 @@ def download_cache(
 
 def check_handle(handle: object) -> None:
     """Raise `UsageError` for an object that is not a changelog handle."""
-    wanted = "a ChangelogStateHandle, such as SnapshotResult.job_manager_owned"
-    arguments.instance(handle, "handle", ChangelogStateHandle, wanted)
+    expected = "a ChangelogStateHandle, such as SnapshotResult.job_manager_owned"
+    arguments.instance(handle, "handle", ChangelogStateHandle, expected)
 
 
 def check_parts(metrics: object, scheduler: object, registry: object) -> None:
@@ -79,11 +79,11 @@ def check_parts(metrics: object, scheduler: object, registry: object) -> None:
     if metrics is not None:
         arguments.instance(metrics, "metrics", Metrics, "a Metrics")
     if scheduler is not None:
-        methods, wanted = ("upload", "close"), "a StateChangeUploadScheduler"
-        arguments.acting(scheduler, "scheduler", methods, wanted)
+        methods, expected = ("upload", "close"), "a StateChangeUploadScheduler"
+        arguments.acting(scheduler, "scheduler", methods, expected)
     if registry is not None:
-        wanted = "a TaskChangelogRegistry"
-        arguments.instance(registry, "registry", TaskChangelogRegistry, wanted)
+        expected = "a TaskChangelogRegistry"
+        arguments.instance(registry, "registry", TaskChangelogRegistry, expected)
 
 
 def check_places(local_recovery: object, cache_directories: object) -> None:

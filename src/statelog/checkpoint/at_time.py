@@ -112,11 +112,11 @@ def find_checkpoint_at(store: ObjectStore, time: dt.datetime) -> int:
     oldest = ""
     for checkpoint_id in reversed(retained_checkpoints(store)):
         try:
-            found = read_checkpoint(store, checkpoint_id).checkpoint
+            checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
         except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
             continue
         created = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(
-            milliseconds=found.created_at_ms
+            milliseconds=checkpoint.created_at_ms
         )
         if created <= time:
             return checkpoint_id

@@ -221,8 +221,8 @@ class _Version(msgspec.Struct):
 
 def problems_of(log: AuditLog) -> list[str]:
     """Return what is wrong with the audit log, as lines."""
-    found = [f"{each.name}: {each.problem}" for each in log.lines if each.problem]
-    return found + [f"{path} is not part of an audit line" for path in log.unknown]
+    problems = [f"{each.name}: {each.problem}" for each in log.lines if each.problem]
+    return problems + [f"{path} is not part of an audit line" for path in log.unknown]
 
 
 # Write the audit line of an operation, if the operation changes the location.

@@ -204,16 +204,16 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         if version == 1:
             properties["operators"] = [dict(stored)]
         try:
-            found = msgspec.convert(properties, cls)
+            record = msgspec.convert(properties, cls)
         except msgspec.ValidationError as error:
             raise CheckpointError(
                 f"checkpoint {checkpoint_id} was not made by a streaming query: {error}",
                 reason="incompatible",
             ) from error
-        check_source_folders(found.source_folders, found.source_logs)
-        for entry in found.recordings:
+        check_source_folders(record.source_folders, record.source_logs)
+        for entry in record.recordings:
             checked_path(entry.path)
-        return found
+        return record
 
     def staged_files(self) -> list[FileStateHandle]:
         """Return the handles of staged rows in separate files."""
@@ -239,7 +239,7 @@ def operator_index(operator: str | None, record: BatchRecord, url: str) -> int:
     Raises:
         UsageError: The query has several operators and none was named, or has no such operator.
     """
-    names = [one.operator_id for one in record.operators]
+    names = [each.operator_id for each in record.operators]
     if operator is None and len(names) == 1:
         return 0
     if operator not in names:

@@ -329,5 +329,5 @@ def is_ours(path: str) -> bool:
 
 
 def _is_unknown(path: str) -> bool:
-    known = is_ours(path) or path.startswith(_NEVER_GARBAGE) or path == PATHS.copied_from
-    return not known
+    is_expected = is_ours(path) or path.startswith(_NEVER_GARBAGE) or path == PATHS.copied_from
+    return not is_expected

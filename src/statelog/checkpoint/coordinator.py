@@ -184,15 +184,15 @@ class CheckpointCoordinator:
         claim = self._claim
         entries = Entries(self._store) if claim is None else self._entries
         point = find_restore_point(entries, checkpoint_id, pins=self._pins)
-        found = point.checkpoint
-        if found is not None:
-            if claim is not None and found.checkpoint_id > claim.number:
+        checkpoint = point.checkpoint
+        if checkpoint is not None:
+            if claim is not None and checkpoint.checkpoint_id > claim.number:
                 self._fence(
-                    f"checkpoint {found.checkpoint_id} of {self._store.url} was committed by "
-                    f"{found.owner_id!r} after claim {claim.number} of this owner"
+                    f"checkpoint {checkpoint.checkpoint_id} of {self._store.url} was committed by "
+                    f"{checkpoint.owner_id!r} after claim {claim.number} of this owner"
                 )
-            check_key_groups(self._store.url, found, self._max_parallelism)
-        restored = Restored(found, point.retained, point.pins, point.given_up)
+            check_key_groups(self._store.url, checkpoint, self._max_parallelism)
+        restored = Restored(checkpoint, point.retained, point.pins, point.given_up)
         self._ledger.handle(restored, self._now_ns())
         self._clean_ups.begin(point.leftovers)
         self._next_id = 0 if claim is None else claim.next_number
@@ -200,7 +200,7 @@ class CheckpointCoordinator:
         self._prepared = None
         self._restored = True
         self._restored_from = point.stored
-        return found
+        return checkpoint
 
     def trigger(self, checkpoint_id: int, ranges: Sequence[KeyGroupRange]) -> None:
         """

@@ -80,6 +80,6 @@ def fence_drivers(
     while True:
         epoch += 1
         path = PATHS.owner(epoch)
-        found = put_or_find(store, path, body, partial(store.get, path), pause)
-        if found is None or found == body:
+        existing = put_or_find(store, path, body, partial(store.get, path), pause)
+        if existing is None or existing == body:
             return epoch

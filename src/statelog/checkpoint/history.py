@@ -146,13 +146,13 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
     record = decode_entry(trailer.sections[CHECKPOINT_TAG], where=path)
     if isinstance(record, ClaimRecord):
         entry: Entry = record
-        what, found = "the claim", record.number
+        what, number_inside = "the claim", record.number
     else:
         entry = StoredCheckpoint(record, trailer.sections, size)
-        what, found = "checkpoint", record.checkpoint.checkpoint_id
-    if found != number:
+        what, number_inside = "checkpoint", record.checkpoint.checkpoint_id
+    if number_inside != number:
         raise CorruptionError(
-            f"{path} contains {what} {found}; the object was moved or copied", path=path
+            f"{path} contains {what} {number_inside}; the object was moved or copied", path=path
         )
     return entry
 

@@ -115,9 +115,9 @@ class CheckpointSummary:
         if not isinstance(stored, Mapping):
             return {}
         return {
-            name: int(one)
-            for name, one in stored.items()
-            if isinstance(one, int | float) and not isinstance(one, bool)
+            name: int(duration)
+            for name, duration in stored.items()
+            if isinstance(duration, int | float) and not isinstance(duration, bool)
         }
 
     @property
@@ -157,26 +157,26 @@ def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedC
     answers, newest = ask_both(
         store, lambda: ask_at_once(store, reads), lambda: _newest(Entries(store, ids))
     )
-    found = {
+    entries = {
         checkpoint_id: answer
         for checkpoint_id, answer in zip(ids, answers, strict=True)
         if answer is not None
     }
     if isinstance(newest, StatelogError):
-        readable = [one for one in found.values() if isinstance(one, StoredCheckpoint)]
+        readable = [entry for entry in entries.values() if isinstance(entry, StoredCheckpoint)]
         newest = readable[-1].checkpoint if readable else None
-    retained = set() if newest is None else retained_among(pins, newest, list(found))
+    retained = set() if newest is None else retained_among(pins, newest, list(entries))
     listing: list[tuple[CheckpointSummary, CompletedCheckpoint | None]] = []
-    for checkpoint_id, one in found.items():
-        if isinstance(one, StoredCheckpoint):
-            listing.append((_summary(one, checkpoint_id in retained), one.checkpoint))
+    for checkpoint_id, entry in entries.items():
+        if isinstance(entry, StoredCheckpoint):
+            listing.append((_summary(entry, checkpoint_id in retained), entry.checkpoint))
         else:
-            damaged = isinstance(one, CorruptionError)
+            damaged = isinstance(entry, CorruptionError)
             unreadable = CheckpointSummary(
                 checkpoint_id=checkpoint_id,
                 state=CheckpointState.DAMAGED if damaged else CheckpointState.INCOMPATIBLE,
                 size_bytes=store.head(PATHS.metadata(checkpoint_id)).size_bytes,
-                problem=str(one),
+                problem=str(entry),
             )
             listing.append((unreadable, None))
     return listing

@@ -106,8 +106,8 @@ def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
 
 def numbers_in(files: QueryFiles, folder: str) -> set[int]:
     """Return the numbers of the files of a log."""
-    found = (number_of(name) for name in files.names(folder))
-    return {number for number in found if number is not None}
+    numbers = (number_of(name) for name in files.names(folder))
+    return {number for number in numbers if number is not None}
 
 
 def number_of(name: str) -> int | None:
@@ -131,10 +131,10 @@ def _check_sums(files: QueryFiles, batch_id: int) -> None:
     if magic != _MAGIC or not chunk:
         return
     data = files.read(name) or b""
-    found = b"".join(
+    hashed = b"".join(
         zlib.crc32(data[at : at + chunk]).to_bytes(4, "big") for at in range(0, len(data), chunk)
     )
-    if found != sums[_CHECKSUMS.size :]:
+    if hashed != sums[_CHECKSUMS.size :]:
         raise CorruptionError(f"{name} differs from its checksums", path=name)
 
 

@@ -59,12 +59,12 @@ class StoredQuery:
             UsageError: This is not the checkpointLocation of a query.
         """
         try:
-            found = recorded_query_id(self)
+            query_id = recorded_query_id(self)
         except CheckpointError as error:
             raise self._is_no_query() from error
-        if not found:
+        if not query_id:
             raise self._is_no_query()
-        return found
+        return query_id
 
     def _is_no_query(self) -> UsageError:
         return UsageError(
@@ -82,8 +82,8 @@ class StoredQuery:
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the files in a folder; none if there is no such folder."""
-        found = (info.path.removeprefix(f"{folder}/") for info in self._store.list(folder))
-        return [name for name in found if "/" not in name]
+        names = (info.path.removeprefix(f"{folder}/") for info in self._store.list(folder))
+        return [name for name in names if "/" not in name]
 
     def folders(self, folder: str) -> Sequence[str]:
         """Return the names of the folders in a folder."""
@@ -116,14 +116,14 @@ class StoredQuery:
 
     def files_above(self, folder: str, number: int) -> list[str]:
         """Return the files with higher numbers and their checksums, newest first."""
-        found: list[tuple[int, str]] = []
+        files: list[tuple[int, str]] = []
         for name in self.names(folder):
             plain = name.removeprefix(".").removesuffix(".crc") if name.startswith(".") else name
             at = number_of(plain)
             if at is not None and at > number:
-                found.append((at, f"{folder}/{name}"))
+                files.append((at, f"{folder}/{name}"))
         # "7" before ".7.crc": a checksum without its file is a harmless remainder.
-        return [path for _, path in sorted(found, key=lambda one: (-one[0], "/." in one[1]))]
+        return [path for _, path in sorted(files, key=lambda file: (-file[0], "/." in file[1]))]
 
     def delete(self, paths: Iterable[str]) -> None:
         """

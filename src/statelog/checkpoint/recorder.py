@@ -43,9 +43,9 @@ class CheckpointRecorder:
         self, checkpoint: CompletedCheckpoint, previous: CompletedCheckpoint | None
     ) -> None:
         """Record a completed checkpoint; parts shared with *previous* are not new."""
-        known = set(previous.materialized) if previous is not None else set()
+        before = set(previous.materialized) if previous is not None else set()
         sizes = [
-            (max(each.handle.size_bytes, 0), each not in known) for each in checkpoint.materialized
+            (max(each.handle.size_bytes, 0), each not in before) for each in checkpoint.materialized
         ]
         fresh = [each for each in checkpoint.log if each.checkpoint_id == checkpoint.checkpoint_id]
         behind = sum(each.size_bytes for each in checkpoint.log)

@@ -105,8 +105,8 @@ def find_restore_point(
     held = pinned(pinning, ids, max(number for number in ids if number not in claims))
     older_ids = sorted({number for number in (*kept, *held) if number < base.checkpoint_id})
     older = ask_at_once(store, [partial(kept_checkpoint, store, number) for number in older_ids])
-    own = RetainedCheckpoint(base.checkpoint_id, objects_of(base))
-    retained = (*(each for each in older if each is not None), own)
+    base_checkpoint = RetainedCheckpoint(base.checkpoint_id, objects_of(base))
+    retained = (*(each for each in older if each is not None), base_checkpoint)
     gives_up = [partial(_given_up, entries, number, number in held) for number in newer]
     given_up = tuple(each for each in ask_at_once(store, gives_up) if each is not None)
     settled = claims | {each.checkpoint_id for each in given_up}
@@ -133,8 +133,8 @@ def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> Retained
 
 def objects_of(checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
     """Return all objects of a checkpoint, its own metadata last."""
-    own = PATHS.metadata(checkpoint.checkpoint_id)
-    return (*(path for path in checkpoint.referenced_paths() if path != own), own)
+    metadata = PATHS.metadata(checkpoint.checkpoint_id)
+    return (*(path for path in checkpoint.referenced_paths() if path != metadata), metadata)
 
 
 def check_key_groups(url: str, found: CompletedCheckpoint, max_parallelism: int) -> None:

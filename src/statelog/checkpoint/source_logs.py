@@ -60,17 +60,17 @@ def read_source_logs(
 
     Blocks: On the files, usually one small read for each file source with new files.
     """
-    found = []
+    logs = []
     for source, (folder, offset) in enumerate(zip(folders, offsets, strict=True)):
         covered = logged_range(before[source] if source < len(before) else None, offset)
         if covered is not None:
             digest = entries_digest(files, folder, *covered)
-            found.append(
+            logs.append(
                 SourceLog(
                     source=source, folder=folder, after=covered[0], upto=covered[1], digest=digest
                 )
             )
-    return tuple(found)
+    return tuple(logs)
 
 
 def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str:
@@ -103,18 +103,18 @@ def files_upto(files: QueryFiles, folder: str, upto: int) -> list[FileEntry]:
     """
     log = f"sources/{folder}"
     compact = _last_compact_upto(files.names(log), upto)
-    found: list[FileEntry] = []
+    entries: list[FileEntry] = []
     if compact is not None:
         name = f"{log}/{compact}{COMPACT}"
-        found += parse_files(files.read(name) or b"", name)
+        entries += parse_files(files.read(name) or b"", name)
     for entry in range(0 if compact is None else compact + 1, upto + 1):
         named = _entry(files, log, entry)
         if named is None:
             raise CheckpointError(
                 f"the log of a source, {files.url}/{log}, has no entry {entry}", reason="not_found"
             )
-        found += named
-    return found
+        entries += named
+    return entries
 
 
 def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None:
@@ -123,9 +123,9 @@ def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None
     data = files.read(name)
     if data is not None:
         return parse_files(data, name)
-    found = _compacted(files, f"{name}{COMPACT}", entry)
-    if found is not None:
-        return found
+    compacted = _compacted(files, f"{name}{COMPACT}", entry)
+    if compacted is not None:
+        return compacted
     later = _first_compact_after(files.names(folder), entry)
     # Each entry names a file.  One without files was never written, whatever the later numbers say.
     return (later is not None and _compacted(files, f"{folder}/{later}{COMPACT}", entry)) or None

@@ -112,12 +112,12 @@ def list_tags(store: ObjectStore) -> list[Tag]:
     Blocks: On the store, one listing.
     """
     kinds = {kind.value: kind for kind in TagKind}
-    found = []
+    tags = []
     for info in store.list(PATHS.tags):
         parsed = parse_tag(info.path)
         if parsed is not None and parsed[0] in kinds:
             kind, name, checkpoint_id, newest = parsed
-            found.append(
+            tags.append(
                 Tag(
                     kind=kinds[kind],
                     name=name,
@@ -126,7 +126,7 @@ def list_tags(store: ObjectStore) -> list[Tag]:
                     path=info.path,
                 )
             )
-    return sorted(found, key=lambda one: (one.kind.value, one.name, one.checkpoint_id))
+    return sorted(tags, key=lambda tag: (tag.kind.value, tag.name, tag.checkpoint_id))
 
 
 def read_pins(store: ObjectStore) -> tuple[Pin, ...]:
@@ -236,7 +236,7 @@ def put_tag(
     path = PATHS.tag(tag.kind.value, tag.name, tag.checkpoint_id, tag.newest, attempt)
     content = TagContent(created_at_ms=clock_ms(), facts=dict(facts or {}), files=dict(files or {}))
     store.put_if_absent(path, _encoded(content))
-    made = Tag(
+    new = Tag(
         kind=tag.kind,
         name=tag.name,
         checkpoint_id=tag.checkpoint_id,
@@ -245,12 +245,12 @@ def put_tag(
     )
     try:
         if tag.kind is not TagKind.READER:
-            _check_free(store, made)
-        _check_retained(store, made)
+            _check_free(store, new)
+        _check_retained(store, new)
     except (CheckpointError, UsageError):
-        delete_tag(store, made)
+        delete_tag(store, new)
         raise
-    return made
+    return new
 
 
 def delete_tag(store: ObjectStore, tag: Tag) -> None:
@@ -364,15 +364,15 @@ def _check_retained(store: ObjectStore, tag: Tag) -> None:
     newest = Entries(store, ids).newest()
     retained: tuple[int, ...] = ()
     if newest is not None:
-        others = [one.pin for one in list_tags(store) if one.path != tag.path]
+        others = [each.pin for each in list_tags(store) if each.path != tag.path]
         retained = newest.retained
         if tag.checkpoint_id in _retained(store, others, newest, ids):
             return
-    shown = ", ".join(map(str, retained)) or "none"
+    ids_text = ", ".join(map(str, retained)) or "none"
     exists = tag.checkpoint_id in ids
     what = "is no longer retained" if exists else "does not exist"
     raise CheckpointError(
-        f"checkpoint {tag.checkpoint_id} of {store.url} {what} (retained: {shown}), so it cannot be "
+        f"checkpoint {tag.checkpoint_id} of {store.url} {what} (retained: {ids_text}), so it cannot be "
         "pinned; choose a retained one. A query keeps more of them with retainedCheckpoints",
         reason="subsumed" if exists else "not_found",
         checkpoint_id=tag.checkpoint_id,
@@ -428,7 +428,7 @@ class ReaderPosition:
         """
         before = self._tags()
         if not any(
-            (one.checkpoint_id, one.newest) == (checkpoint_id, self.newest) for one in before
+            (entry.checkpoint_id, entry.newest) == (checkpoint_id, self.newest) for entry in before
         ):
             tag = Tag(
                 kind=TagKind.READER,
@@ -437,9 +437,9 @@ class ReaderPosition:
                 newest=self.newest,
             )
             put_tag(self.store, tag, clock_ms=self.clock_ms)
-        for one in before:
-            if (one.checkpoint_id, one.newest) != (checkpoint_id, self.newest):
-                delete_tag(self.store, one)
+        for entry in before:
+            if (entry.checkpoint_id, entry.newest) != (checkpoint_id, self.newest):
+                delete_tag(self.store, entry)
 
     def remove(self) -> None:
         """

@@ -99,24 +99,24 @@ def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
     """
     needs = _Needs()
     unreadable: set[str] = set()
-    found: dict[int, CompletedCheckpoint] = {}
+    checkpoints: dict[int, CompletedCheckpoint] = {}
     for finding, checkpoint in _checkpoints(store):
         if checkpoint is None:
             unreadable.add(finding.path)
             yield finding
         else:
-            found[checkpoint.checkpoint_id] = checkpoint
-    for checkpoint in found.values():
+            checkpoints[checkpoint.checkpoint_id] = checkpoint
+    for checkpoint in checkpoints.values():
         needs.add(checkpoint, PATHS.metadata(checkpoint.checkpoint_id))
     needs.add_failed_recordings(store)
     gaps = {
-        PATHS.metadata(one.checkpoint_id): gap
-        for one in found.values()
-        if one.parent_id in found and (gap := _log_gap(found[one.parent_id], one))
+        PATHS.metadata(each.checkpoint_id): gap
+        for each in checkpoints.values()
+        if each.parent_id in checkpoints and (gap := _log_gap(checkpoints[each.parent_id], each))
     }
-    for one in needs.verified(store, unreadable):
-        gap = gaps.get(one.path, "")
-        yield replace(one, problem=gap, finding=DAMAGED) if gap and not one.problem else one
+    for each in needs.verified(store, unreadable):
+        gap = gaps.get(each.path, "")
+        yield replace(each, problem=gap, finding=DAMAGED) if gap and not each.problem else each
 
 
 def verify_checkpoint(store: ObjectStore, checkpoint_id: int) -> Iterator[VerifiedObject]:
@@ -214,7 +214,7 @@ class _Needs:
         """Yield the result of each object, by kind and name."""
         order = ("checkpoint", "changelog", "snapshot", RECORDING, "other")
         for path, need in sorted(
-            self._objects.items(), key=lambda one: (max(order.index(one[1].kind), 1), one[0])
+            self._objects.items(), key=lambda item: (max(order.index(item[1].kind), 1), item[0])
         ):
             if path in done:
                 continue
@@ -268,14 +268,14 @@ def _failed(
 
 def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, CompletedCheckpoint | None]]:
     """Yield the retained checkpoints, newest first; None for one that cannot be read."""
-    wanted: set[int] | None = None
+    checked: set[int] | None = None
     ids = present_ids(store)
     lost = _lost_newest(store, ids)
     unreadable = len(lost)
     for checkpoint_id in lost:
         yield _gone(checkpoint_id), None
     for checkpoint_id in reversed(ids):
-        if wanted is not None and checkpoint_id not in wanted:
+        if checked is not None and checkpoint_id not in checked:
             continue
         path = PATHS.metadata(checkpoint_id)
         try:
@@ -283,19 +283,19 @@ def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, Completed
         except ObjectNotFoundError:
             continue
         except (CorruptionError, IncompatibleFormatError) as error:
-            if wanted is None:
+            if checked is None:
                 unreadable += 1
             else:
-                wanted.discard(checkpoint_id)
+                checked.discard(checkpoint_id)
             yield _failed(path, "checkpoint", error, (checkpoint_id,)), None
             continue
-        if wanted is None:
+        if checked is None:
             # Each newer one that cannot be read may have subsumed one more.
             kept = checkpoint.retained[min(unreadable, len(checkpoint.retained) - 1) :]
-            wanted = set(retained_ids(store, replace(checkpoint, retained=kept), ids))
-        wanted.discard(checkpoint_id)
+            checked = set(retained_ids(store, replace(checkpoint, retained=kept), ids))
+        checked.discard(checkpoint_id)
         yield VerifiedObject(path, "checkpoint"), checkpoint
-    for checkpoint_id in sorted(wanted or ()):
+    for checkpoint_id in sorted(checked or ()):
         if checkpoint_id not in lost:
             yield _gone(checkpoint_id), None
 
@@ -328,7 +328,7 @@ def _verify_segment(data: memoryview, path: str, need: _Need) -> int:
     segment = parse_segment(data, where=path)
     if segment.trailer is None and need.kind == "checkpoint":
         raise damaged(path, "it has no checkpoint record; the object was truncated, or is another")
-    for entry in sorted(need.entries, key=lambda one: one.offset):
+    for entry in sorted(need.entries, key=lambda each: each.offset):
         offset = entry.offset
         end = decode_change_set(segment.payload, offset, where=path).end
         if entry.size_bytes is not None and end - offset != entry.size_bytes:
@@ -382,7 +382,7 @@ def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> N
 def _log_gap(parent: CompletedCheckpoint, child: CompletedCheckpoint) -> str:
     """Return which log of its parent a checkpoint lacks, or ""."""
     covered = covered_checkpoints(child.materialized, child.max_parallelism)
-    present = {one.state_handle_id: one.key_group_range for one in child.log}
+    present = {log.state_handle_id: log.key_group_range for log in child.log}
     for handle in parent.log:
         groups = handle.key_group_range
         needed = covered[groups.start : groups.end + 1] < handle.checkpoint_id

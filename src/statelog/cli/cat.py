@@ -124,9 +124,9 @@ def _row(
         "sha256": hashlib.sha256(change.value).hexdigest(),
     }
     if values is not None:
-        shown = change.value[: value_bytes or size]
-        row["value"] = shown.hex() if values is ValueForm.HEX else _text(shown)
-        row["cut_bytes"] = size - len(shown)
+        value = change.value[: value_bytes or size]
+        row["value"] = value.hex() if values is ValueForm.HEX else _text(value)
+        row["cut_bytes"] = size - len(value)
     return row
 
 
@@ -160,13 +160,17 @@ def _character(character: str) -> str:
 
 def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
     """Return the given offsets if change sets begin there."""
-    known = segment.set_offsets()
+    set_offsets = segment.set_offsets()
     for offset in offsets:
-        if offset not in known:
-            shown = ", ".join(map(str, known[:_OFFSETS_SHOWN])) or "none"
-            more = f" and {len(known) - _OFFSETS_SHOWN} more" if len(known) > _OFFSETS_SHOWN else ""
+        if offset not in set_offsets:
+            first_offsets = ", ".join(map(str, set_offsets[:_OFFSETS_SHOWN])) or "none"
+            more = (
+                f" and {len(set_offsets) - _OFFSETS_SHOWN} more"
+                if len(set_offsets) > _OFFSETS_SHOWN
+                else ""
+            )
             raise UsageError(
                 f"no change set begins at payload offset {offset} of {segment.where}; they begin at "
-                f"{shown}{more}"
+                f"{first_offsets}{more}"
             )
     return offsets

@@ -56,17 +56,17 @@ def checkpoints(
     """
     store = open_location(location)
     with progress("reading"):
-        found = list_checkpoints(store)
+        summaries = list_checkpoints(store)
     if as_json:
-        for one in found:
-            print_json(_json(one))
-    elif found:
-        _print(found, location)
+        for summary in summaries:
+            print_json(_json(summary))
+    elif summaries:
+        _print(summaries, location)
     else:
         console().print(
             f"{redacted(location)} is claimed, but contains no checkpoint yet.", markup=False
         )
-    damaged = any(one.state is CheckpointState.DAMAGED for one in found)
+    damaged = any(summary.state is CheckpointState.DAMAGED for summary in summaries)
     raise typer.Exit(EXIT_FINDING if damaged else EXIT_OK)
 
 
@@ -75,15 +75,11 @@ def _json(one: CheckpointSummary) -> dict[str, object]:
 
 
 def _print(found: list[CheckpointSummary], location: str) -> None:
-    shown = console()
+    out = console()
     # A narrow terminal shows the most important columns; --json shows all.
     rows = [
-        {
-            head: cell
-            for head, cell in _row(one).items()
-            if shown.width >= _HIDDEN_BELOW.get(head, 0)
-        }
-        for one in found
+        {head: cell for head, cell in _row(each).items() if out.width >= _HIDDEN_BELOW.get(head, 0)}
+        for each in found
     ]
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in rows[0]:
@@ -95,13 +91,13 @@ def _print(found: list[CheckpointSummary], location: str) -> None:
         table.add_column(head, justify=justify, no_wrap=True, min_width=width)
     for row in rows:
         table.add_row(*row.values())
-    shown.print(table)
-    for one in found:
-        if one.problem:
-            shown.print(Text(one.problem, style=_STYLES[one.state]), soft_wrap=True)
-    retained = sum(one.state is CheckpointState.RETAINED for one in found)
+    out.print(table)
+    for each in found:
+        if each.problem:
+            out.print(Text(each.problem, style=_STYLES[each.state]), soft_wrap=True)
+    retained = sum(each.state is CheckpointState.RETAINED for each in found)
     summary = f"{plural(len(found), 'checkpoint')} in {redacted(location)}, {retained} retained"
-    shown.print(summary, markup=False, soft_wrap=True)
+    out.print(summary, markup=False, soft_wrap=True)
 
 
 def _row(one: CheckpointSummary) -> dict[str, str | Text]:

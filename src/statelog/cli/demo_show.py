@@ -163,12 +163,12 @@ class Show:
         for name in ("customer", "revenue", "orders", "sessions", "lines", "last country"):
             left = name in ("customer", "last country")
             table.add_column(name, justify="left" if left else "right", no_wrap=True)
-        for one in result.verdict.top[:_TOP]:
+        for customer in result.verdict.top[:_TOP]:
             table.add_row(
-                one["customer"],
-                f"{float(one['revenue']):,.2f}",
-                *(f"{one[name]:,}" for name in ("orders", "sessions", "lines")),
-                one["country"],
+                customer["customer"],
+                f"{float(customer['revenue']):,.2f}",
+                *(f"{customer[name]:,}" for name in ("orders", "sessions", "lines")),
+                customer["country"],
             )
         self._print(Text(), Text("best customers", style="bold"))
         self._console.print(table)

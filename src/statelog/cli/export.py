@@ -54,8 +54,8 @@ def export(
     """
     with open_state(location, operator) as opened:
         reader = opened.reader(checkpoint)
-        known = [variable.name for variable in reader.variables()]
-        names = list(dict.fromkeys(state)) if state else known
+        variables = [variable.name for variable in reader.variables()]
+        names = list(dict.fromkeys(state)) if state else variables
         schemas = {name: reader.arrow_schema(name) for name in names}  # refuses unknown names
         check_named_file(reader.store.url, out)
         files = _files(out, names)
@@ -93,9 +93,9 @@ def _files(out: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return the file of each variable."""
     if out.suffix == _SUFFIX and not out.is_dir():
         if len(names) != 1:
-            shown = ", ".join(names) or "none"
+            texts = ", ".join(names) or "none"
             raise UsageError(
-                f"{out} is one file, and there are {len(names)} variables ({shown}): give a folder, or "
+                f"{out} is one file, and there are {len(names)} variables ({texts}): give a folder, or "
                 "one of them with --state"
             )
         return {names[0]: out}

@@ -65,7 +65,7 @@ def forget(
             on_progress=lambda path: update(f"reading {path}"),
         )
     if as_json:
-        print_json({**dataclasses.asdict(report), "key": [str(one) for one in report.key]})
+        print_json({**dataclasses.asdict(report), "key": [str(part) for part in report.key]})
     else:
         _print(report, location, now)
         for parent in report.parents:
@@ -84,10 +84,10 @@ def _command(location: str, key: Sequence[str], operator: str | None, *, now: bo
 
 
 def _print(report: ForgetReport, location: str, now: bool) -> None:
-    shown = console()
+    out = console()
 
     def line(text: str) -> None:
-        shown.print(text, soft_wrap=True, markup=False)
+        out.print(text, soft_wrap=True, markup=False)
 
     would = "would be " if report.dry_run else ""
     entries = ", ".join(f"{count:,} in {name}" for name, count in report.removed.items())

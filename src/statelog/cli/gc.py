@@ -94,23 +94,23 @@ def _print_json(report: CleanUpReport) -> None:
 
 
 def _print(report: CleanUpReport, location: str, min_age: str) -> None:
-    shown = console()
+    out = console()
     for path in report.deleted:
         verb = ("would delete", "yellow") if report.dry_run else ("deleted", "red")
-        shown.print(Text.assemble(verb, " ", path), soft_wrap=True)
+        out.print(Text.assemble(verb, " ", path), soft_wrap=True)
     for release in report.outside:
         for path in release.tags:
             verb = ("would delete", "yellow") if report.dry_run else ("deleted", "red")
             line = Text.assemble(verb, f" {path} in {release.parent}, the parent of this fork")
-            shown.print(line, soft_wrap=True)
+            out.print(line, soft_wrap=True)
         if release.problem:
-            shown.print(Text.assemble(("kept", "bold"), f": {release.problem}"), soft_wrap=True)
+            out.print(Text.assemble(("kept", "bold"), f": {release.problem}"), soft_wrap=True)
     orphans = f"{plural(len(report.deleted), 'orphan')} ({size_text(report.deleted_bytes)})"
-    shown.print(
+    out.print(
         f"{redacted(location)}: {orphans} {'to delete' if report.dry_run else 'deleted'}; kept: "
         f"{report.reachable:,} reachable, {report.too_young:,} younger than {min_age}, "
         f"{report.unknown:,} not statelog's",
         soft_wrap=True,
     )
     if report.dry_run and (report.deleted or any(each.tags for each in report.outside)):
-        shown.print("This was a dry run; --apply deletes them.")
+        out.print("This was a dry run; --apply deletes them.")

@@ -48,17 +48,17 @@ def log(
     """
     store = open_state(location)
     with progress("reading"):
-        found = read_audit_log(store, limit or None)
-    if not found.lines and not found.unknown:
+        audit_log = read_audit_log(store, limit or None)
+    if not audit_log.lines and not audit_log.unknown:
         open_location(location)
     if as_json:
-        for line in found.lines:
+        for line in audit_log.lines:
             print_json(_json(line))
-        summary = {"lines": len(found.lines), "earlier": found.earlier}
-        print_json({"summary": {**summary, "problems": problems_of(found)}})
+        summary = {"lines": len(audit_log.lines), "earlier": audit_log.earlier}
+        print_json({"summary": {**summary, "problems": problems_of(audit_log)}})
     else:
-        _print(found, location)
-    problems = problems_of(found)
+        _print(audit_log, location)
+    problems = problems_of(audit_log)
     for problem in problems if not as_json else ():
         print_error(problem)
     raise typer.Exit(EXIT_FINDING if problems else EXIT_OK)

@@ -86,15 +86,15 @@ def repair(
 
 
 def _print_json(plan: RepairPlan, failed: tuple[str, ...], *, dry_run: bool) -> None:
-    for one in plan.repairs:
-        done = "would-remove" if dry_run else "failed" if one.path in failed else "removed"
-        print_json({**dataclasses.asdict(one), "action": done, "because": REASONS[one.kind]})
+    for each in plan.repairs:
+        done = "would-remove" if dry_run else "failed" if each.path in failed else "removed"
+        print_json({**dataclasses.asdict(each), "action": done, "because": REASONS[each.kind]})
     print_json(
         {
             "summary": {
                 "dry_run": dry_run,
                 "repairs": len(plan.repairs),
-                "size_bytes": sum(one.size_bytes for one in plan.repairs),
+                "size_bytes": sum(each.size_bytes for each in plan.repairs),
                 "too_young": plan.too_young,
                 "failed": len(failed),
                 "problems": list(plan.problems),
@@ -105,30 +105,30 @@ def _print_json(plan: RepairPlan, failed: tuple[str, ...], *, dry_run: bool) -> 
 
 
 def _print(plan: RepairPlan, failed: tuple[str, ...], *, dry_run: bool) -> None:
-    shown = console()
-    for one in plan.repairs:
+    out = console()
+    for each in plan.repairs:
         verb = ("would remove", "yellow") if dry_run else ("removed", "red")
-        if one.path in failed:
+        if each.path in failed:
             verb = ("not removed", "bold red")
-        line = Text.assemble(verb, f" {one.kind} ", one.path, f": {REASONS[one.kind]}")
-        shown.print(line, soft_wrap=True)
+        line = Text.assemble(verb, f" {each.kind} ", each.path, f": {REASONS[each.kind]}")
+        out.print(line, soft_wrap=True)
     for problem in plan.problems:
-        shown.print(Text.assemble(("kept", "bold"), f": {problem}"), soft_wrap=True)
+        out.print(Text.assemble(("kept", "bold"), f": {problem}"), soft_wrap=True)
     if plan.usable_id is not None:
-        shown.print(
+        out.print(
             f"to continue without what is damaged, see: statelog repair --give-up-after "
             f"{plan.usable_id}, which lists what is lost; for a query use statelog rewind",
             markup=False,
             soft_wrap=True,
         )
-    size = size_text(sum(one.size_bytes for one in plan.repairs))
-    shown.print(
+    size = size_text(sum(each.size_bytes for each in plan.repairs))
+    out.print(
         f"{plural(len(plan.repairs), 'object')} ({size}) {'to remove' if dry_run else 'removed'}, "
         f"{plan.too_young:,} too young",
         markup=False,
     )
     if dry_run and plan.repairs:
-        shown.print("This was a dry run; --apply removes them.")
+        out.print("This was a dry run; --apply removes them.")
 
 
 def _give_up(store: ObjectStore, checkpoint_id: int, *, dry_run: bool, as_json: bool) -> None:
@@ -140,14 +140,14 @@ def _give_up(store: ObjectStore, checkpoint_id: int, *, dry_run: bool, as_json: 
     if as_json:
         _print_given_up_json(done, dry_run=dry_run)
         return
-    shown = console()
-    for one in done.lost:
-        batch = "" if one.batch_id is None else f", micro-batch {one.batch_id}"
-        made = f", made {utc(one.created_at_ms)} UTC" if one.created_at_ms is not None else ""
-        shown.print(
+    out = console()
+    for lost in done.lost:
+        batch = "" if lost.batch_id is None else f", micro-batch {lost.batch_id}"
+        when = f", made {utc(lost.created_at_ms)} UTC" if lost.created_at_ms is not None else ""
+        out.print(
             Text.assemble(
                 ("would give up" if dry_run else "gave up", "yellow" if dry_run else "red"),
-                f" checkpoint {one.checkpoint_id} ({one.state.value}{batch}{made})",
+                f" checkpoint {lost.checkpoint_id} ({lost.state.value}{batch}{when})",
             ),
             soft_wrap=True,
         )
@@ -161,17 +161,17 @@ def _give_up(store: ObjectStore, checkpoint_id: int, *, dry_run: bool, as_json: 
             f"checkpoint {done.committed_id} has the state of checkpoint {checkpoint_id} and is the "
             "newest now"
         )
-    shown.print(text, markup=False, soft_wrap=True)
+    out.print(text, markup=False, soft_wrap=True)
 
 
 def _print_given_up_json(done: GivenUp, *, dry_run: bool) -> None:
-    for one in done.lost:
+    for lost in done.lost:
         print_json(
             {
-                "checkpoint_id": one.checkpoint_id,
-                "state": one.state.value,
-                "batch_id": one.batch_id,
-                "created_at_ms": one.created_at_ms,
+                "checkpoint_id": lost.checkpoint_id,
+                "state": lost.state.value,
+                "batch_id": lost.batch_id,
+                "created_at_ms": lost.created_at_ms,
                 "action": "would-give-up" if dry_run else "gave-up",
             }
         )

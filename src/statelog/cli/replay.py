@@ -109,25 +109,25 @@ def replay(
     extras.require_spark("the replay of a processor")
     steps = _recorded_steps(store, key, unreadable, operator, from_checkpoint)
     gaps = _report(unreadable)
-    found = _processor(steps, processor, location)
-    replayed = _replayed(steps, found, pdb=pdb)
-    for one in replayed:
+    found_processor = _processor(steps, processor, location)
+    replayed = _replayed(steps, found_processor, pdb=pdb)
+    for step in replayed:
         if as_json:
-            print_json(step_json(one))
+            print_json(step_json(step))
         else:
-            show_step(one)
+            show_step(step)
     if write_test is not None:
-        _write(write_test, replayed, found, expect, location=store.url, as_json=as_json)
-    bad = [one for one in replayed if one.differences or one.error is not None]
+        _write(write_test, replayed, found_processor, expect, location=store.url, as_json=as_json)
+    bad = [step for step in replayed if step.differences or step.error is not None]
     if not as_json:
-        _summary(replayed, f"{found.module}:{found.name}")
+        _summary(replayed, f"{found_processor.module}:{found_processor.name}")
     raise typer.Exit(EXIT_FINDING if bad else gaps)
 
 
 def _report(unreadable: Sequence[UnreadableRecording]) -> int:
     """Print the recordings that are left out, and return the exit status for that."""
-    for one in unreadable:
-        print_error(f"the recording {one.path} is left out: {one.problem}")
+    for recording in unreadable:
+        print_error(f"the recording {recording.path} is left out: {recording.problem}")
     return EXIT_FINDING if unreadable else EXIT_OK
 
 
@@ -162,17 +162,17 @@ def _recorded_steps(
                 schemas.append(task.state_schema().key_schema)
     for schema in schemas:
         try:
-            made = key_from_text(key, schema)
+            parsed = key_from_text(key, schema)
         except UsageError as error:
             refused = error
             continue
-        if made not in values:
-            values.append(made)
+        if parsed not in values:
+            values.append(parsed)
     if not values and refused is not None:
         raise refused
-    wanted = values[0] if values else tuple(key)
+    given = values[0] if values else tuple(key)
     return recorded_steps(
-        store, wanted, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
+        store, given, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
     )
 
 
@@ -194,11 +194,11 @@ def _replayed(
 
     replayed = []
     for step in steps:
-        one = replay_step(step, found.processor)
-        replayed.append(one)
-        if pdb and (one.differences or one.error is not None):
-            show_step(one)
-            debug_step(one, found.processor)
+        recomputed = replay_step(step, found.processor)
+        replayed.append(recomputed)
+        if pdb and (recomputed.differences or recomputed.error is not None):
+            show_step(recomputed)
+            debug_step(recomputed, found.processor)
             break
     return replayed
 

@@ -24,7 +24,7 @@ def show_recordings(
     keys: dict[tuple[str, str], dict[str, Any]] = {}
     for stored, step in recorded:
         at = (step.task.operator_id, repr(step.key))
-        one = keys.setdefault(
+        totals = keys.setdefault(
             at,
             {
                 "operator": at[0],
@@ -34,12 +34,12 @@ def show_recordings(
                 "checkpoints": [],
             },
         )
-        one["failures" if stored.is_failure else "steps"] += 1
-        one["checkpoints"].append(step.task.checkpoint_id)
+        totals["failures" if stored.is_failure else "steps"] += 1
+        totals["checkpoints"].append(step.task.checkpoint_id)
     if as_json:
-        for one in keys.values():
-            ids = one.pop("checkpoints")
-            print_json({**one, "first_checkpoint": min(ids), "last_checkpoint": max(ids)})
+        for totals in keys.values():
+            ids = totals.pop("checkpoints")
+            print_json({**totals, "first_checkpoint": min(ids), "last_checkpoint": max(ids)})
         return
     if not keys:
         console().print("no recordings; the setting `record` chooses what a query records")
@@ -47,29 +47,29 @@ def show_recordings(
     table = PlainTable(box=None, pad_edge=False)
     for name in ("operator", "key", "steps", "failures", "checkpoints"):
         table.add_column(name, justify="right" if name in ("steps", "failures") else "left")
-    for one in keys.values():
-        ids = one["checkpoints"]
+    for totals in keys.values():
+        ids = totals["checkpoints"]
         span = f"{min(ids)} to {max(ids)}" if len(set(ids)) > 1 else str(ids[0])
-        key = " ".join(map(str, one["key"]))
-        style = "red" if one["failures"] else None
-        cells = (one["operator"], key, str(one["steps"]), str(one["failures"]), span)
+        key = " ".join(map(str, totals["key"]))
+        style = "red" if totals["failures"] else None
+        cells = (totals["operator"], key, str(totals["steps"]), str(totals["failures"]), span)
         table.add_row(*map(Text, cells), style=style)
     console().print(table)
 
 
 def show_step(step: ReplayedStep) -> None:
     """Print one step: its input, state and timers, output, and what differs."""
-    shown = console()
+    out = console()
     task = step.recorded.task
     head = f"checkpoint {task.checkpoint_id}, batch {task.batch_id}"
     if task.now_ms >= 0:
         head += f", {utc(task.now_ms)} UTC"
     if task.time_mode == "eventtime":
         head += f", watermark {utc(task.watermark_ms)} UTC"
-    shown.print(Text(head, style="bold"))
+    out.print(Text(head, style="bold"))
 
     def line(name: str, value: str, style: str = "") -> None:
-        shown.print(Text.assemble((f"  {name:8}", "dim"), (value, style)), soft_wrap=True)
+        out.print(Text.assemble((f"  {name:8}", "dim"), (value, style)), soft_wrap=True)
 
     for row in step.input[:_ROWS_SHOWN]:
         line("row", row_text(row))
@@ -88,17 +88,17 @@ def show_step(step: ReplayedStep) -> None:
     if failure is not None:
         line("raised", f"{failure.error}: {failure.message}", "yellow")
     for difference in step.differences:
-        shown.print(Text(f"  {difference.what} differs", style="bold red"))
-        shown.print(
+        out.print(Text(f"  {difference.what} differs", style="bold red"))
+        out.print(
             Text(f"    - recorded {value_text(difference.recorded)}", style="red"), soft_wrap=True
         )
-        shown.print(
+        out.print(
             Text(f"    + now      {value_text(difference.found)}", style="green"), soft_wrap=True
         )
     if not step.differences:
         same = "  as recorded" if step.error is None else "  fails as recorded"
-        shown.print(Text(same, style="green" if step.error is None else "bold red"))
-    shown.print()
+        out.print(Text(same, style="green" if step.error is None else "bold red"))
+    out.print()
 
 
 def row_text(row: Any) -> str:
@@ -124,8 +124,8 @@ def value_text(value: Any) -> str:
     """Return one side of a difference as text."""
     if value is None or value == []:
         return "nothing"
-    if isinstance(value, list) and any(hasattr(one, "__fields__") for one in value):
-        return "; ".join(f"({row_text(one)})" for one in value)
+    if isinstance(value, list) and any(hasattr(each, "__fields__") for each in value):
+        return "; ".join(f"({row_text(each)})" for each in value)
     return value if isinstance(value, str) else repr(value)
 
 
@@ -171,8 +171,8 @@ def plain(value: Any) -> Any:
         return _dict(value)
     if isinstance(value, Mapping):
         if all(isinstance(name, str) for name in value):
-            return {name: plain(one) for name, one in value.items()}
-        return [[plain(name), plain(one)] for name, one in value.items()]
+            return {name: plain(each) for name, each in value.items()}
+        return [[plain(name), plain(each)] for name, each in value.items()]
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(each) for each in value]
     return value if isinstance(value, bool | int | float | str | None) else str(value)

@@ -98,12 +98,10 @@ def _prices(location: str, name: str | None) -> Prices:
 
 
 def _print(figures: Figures, output: Path) -> None:
-    shown = console()
+    out = console()
     for finding in figures.findings:
         line = Text.assemble((finding.level, FINDING_STYLES[finding.level]), f" {finding.text}")
-        shown.print(line, soft_wrap=True)
+        out.print(line, soft_wrap=True)
     size = size_text(output.stat().st_size)
     checkpoints = plural(len(figures.checkpoints), "checkpoint")
-    shown.print(
-        Text(f"wrote {output} ({size}): {checkpoints} of {figures.location}"), soft_wrap=True
-    )
+    out.print(Text(f"wrote {output} ({size}): {checkpoints} of {figures.location}"), soft_wrap=True)

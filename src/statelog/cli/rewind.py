@@ -121,7 +121,7 @@ def _seconds(age: dt.timedelta | None) -> str:
 
 
 def _print_points(points: list[RewindPoint], as_json: bool) -> None:
-    shown = console()
+    out = console()
     for point in points:
         if as_json:
             print_json(
@@ -139,9 +139,9 @@ def _print_points(points: list[RewindPoint], as_json: bool) -> None:
         )
         if point.problem:
             text.append(f"; not possible: {point.problem}", "yellow")
-        shown.print(text, soft_wrap=True)
+        out.print(text, soft_wrap=True)
     if not as_json:
-        shown.print("Choose one with --to to see what a rewind to it would change.")
+        out.print("Choose one with --to to see what a rewind to it would change.")
 
 
 def _print_plan(plan: RewindPlan, as_json: bool, applied: int | None) -> None:
@@ -166,30 +166,28 @@ def _print_plan(plan: RewindPlan, as_json: bool, applied: int | None) -> None:
             }
         )
         return
-    shown = console()
+    out = console()
     if not plan.files and not plan.changes_state:
-        shown.print(f"The query is at batch {plan.batch_id} already; there is nothing to do.")
+        out.print(f"The query is at batch {plan.batch_id} already; there is nothing to do.")
         return
     verb = ("deleted", "red") if done else ("would delete", "yellow")
     for path in plan.files:
-        shown.print(Text.assemble(verb, " ", path), soft_wrap=True)
+        out.print(Text.assemble(verb, " ", path), soft_wrap=True)
     if plan.changes_state:
         given_up = "were given up" if done else "would be given up"
-        shown.print(
+        out.print(
             f"State: checkpoint {plan.checkpoint_id} (after batch {plan.batch_id}); later checkpoints, "
             f"up to {plan.newest_id}, {given_up}.",
             soft_wrap=True,
         )
     else:
-        shown.print(f"State: already that of checkpoint {plan.checkpoint_id}; it is kept.")
-    shown.print(
+        out.print(f"State: already that of checkpoint {plan.checkpoint_id}; it is kept.")
+    out.print(
         f"Spark: batch {plan.batch_id + 1} is planned next (planned so far: up to "
         f"{plan.newest_batch_id}); {plural(plan.input_files, 'input file')} read again.",
         soft_wrap=True,
     )
     for path in plan.missing_files:
-        shown.print(
-            Text(f"missing, its rows cannot be read again: {path}", "yellow"), soft_wrap=True
-        )
+        out.print(Text(f"missing, its rows cannot be read again: {path}", "yellow"), soft_wrap=True)
     if not done:
-        shown.print("This was a dry run; --apply makes the changes. Stop the query before.")
+        out.print("This was a dry run; --apply makes the changes. Stop the query before.")

@@ -52,7 +52,7 @@ def tag(
             raise UsageError("give the name of the tag to make, or no options to list the tags")
         _print_tags(store, location, as_json)
         raise typer.Exit(EXIT_OK)
-    made = make_tag(
+    new = make_tag(
         location,
         name,
         checkpoint=checkpoint,
@@ -60,10 +60,10 @@ def tag(
         comment=comment,
     )
     if as_json:
-        print_json(_json(made))
+        print_json(_json(new))
     else:
         console().print(
-            f"Checkpoint {made.checkpoint_id} of {redacted(location)} is kept as {name}.",
+            f"Checkpoint {new.checkpoint_id} of {redacted(location)} is kept as {name}.",
             markup=False,
             soft_wrap=True,
         )
@@ -140,7 +140,7 @@ def fork(
     is not retained, or the sink of its micro-batch takes longer than 10 s.
     """
     open_location(location)
-    made = make_fork(
+    new = make_fork(
         location,
         new_location,
         checkpoint=checkpoint,
@@ -150,36 +150,36 @@ def fork(
         state_only=state_only,
         copy=copy,
     )
-    query = made.query
+    query = new.query
     if as_json:
         print_json(
             {
-                "fork_id": made.fork_id,
-                "parent": made.parent,
-                "location": made.location,
-                "checkpoint_id": made.checkpoint_id,
-                "batch_id": made.batch_id,
+                "fork_id": new.fork_id,
+                "parent": new.parent,
+                "location": new.location,
+                "checkpoint_id": new.checkpoint_id,
+                "batch_id": new.batch_id,
                 "checkpoint_location": None if query is None else query.checkpoint_location,
                 "query_id": None if query is None else query.query_id,
             }
         )
         raise typer.Exit(EXIT_OK)
-    shown = console()
-    shown.print(
-        f"{redacted(new_location)} goes on from checkpoint {made.checkpoint_id} of {redacted(location)}, after batch "
-        f"{made.batch_id}.",
+    out = console()
+    out.print(
+        f"{redacted(new_location)} goes on from checkpoint {new.checkpoint_id} of {redacted(location)}, after batch "
+        f"{new.batch_id}.",
         markup=False,
         soft_wrap=True,
     )
     if query is None:
-        shown.print("Start a query there with adopt=True and a new checkpointLocation.")
+        out.print("Start a query there with adopt=True and a new checkpointLocation.")
     else:
-        shown.print("Start the new query with:")
+        out.print("Start the new query with:")
         for option, value in (
             ("checkpointLocation", query.checkpoint_location),
-            ("stateLocation", made.location),
+            ("stateLocation", new.location),
         ):
-            shown.print(Text(f"  {option:<20}{value}"), soft_wrap=True)
+            out.print(Text(f"  {option:<20}{value}"), soft_wrap=True)
     raise typer.Exit(EXIT_OK)
 
 
@@ -194,19 +194,21 @@ def _json(one: Tag) -> dict[str, object]:
 
 
 def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
-    found = list_tags(store)
+    tags = list_tags(store)
     rows = []
-    for one in found:
+    for each in tags:
         problem, created, facts = "", None, {}
         try:
-            content = read_tag(store, one)
+            content = read_tag(store, each)
             created, facts = content.created_at_ms, content.facts
         except StatelogError as error:
             problem = str(error)
         if as_json:
-            print_json({**_json(one), "created_at_ms": created, "facts": facts, "problem": problem})
+            print_json(
+                {**_json(each), "created_at_ms": created, "facts": facts, "problem": problem}
+            )
         said = problem or str(facts.get("comment") or facts.get("location") or "")
-        rows.append((one.kind.value, one.name, str(one.checkpoint_id), utc(created), said))
+        rows.append((each.kind.value, each.name, str(each.checkpoint_id), utc(created), said))
     if as_json:
         return
     if not rows:

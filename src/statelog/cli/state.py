@@ -51,7 +51,7 @@ def read(
     """
     with open_state(location, operator) as state:
         reader = state.reader(checkpoint)
-        names = [one.name for one in reader.variables()] if variable is None else [variable]
+        names = [each.name for each in reader.variables()] if variable is None else [variable]
         time_ms = as_of_ms(reader.checkpoint)
         for name in names:
             show_rows(
@@ -105,7 +105,7 @@ def history(
     """
     with open_state(location, operator) as state, progress("reading each checkpoint"):
         values = key_from_text(key, state.reader().schema.key_schema)
-        found = key_history(state, variable, values, None)
+        versions = key_history(state, variable, values, None)
         rows = [
             {
                 "checkpoint_id": version.checkpoint_id,
@@ -114,7 +114,7 @@ def history(
                 "as of (UTC)": utc(version.as_of_ms),
                 "state": _shown(state, variable, version),
             }
-            for version in found.versions
+            for version in versions.versions
         ]
     hidden = "as of (UTC)" if as_json else "as_of_ms"
     columns = [name for name in rows[0] if name != hidden] if rows else []
@@ -124,7 +124,7 @@ def history(
         limit=None,
         as_json=as_json,
     )
-    found.checked()  # raises, after what can be read was printed
+    versions.checked()  # raises, after what can be read was printed
 
 
 def diff(
@@ -166,6 +166,6 @@ def diff(
 
 def _shown(state: LocationState, variable: str, version: KeyVersion) -> object:
     """Return the state of a version; that of a map as a list of its entries."""
-    found = {one.name: one for one in state.variables(version.checkpoint_id)}.get(variable)
-    is_map = found is not None and found.user_key_schema is not None
+    by_name = {each.name: each for each in state.variables(version.checkpoint_id)}.get(variable)
+    is_map = by_name is not None and by_name.user_key_schema is not None
     return list(version.value.items()) if is_map else version.value

@@ -64,25 +64,25 @@ def show_rows(
         title: Printed above the table.
         extra: Members that each JSON object has too.
     """
-    found = iter(rows)
+    remaining = iter(rows)
     if as_json:
-        for row in islice(found, limit):
+        for row in islice(remaining, limit):
             print_json({**(extra or {}), **row})
         return
     with progress("reading"):
-        shown = list(islice(found, limit))
+        first = list(islice(remaining, limit))
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in columns:
         table.add_column(Text(name), overflow="fold")
-    for row in shown:
+    for row in first:
         table.add_row(*(Text(_cell(row[name])) for name in columns))
     out = console()
     if title:
         out.print(Text(title, style="bold"), soft_wrap=True)
     out.print(table)
-    more = next(found, None) is not None
-    last = f"the first {plural(len(shown), 'row')}; --limit 0 shows all" if more else None
-    out.print(last or plural(len(shown), "row"), markup=False, soft_wrap=True)
+    more = next(remaining, None) is not None
+    last = f"the first {plural(len(first), 'row')}; --limit 0 shows all" if more else None
+    out.print(last or plural(len(first), "row"), markup=False, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:

@@ -42,22 +42,25 @@ def verify(
     Checksums and encryption do not show that the newest checkpoints were deleted: give --at-least the newest one that you know of.
     """
     store = open_location(location)
-    shown = console()
+    out = console()
     objects = size_bytes = change_sets = findings = 0
     sound = SoundCheckpoints()
     with progress("reading") as update:
-        for one in verify_location(store):
+        for problem in verify_location(store):
             objects += 1
-            size_bytes += one.size_bytes
-            change_sets += one.change_sets
-            findings += bool(one.problem)
-            sound.add(one)
-            update(f"{plural(objects, 'object')} read, at {one.path}")
+            size_bytes += problem.size_bytes
+            change_sets += problem.change_sets
+            findings += bool(problem.problem)
+            sound.add(problem)
+            update(f"{plural(objects, 'object')} read, at {problem.path}")
             if as_json:
-                print_json({**dataclasses.asdict(one), "ok": not one.problem})
-            elif one.problem:
-                line = (f"{one.finding}", "bold red"), f" {one.kind} {one.path}: {one.problem}"
-                shown.print(Text.assemble(*line), soft_wrap=True)
+                print_json({**dataclasses.asdict(problem), "ok": not problem.problem})
+            elif problem.problem:
+                line = (
+                    (f"{problem.finding}", "bold red"),
+                    f" {problem.kind} {problem.path}: {problem.problem}",
+                )
+                out.print(Text.assemble(*line), soft_wrap=True)
     newest = sound.newest
     if at_least is not None:
         findings += _is_older(at_least, as_json=as_json, location=location)
@@ -77,11 +80,11 @@ def verify(
         sets = plural(change_sets, "change set")
         verdict = (f"{findings:,} damaged", "bold red") if findings else ("all intact", "green")
         read = f"{plural(objects, 'object')} read ({size_text(size_bytes)}, {sets}): "
-        shown.print(Text.assemble(read, verdict), soft_wrap=True)
+        out.print(Text.assemble(read, verdict), soft_wrap=True)
         if findings:
             none = "no retained checkpoint is sound"
             text = none if newest is None else f"the newest sound checkpoint is {newest}"
-            shown.print(text, markup=False)
+            out.print(text, markup=False)
     raise typer.Exit(EXIT_FINDING if findings else EXIT_OK)
 
 

@@ -424,8 +424,8 @@ class ChangeLog:
         kept, released = [], []
         for sqn in sorted(self._uploaded):
             entry = self._uploaded[sqn]
-            wanted = entry.offered and (unwanted_from_sqn is None or sqn < unwanted_from_sqn)
-            if wanted and not entry.confirmed:
+            is_needed = entry.offered and (unwanted_from_sqn is None or sqn < unwanted_from_sqn)
+            if is_needed and not entry.confirmed:
                 kept.append(entry.result)  # a handle names its file, so the holder owns the file
             released.append(entry.result)
         persists = list(self._persists)

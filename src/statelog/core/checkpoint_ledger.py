@@ -242,17 +242,20 @@ class CheckpointLedger:
         pending.snapshots[snapshot.key_group_range] = snapshot
 
     def _check_snapshot(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
-        own = snapshot.key_group_range
+        key_groups = snapshot.key_group_range
         for part in (snapshot.log, snapshot.materialized):
-            if part is not None and part.key_group_range.intersection(own) != part.key_group_range:
+            if (
+                part is not None
+                and part.key_group_range.intersection(key_groups) != part.key_group_range
+            ):
                 raise CheckpointError(
-                    f"the task with key groups {own} acknowledged state of {part.key_group_range}",
+                    f"the task with key groups {key_groups} acknowledged state of {part.key_group_range}",
                     checkpoint_id=checkpoint_id,
                     reason="foreign_key_groups",
                 )
         if snapshot.materialized and snapshot.materialized.checkpoint_id > checkpoint_id:
             raise CheckpointError(
-                f"the task with key groups {own} acknowledged checkpoint {checkpoint_id} with a "
+                f"the task with key groups {key_groups} acknowledged checkpoint {checkpoint_id} with a "
                 f"snapshot of the later checkpoint {snapshot.materialized.checkpoint_id}",
                 checkpoint_id=checkpoint_id,
                 reason="snapshot_too_new",

@@ -40,11 +40,11 @@ class Pin:
 
 def pinned(pins: Iterable[Pin], checkpoint_ids: Iterable[int], latest_id: int) -> frozenset[int]:
     """Return those of *checkpoint_ids* that a pin holds."""
-    known = tuple(pins)
+    all_pins = tuple(pins)
     return frozenset(
         checkpoint_id
         for checkpoint_id in checkpoint_ids
-        if any(pin.holds(checkpoint_id, latest_id) for pin in known)
+        if any(pin.holds(checkpoint_id, latest_id) for pin in all_pins)
     )
 
 

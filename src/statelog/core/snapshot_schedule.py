@@ -100,13 +100,13 @@ def _slices(
     slices: list[KeyGroupRange] = []
     used = 0.0
     for key_group in order:
-        own = float(size[key_group])
-        if slices and slices[-1].end + 1 == key_group and used + own <= slice_bytes:
+        own_size = float(size[key_group])
+        if slices and slices[-1].end + 1 == key_group and used + own_size <= slice_bytes:
             slices[-1] = KeyGroupRange(slices[-1].start, key_group)
-            used += own
+            used += own_size
         else:
             slices.append(KeyGroupRange(key_group, key_group))
-            used = own
+            used = own_size
     return slices
 
 

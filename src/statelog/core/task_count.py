@@ -116,10 +116,10 @@ class TaskCount:
             return self._bounds.most
         least = max(self._bounds.least, 2) if self._shuffled else self._bounds.least
         paid = rows * self._row_ms() / self._task_work_ms
-        wanted = math.floor(paid) + 1
-        if self._last and wanted < self._last[-1].tasks:
-            wanted = min(math.floor(paid / _FEWER_BELOW) + 1, self._last[-1].tasks)
-        return min(max(wanted, least), self._bounds.most)
+        count = math.floor(paid) + 1
+        if self._last and count < self._last[-1].tasks:
+            count = min(math.floor(paid / _FEWER_BELOW) + 1, self._last[-1].tasks)
+        return min(max(count, least), self._bounds.most)
 
     def ran(self, cost: BatchCost) -> None:
         """Record the cost of a micro-batch."""

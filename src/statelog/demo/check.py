@@ -116,7 +116,7 @@ class _Findings:
 def _text(value: object) -> str:
     if isinstance(value, tuple):
         pairs = zip(FIELDS, value, strict=False)
-        return ", ".join(f"{name} {one}" for name, one in pairs)
+        return ", ".join(f"{name} {each}" for name, each in pairs)
     return f"{value!s:.120}"
 
 
@@ -141,8 +141,11 @@ def verify(session: SparkSession, config: JobConfig) -> Verdict:
     lines.unpersist()
     best = sorted(totals, key=lambda customer: totals[customer][0], reverse=True)[:10]
     verdict.top = [
-        {"customer": one, **{name: _plain(v) for name, v in zip(FIELDS, totals[one], strict=True)}}
-        for one in best
+        {
+            "customer": each,
+            **{name: _plain(v) for name, v in zip(FIELDS, totals[each], strict=True)},
+        }
+        for each in best
     ]
     verdict.differences, verdict.difference_count = findings.shown, findings.count
     verdict.exact = not findings.count
@@ -229,18 +232,18 @@ def _check_state(
     with StateReader.open(location) as reader:
         verdict.state_checkpoint = reader.checkpoint_id
         rows = {name: table.to_pylist() for name, table in reader.tables().items()}
-    found: Totals = {}
+    sums: Totals = {}
     found_sessions: dict[str, list[tuple[dt.datetime, dt.datetime]]] = {}
     for row in rows["sessions"]:
         ended = row["value.start"], row["value.end"]
         found_sessions.setdefault(row["key.customer"], []).append(ended)
     for row in rows["account"]:
         customer = row["key.customer"]
-        found[customer] = tuple(row[f"value.{name}"] for name in FIELDS)
+        sums[customer] = tuple(row[f"value.{name}"] for name in FIELDS)
         last = row["value.session_start"], row["value.last_order"]
         found_sessions.setdefault(customer, []).append(last)
-    verdict.state_customers = len(found)
-    findings.compare("state", totals, found)
+    verdict.state_customers = len(sums)
+    findings.compare("state", totals, sums)
     findings.compare("state, sessions", sessions, found_sessions)
     found_orders: dict[str, list[str]] = {}
     for row in rows["orders"]:

@@ -156,21 +156,21 @@ class ConnectServer(ClosesAtExit):
 
 def batch_workers(leader: int) -> list[int]:
     """Return the processes for foreachBatch in the session of *leader*."""
-    found = []
+    workers = []
     for process in processes_of_session(leader):
         try:
             command = (_PROC / str(process.pid) / "cmdline").read_bytes()
         except OSError:
             continue  # it has ended
         if _WORKER in command.decode(errors="replace"):
-            found.append(process.pid)
-    return found
+            workers.append(process.pid)
+    return workers
 
 
 def _spark_home() -> Path:
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def _free_port() -> int:

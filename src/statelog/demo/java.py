@@ -73,13 +73,13 @@ def ensure_java() -> Path:
         refusals.append(f"JAVA_HOME={configured}: {probe.refusal}")
     else:
         refusals.append("JAVA_HOME is not set")
-    found = shutil.which("java")
-    if found:
-        probe = _probe(Path(found))
-        found_home = None if probe.refusal else _home_of(Path(found), probe)
+    java = shutil.which("java")
+    if java:
+        probe = _probe(Path(java))
+        found_home = None if probe.refusal else _home_of(Path(java), probe)
         if found_home is not None:
             return found_home
-        refusals.append(f"{found}: {probe.refusal or 'does not print its home'}")
+        refusals.append(f"{java}: {probe.refusal or 'does not print its home'}")
     else:
         refusals.append("no java on PATH")
     try:

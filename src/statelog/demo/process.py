@@ -80,14 +80,14 @@ def start_program(
 
 def processes_of_session(leader: int) -> list[ProcessInfo]:
     """Return the running processes of the session of *leader*."""
-    found = []
+    processes = []
     for process in _all_processes():
         try:
             if os.getsid(process.pid) == leader:
-                found.append(process)
+                processes.append(process)
         except OSError:
             continue  # it has ended, or this process may not read it
-    return found
+    return processes
 
 
 def kill_session(leader: subprocess.Popen[bytes]) -> list[ProcessInfo]:
@@ -125,7 +125,7 @@ def _all_processes() -> list[ProcessInfo]:
     """Return all running processes that this process may read."""
     if not (_PROC / "self" / "stat").exists():
         return _ask_ps()
-    found = []
+    processes = []
     for entry in os.listdir(_PROC):
         if not entry.isdigit():
             continue
@@ -137,21 +137,21 @@ def _all_processes() -> list[ProcessInfo]:
         head, _, rest = stat.rpartition(")")
         state, parent = rest.split()[:2]
         if state not in "ZX":
-            found.append(ProcessInfo(int(entry), int(parent), head.partition("(")[2]))
-    return found
+            processes.append(ProcessInfo(int(entry), int(parent), head.partition("(")[2]))
+    return processes
 
 
 def _ask_ps() -> list[ProcessInfo]:
     listing = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid=,stat=,comm="], capture_output=True, text=True, check=False
     )
-    found = []
+    processes = []
     for line in listing.stdout.splitlines():
         fields = line.split(None, 3)
         if len(fields) == 4 and not fields[2].startswith("Z"):
             name = os.path.basename(fields[3])
-            found.append(ProcessInfo(int(fields[0]), int(fields[1]), name))
-    return found
+            processes.append(ProcessInfo(int(fields[0]), int(fields[1]), name))
+    return processes
 
 
 PROGRAM = ("-m", "statelog.demo.program")

@@ -164,9 +164,9 @@ class CompletedCheckpoint:
         What a checkpoint itself changed is in its log even where its own snapshot contains it, for
         readers of its changes.  The next checkpoint leaves that out.
         """
-        own = [one for one in self.log if one.checkpoint_id == self.checkpoint_id]
-        older = self.log[: len(self.log) - len(own)]
-        return (*older, *live_log(own, self.materialized, self.max_parallelism))
+        logs = [log for log in self.log if log.checkpoint_id == self.checkpoint_id]
+        older = self.log[: len(self.log) - len(logs)]
+        return (*older, *live_log(logs, self.materialized, self.max_parallelism))
 
     def referenced_paths(self) -> tuple[str, ...]:
         """Return the objects it needs, its own metadata not counted; sorted, each once."""

@@ -46,8 +46,8 @@ class KeyGroupRange(FlinkNames):
     def __post_init__(self) -> None:
         if self.start.__class__ is not int or self.end.__class__ is not int:
             for name in ("start", "end"):
-                found = whole_number(getattr(self, name), f"the key group {name}")
-                object.__setattr__(self, name, found)
+                number = whole_number(getattr(self, name), f"the key group {name}")
+                object.__setattr__(self, name, number)
         if (self.start, self.end) != (0, -1) and not 0 <= self.start <= self.end:
             raise UsageError(f"invalid key group range [{self.start}, {self.end}]")
 

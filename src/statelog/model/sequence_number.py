@@ -35,8 +35,8 @@ class SequenceNumber(FlinkNames):
     def __post_init__(self) -> None:
         value = self.value
         if value.__class__ is not int or not 0 <= value <= MAX_SEQUENCE_NUMBER:
-            found = whole_number(value, "a sequence number", low=0, high=MAX_SEQUENCE_NUMBER)
-            object.__setattr__(self, "value", found)
+            number = whole_number(value, "a sequence number", low=0, high=MAX_SEQUENCE_NUMBER)
+            object.__setattr__(self, "value", number)
 
     @classmethod
     def of(cls, value: int | SequenceNumber) -> SequenceNumber:

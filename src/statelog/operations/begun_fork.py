@@ -103,7 +103,7 @@ def begun_fork(
     Blocks: On both stores.
     """
     entries = _entries(new)
-    ids = [one for one, entry in entries.items() if not isinstance(entry, ClaimRecord)]
+    ids = [number for number, entry in entries.items() if not isinstance(entry, ClaimRecord)]
     if ids or any(not is_claim_of_fork(entry) for entry in entries.values()):
         finished = _finished(new, parent, ids[0]) if len(ids) == 1 else None
         if finished is None or checkpoint_id not in (None, finished.checkpoint_id):
@@ -156,15 +156,15 @@ def query_id_of(fork_id: str) -> str:
 
 def _entries(new: LocationStore) -> dict[int, Entry | None]:
     """Return the entries of a location by their numbers; None for one that cannot be read."""
-    found: dict[int, Entry | None] = {}
+    entries: dict[int, Entry | None] = {}
     for number in present_ids(new):
         try:
-            found[number] = read_entry(new, number)
+            entries[number] = read_entry(new, number)
         except ObjectNotFoundError:
             continue
         except (CorruptionError, IncompatibleFormatError):
-            found[number] = None
-    return found
+            entries[number] = None
+    return entries
 
 
 def is_claim_of_fork(entry: Entry | None) -> bool:

@@ -235,7 +235,9 @@ class _Copy:
         for is_end in (False, True):  # the end of an audit line follows its begin
             part = [each for each in self._plan.objects if is_audit_end(each.path) is is_end]
             self._in_parallel(part, parallelism)
-        by_number = {parse_checkpoint_metadata(one.path): one for one in self._plan.metadata}
+        by_number = {
+            parse_checkpoint_metadata(copied.path): copied for copied in self._plan.metadata
+        }
         for number in _numbers_to_newest(self._target, self._plan.checkpoints[-1]):
             if number in by_number:
                 self._in_parallel([by_number.pop(number)], 1)
@@ -251,13 +253,13 @@ class _Copy:
                 while waiting and len(running) < parallelism:
                     if running and size + waiting[-1].size_bytes > _BYTES_IN_FLIGHT:
                         break
-                    one = waiting.pop()
-                    running[pool.submit(self._copy, one)] = one
-                    size += one.size_bytes
+                    copied = waiting.pop()
+                    running[pool.submit(self._copy, copied)] = copied
+                    size += copied.size_bytes
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    one = running.pop(future)
-                    size -= one.size_bytes
-                    self._finished(one, future.result())
+                    copied = running.pop(future)
+                    size -= copied.size_bytes
+                    self._finished(copied, future.result())
         finally:
             # Ctrl-C too ends here: an object under way is put whole, no other is begun.
             pool.shutdown(wait=True, cancel_futures=True)
@@ -284,10 +286,12 @@ class _Copy:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 # After a failed attempt the object may be there, or a part of it.
-                found = self._found(one.path) if attempt > 1 or one.path in self._present else None
-                if found is not None and self._is_whole(one, found):
+                content = (
+                    self._found(one.path) if attempt > 1 or one.path in self._present else None
+                )
+                if content is not None and self._is_whole(one, content):
                     return attempt > 1
-                self._put(one, is_there=found is not None)
+                self._put(one, is_there=content is not None)
                 return True
             except ObjectNotFoundError:
                 raise
@@ -319,7 +323,7 @@ class _Copy:
 
     def _put(self, one: CopiedObject, *, is_there: bool) -> None:
         content = self._content(one)
-        wanted, size = checksum([content]), len(content)
+        digest, size = checksum([content]), len(content)
         number = parse_checkpoint_metadata(one.path)
         if is_there:  # what an interrupted call left, or a checkpoint with another record
             if number is not None:
@@ -332,7 +336,7 @@ class _Copy:
         del content
 
         def compare(found: memoryview) -> None:
-            if len(found) != size or checksum([found]) != wanted:
+            if len(found) != size or checksum([found]) != digest:
                 raise CorruptionError(
                     f"{one.path} in {self._target.url} differs from what was put: {len(found)} "
                     f"bytes instead of {size}, or another checksum",
@@ -348,7 +352,7 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
         raise UsageError(f"{source.url} cannot be copied onto itself")
     mark = msgspec.json.encode({"version": 1, "source": source.url})
     try:
-        found = bytes(target.get(PATHS.copied_from))
+        content = bytes(target.get(PATHS.copied_from))
     except ObjectNotFoundError:
         if present_ids(target) or newest_epoch(target):
             raise UsageError(
@@ -356,12 +360,12 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
             ) from None
         target.put(PATHS.copied_from, mark)
         return
-    if found != mark and not _is_part(found, mark):
+    if content != mark and not _is_part(content, mark):
         raise UsageError(
-            f"{target.url} is a copy of another location ({found.decode(errors='replace')}), not of "
+            f"{target.url} is a copy of another location ({content.decode(errors='replace')}), not of "
             f"{source.url}; give an empty one"
         )
-    if found != mark:
+    if content != mark:
         target.delete([PATHS.copied_from])
         target.put(PATHS.copied_from, mark)
     _check_claims(target)

@@ -146,15 +146,15 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
     sizes = {info.path: info.size_bytes for info in store.list()}
     needed = needed_objects([stored_kind.checkpoint for stored_kind in stored.values()], sizes)
     # An older checkpoint of the source names others that are deleted by now.
-    for checkpoint_id, one in stored.items():
+    for checkpoint_id, stored_checkpoint in stored.items():
         # A copy of a location of statelog 0.2 is one of this edition.
-        record = replace(own_record(one.record), version=RECORD_VERSION)
+        record = replace(own_record(stored_checkpoint.record), version=RECORD_VERSION)
         if checkpoint_id == last.checkpoint_id and not set(record.checkpoint.retained) <= set(kept):
             trimmed = replace(record.checkpoint, retained=retained)
             record = replace(record, checkpoint=trimmed)
-        if record != one.record:
-            own = PATHS.metadata(checkpoint_id)
-            needed[own] = replace(needed[own], record=record)
+        if record != stored_checkpoint.record:
+            metadata_path = PATHS.metadata(checkpoint_id)
+            needed[metadata_path] = replace(needed[metadata_path], record=record)
     for path in sizes:
         if parse_audit_part(path) is not None:
             # As it is: a damaged line, which `statelog log` reports, must not prevent a copy.
@@ -165,7 +165,11 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
     metadata.sort(key=lambda path: -(parse_checkpoint_metadata(path) or 0))
     return CopyPlan(
         kept,
-        tuple(one for path, one in sorted(needed.items()) if path not in set(metadata)),
+        tuple(
+            stored_checkpoint
+            for path, stored_checkpoint in sorted(needed.items())
+            if path not in set(metadata)
+        ),
         tuple(needed[path] for path in metadata),
     )
 
@@ -187,12 +191,12 @@ def needed_objects(
     checkpoints: list[CompletedCheckpoint], sizes: Mapping[str, int]
 ) -> dict[str, CopiedObject]:
     """Return all objects of the checkpoints by their names in a copy; *sizes* by those in the source."""
-    found: dict[str, CopiedObject] = {}
+    objects: dict[str, CopiedObject] = {}
 
     def need(source: str, kind: str, handle: FileStateHandle | None = None) -> None:
         path = own_path(source)
-        if path not in found or handle is not None:
-            found[path] = CopiedObject(path, source, sizes.get(source, 0), kind, handle)
+        if path not in objects or handle is not None:
+            objects[path] = CopiedObject(path, source, sizes.get(source, 0), kind, handle)
 
     for checkpoint in checkpoints:
         listed = checkpoint.properties.get(OBJECTS_PROPERTY)
@@ -207,7 +211,7 @@ def needed_objects(
         for snapshot in checkpoint.materialized:
             if isinstance(snapshot.handle, FileStateHandle):
                 need(snapshot.handle.path, _STREAM, snapshot.handle)
-    return found
+    return objects
 
 
 def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
@@ -255,24 +259,25 @@ def own_record(record: CheckpointRecord) -> CheckpointRecord:
     checkpoint = record.checkpoint
     log = tuple(
         replace(
-            one,
+            each,
             handles_and_offsets=tuple(
-                replace(entry, handle=own_handle(entry.handle)) for entry in one.handles_and_offsets
+                replace(entry, handle=own_handle(entry.handle))
+                for entry in each.handles_and_offsets
             ),
         )
-        for one in checkpoint.log
+        for each in checkpoint.log
     )
     materialized = tuple(
-        replace(one, handle=own_handle(one.handle)) for one in checkpoint.materialized
+        replace(each, handle=own_handle(each.handle)) for each in checkpoint.materialized
     )
     properties = dict(checkpoint.properties)
     listed = properties.get(OBJECTS_PROPERTY)
-    if isinstance(listed, list) and any(own_path(str(one)) != one for one in listed):
+    if isinstance(listed, list) and any(own_path(str(each)) != each for each in listed):
         files = [
             own_handle(staged_file) for staged_file in BatchRecord.of(checkpoint).staged_files()
         ]
         properties["output_files"] = [file.to_json() for file in files]
-        properties[OBJECTS_PROPERTY] = [own_path(str(one)) for one in listed]
+        properties[OBJECTS_PROPERTY] = [own_path(str(each)) for each in listed]
     return replace(
         record,
         checkpoint=replace(checkpoint, log=log, materialized=materialized, properties=properties),

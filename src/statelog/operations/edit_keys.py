@@ -132,30 +132,30 @@ class EditTarget:
         Raises:
             UsageError: A variable, key or value does not fit the operator.
         """
-        found: dict[int, GroupEdits] = {}
+        by_group: dict[int, GroupEdits] = {}
         for given in delete:
             key_group, key = self._key(given)
-            found.setdefault(key_group, GroupEdits()).delete(key, None)
+            by_group.setdefault(key_group, GroupEdits()).delete(key, None)
         for name, states in wanted.items():
             state_id = self.state_id(name)
             for given, state in instance(states, f"set[{name!r}]", Mapping, "a mapping").items():
                 key_group, key = self._key(given)
-                edits = found.setdefault(key_group, GroupEdits())
+                edits = by_group.setdefault(key_group, GroupEdits())
                 cell = self._cell(self.codec.states[state_id], state)
                 if cell:
                     edits.put(key, state_id, cell)
                 else:
                     edits.delete(key, state_id)
-        return found
+        return by_group
 
     def overlays(self, edits: Mapping[int, GroupEdits]) -> tuple[dict[int, Overlay], EditCounts]:
         """Return the changes by key group; reads the key groups, and nothing else."""
         overlays: dict[int, Overlay] = {}
         counts = EditCounts()
-        for key_group, one in sorted(edits.items()):
+        for key_group, group_edits in sorted(edits.items()):
             part = KeyGroupRange(key_group, key_group)
             state = restored_state(self._store, self.codec, self._base, part)
-            changed, counted = edited(state, {key_group: one})
+            changed, counted = edited(state, {key_group: group_edits})
             overlays |= changed
             counts += counted
         return overlays, counts
@@ -188,9 +188,11 @@ class EditTarget:
     def timers_changed(self, overlays: Iterable[Overlay]) -> frozenset[int]:
         """Return the position of the operator, if one of its timers changed."""
         at = [
-            one for one in self.codec.live if self.codec.states[one].descriptor.name == TIMERS_NAME
+            state_id
+            for state_id in self.codec.live
+            if self.codec.states[state_id].descriptor.name == TIMERS_NAME
         ]
-        changed = any(overlay[one] for overlay in overlays for one in at)
+        changed = any(overlay[state_id] for overlay in overlays for state_id in at)
         return frozenset([self.position] if changed else [])
 
     def _key(self, given: object) -> tuple[int, Key]:

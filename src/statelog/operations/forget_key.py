@@ -182,7 +182,7 @@ class _Forgetting:
             self._report(newest, checkpoint_id, False),
             parents=report.parents,
             outside=outside,
-            given_up=tuple(one for one in before if one not in retained),
+            given_up=tuple(number for number in before if number not in retained),
             deleted=tuple(sorted({*held & listed, *(present - left)} - left)),
         )
 
@@ -231,7 +231,7 @@ class _Forgetting:
     def _traces(self, newest: CompletedCheckpoint) -> tuple[KeyTrace, ...]:
         """Return the objects that hold the key, read one after the other."""
         needs = Needs(self._store, newest)
-        found = []
+        traces = []
         listed = {info.path for info in self._store.list()}
         for path in sorted({*listed, *needs.parent_objects}):
             self._on_progress(path)
@@ -240,25 +240,25 @@ class _Forgetting:
             except ObjectNotFoundError:
                 continue  # deleted meanwhile
             if kind is not None:
-                found.append(needs.trace(path, kind))
+                traces.append(needs.trace(path, kind))
         recorded = recordings.objects_with_key(
             self._store, self._key.values, operator=self._key.operator_id
         )
-        known = {one.path for one in found}
-        found += [needs.trace(path, "recording") for path in recorded if path not in known]
-        return tuple(found)
+        traced = {trace.path for trace in traces}
+        traces += [needs.trace(path, "recording") for path in recorded if path not in traced]
+        return tuple(traces)
 
     # --- new objects without the key ----------------------------------------------------------------
 
     def _snapshots(self, held: set[str], checkpoint_id: int) -> Iterator[MaterializedHandle]:
         """Write snapshots of all key groups for which the base needs an object in *held*."""
-        wanted = _key_groups_of(self._base, held)
+        needed = _key_groups_of(self._base, held)
         operators = BatchRecord.of(self._base).operators
         each = self._base.max_parallelism // len(operators)
         for position, operator in enumerate(operators):
-            own = KeyGroupRange(position * each, (position + 1) * each - 1)
+            key_groups = KeyGroupRange(position * each, (position + 1) * each - 1)
             with StateReader(self._store, self._base, operator=operator.operator_id) as reader:
-                for part in _runs(sorted(wanted & set(own))):
+                for part in _runs(sorted(needed & set(key_groups))):
                     keep = partial(self._without_key, reader=reader)
                     data = snapshot_of(reader, part, keep)
                     yield put_snapshot(self._store, data, part, checkpoint_id)
@@ -269,9 +269,9 @@ class _Forgetting:
         groups = batch.column(KEY_GROUP_COLUMN).to_pylist()
         if self._key.key_group not in groups:
             return batch
-        wanted = StateKey(self._key.values, reader.schema.key_schema)
+        sought = StateKey(self._key.values, reader.schema.key_schema)
         numbered = batch.append_column("__row", pa.array(range(batch.num_rows)))
-        rows = set(wanted.select(numbered).column("__row").to_pylist())
+        rows = set(sought.select(numbered).column("__row").to_pylist())
         kept = [row for row in range(batch.num_rows) if row not in rows]
         return batch.take(pa.array(kept, pa.int64()))
 
@@ -304,14 +304,14 @@ class _Forgetting:
 
 def _key_groups_of(checkpoint: CompletedCheckpoint, held: set[str]) -> set[int]:
     """Return the key groups whose state in a checkpoint needs an object in *held*."""
-    found: set[int] = set()
+    key_groups: set[int] = set()
     for log in checkpoint.log:
         if any(getattr(entry.handle, "path", None) in held for entry in log.handles_and_offsets):
-            found.update(log.key_group_range)
+            key_groups.update(log.key_group_range)
     for snapshot in checkpoint.materialized:
         if getattr(snapshot.handle, "path", None) in held:
-            found.update(snapshot.key_group_range)
-    return found
+            key_groups.update(snapshot.key_group_range)
+    return key_groups
 
 
 def _runs(key_groups: list[int]) -> Iterator[KeyGroupRange]:

@@ -91,11 +91,11 @@ class Needs:
         self._by_path: dict[str, list[int]] = {}
         self._handles: dict[str, FileStateHandle] = {}
         for checkpoint_id in self.checkpoints:
-            found = read_checkpoint(store, checkpoint_id).checkpoint
-            for path in objects_of(found):
+            checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
+            for path in objects_of(checkpoint):
                 self._by_path.setdefault(path, []).append(checkpoint_id)
-            snapshots = [one.handle for one in found.materialized]
-            for handle in (*snapshots, *BatchRecord.of(found).staged_files()):
+            snapshots = [each.handle for each in checkpoint.materialized]
+            for handle in (*snapshots, *BatchRecord.of(checkpoint).staged_files()):
                 if isinstance(handle, FileStateHandle):
                     self._handles[handle.path] = handle
         self._pins: dict[int, list[str]] = {}
@@ -135,7 +135,7 @@ class Needs:
             return "with the key in the parent of this fork: forget it there too"
         if not needed:
             return "with the next garbage collection (statelog gc --apply)"
-        pinned = [one for one in needed if self._pins.get(one)]
+        pinned = [each for each in needed if self._pins.get(each)]
         steps = []
         newest = self._newest
         kept = len(newest.retained)
@@ -150,7 +150,7 @@ class Needs:
         else:
             after = sum(checkpoint_id > max(needed) for checkpoint_id in newest.retained)
             more = max(kept - after, 1)
-            if any(one in newest.retained for one in needed):
+            if any(each in newest.retained for each in needed):
                 steps.append(f"{more} more {_checkpoints(more)}")
         if pinned:
             steps.append(f"the end of {', '.join(self.pins_of(pinned))} (statelog untag)")
@@ -159,17 +159,17 @@ class Needs:
 
 def _ranges(path: str, checkpoint: CompletedCheckpoint) -> str:
     """Return the key groups for which a checkpoint needs an object."""
-    found = {
+    ranges = {
         str(log.key_group_range)
         for log in checkpoint.log
         if any(getattr(entry.handle, "path", None) == path for entry in log.handles_and_offsets)
     }
-    found |= {
-        str(one.key_group_range)
-        for one in checkpoint.materialized
-        if getattr(one.handle, "path", None) == path
+    ranges |= {
+        str(each.key_group_range)
+        for each in checkpoint.materialized
+        if getattr(each.handle, "path", None) == path
     }
-    return ", ".join(sorted(found))
+    return ", ".join(sorted(ranges))
 
 
 def _checkpoints(count: int) -> str:

@@ -309,11 +309,11 @@ def _moved_checkpoint(
     return replace(
         checkpoint,
         parent_id=None,
-        materialized=tuple(_moved_snapshot(one, fork_id) for one in checkpoint.materialized),
-        log=tuple(_moved_log(one, fork_id) for one in checkpoint.log),
+        materialized=tuple(_moved_snapshot(each, fork_id) for each in checkpoint.materialized),
+        log=tuple(_moved_log(each, fork_id) for each in checkpoint.log),
         retained=(checkpoint.checkpoint_id,),
         properties={
-            **{name: one for name, one in checkpoint.properties.items() if name not in _RECORDED},
+            **{name: each for name, each in checkpoint.properties.items() if name not in _RECORDED},
             **_own_record(BatchRecord.of(checkpoint), fork_id, query).to_properties(),
             **first_properties(reference),
         },
@@ -371,13 +371,13 @@ def _leave_out(
 def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> BatchRecord:
     """Return the record of a micro-batch as that of the new query."""
     files = [_moved(staged_file, fork_id).to_json() for staged_file in record.staged_files()]
-    own = msgspec.structs.replace(
+    new = msgspec.structs.replace(
         record, output_files=files, went_back_to=None, rewound=None, recordings=()
     )
     if query is None:
-        return own
+        return new
     return msgspec.structs.replace(
-        own, query_id=query.query_id, checkpoint_location=query.checkpoint_location
+        new, query_id=query.query_id, checkpoint_location=query.checkpoint_location
     )
 
 

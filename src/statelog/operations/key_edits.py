@@ -71,8 +71,8 @@ class GroupEdits:
         """Clear a variable of a key; None for all variables."""
         if state_id is None:
             self.deleted[key] = None
-        elif (known := self.deleted.setdefault(key, set())) is not None:
-            known.add(state_id)
+        elif (state_ids := self.deleted.setdefault(key, set())) is not None:
+            state_ids.add(state_id)
 
     def put(self, key: Key, state_id: int, cell: Any) -> None:
         """Set the cell of a variable of a key."""
@@ -114,13 +114,13 @@ def edited(
         state: The state of the key groups of *edits*; it stays as it is.
         edits: By key group.
     """
-    state.prepare({key_group: one.named() for key_group, one in edits.items()})
+    state.prepare({key_group: group_edits.named() for key_group, group_edits in edits.items()})
     overlays: dict[int, Overlay] = {}
     counts = EditCounts()
-    for key_group, one in edits.items():
+    for key_group, group_edits in edits.items():
         overlay: Overlay = [{} for _ in state.codec.states]
-        for key in one.named():
-            counts += _edit_key(state, key_group, key, one, overlay)
+        for key in group_edits.named():
+            counts += _edit_key(state, key_group, key, group_edits, overlay)
         if any(overlay):
             overlays[key_group] = overlay
     return overlays, counts

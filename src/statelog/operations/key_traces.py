@@ -131,7 +131,7 @@ class SoughtKey:
                 codec = self._codec(value)
             elif key_group == self.key_group and codec is not None:
                 batches = codec.present_reader().batches([key_group], [value])
-                if any(self._rows(one, codec) for each in batches.values() for _, one in each):
+                if any(self._rows(batch, codec) for each in batches.values() for _, batch in each):
                     return True
         return False
 
@@ -139,13 +139,13 @@ class SoughtKey:
         """Return the codec of a schema as it was written; None for another operator."""
         if metadata not in self._codecs:
             schema = schema_of_changes(metadata)
-            own = schema.operator_id == self.operator_id
-            self._codecs[metadata] = OperatorCodec(schema) if own else None
+            is_same_operator = schema.operator_id == self.operator_id
+            self._codecs[metadata] = OperatorCodec(schema) if is_same_operator else None
         return self._codecs[metadata]
 
     def _rows(self, batch: pa.RecordBatch, codec: OperatorCodec) -> int:
-        found: int = self.rows_of(batch, codec.schema.key_schema).num_rows
-        return found
+        count: int = self.rows_of(batch, codec.schema.key_schema).num_rows
+        return count
 
     def rows_of(self, batch: pa.RecordBatch, key_schema: pa.Schema) -> pa.RecordBatch:
         """Return the rows with the key, of rows with the columns `key.<name>`."""
@@ -167,9 +167,9 @@ class SoughtKey:
 
     def is_in_row(self, row: Mapping[str, Any]) -> bool:
         """Return whether all values of the key occur in an output row."""
-        found = list(_leaves(row))
+        leaves = list(_leaves(row))
         return all(
-            value is None or any(type(one) is type(value) and one == value for one in found)
+            value is None or any(type(leaf) is type(value) and leaf == value for leaf in leaves)
             for value in self.values
         )
 

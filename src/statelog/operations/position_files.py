@@ -63,16 +63,16 @@ def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
             reason="foreign_state",
         )
     offsets = check_sources(query, record, batch_id)
-    found = batch_files(query, batch_id, offsets, record.source_folders)
+    files = batch_files(query, batch_id, offsets, record.source_folders)
     commits = (f"{COMMITS}/{batch_id}", f"{COMMITS}/{batch_id - 1}")
-    found |= {name: data for name in commits if (data := query.read(name))}
-    if commits[0] not in found:
+    files |= {name: data for name in commits if (data := query.read(name))}
+    if commits[0] not in files:
         raise CheckpointError(
             f"batch {batch_id} of {query.url} is not finished: its sink has not taken its rows yet. "
             "Repeat the call in a moment, or choose an older checkpoint",
             reason="in_progress",
         )
-    return found
+    return files
 
 
 def batch_files(
@@ -97,16 +97,16 @@ def batch_files(
     Blocks: On the files.
     """
     names = [f"{OFFSETS}/{batch_id}"] + ([f"{OFFSETS}/{batch_id - 1}"] if batch_id else [])
-    found = {name: data for name in names if (data := query.read(name))}
+    files = {name: data for name in names if (data := query.read(name))}
     logs = kept_entries(folders, offsets)
     for folder, entry in logs.items():
         if entry >= 0:
             name = f"{_SOURCES}/{folder}/{entry}{COMPACT}"
-            found[name] = _compact(files_upto(query, folder, entry))
+            files[name] = _compact(files_upto(query, folder, entry))
     for folder in query.folders(_SOURCES):
         if folder not in logs:  # where the source began, which it reads at each restart
-            found |= _whole(query, f"{_SOURCES}/{folder}")
-    return found
+            files |= _whole(query, f"{_SOURCES}/{folder}")
+    return files
 
 
 def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -> None:
@@ -129,8 +129,8 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
     """
     query = StoredQuery(store)
     metadata = msgspec.json.encode({"id": query_id})
-    known = query.read(METADATA)
-    is_other = not _are_among(query, files) if known is None else known != metadata
+    stored = query.read(METADATA)
+    is_other = not _are_among(query, files) if stored is None else stored != metadata
     if is_other:
         raise UsageError(
             f"{store.url} is the checkpointLocation of another query already; choose a new folder"

@@ -122,9 +122,9 @@ class Recommit:
         fail_point("recommit-claimed")
         base = coordinator.restore()
         if base is None or base.checkpoint_id != expected.checkpoint_id:
-            found = "none" if base is None else str(base.checkpoint_id)
+            newest_text = "none" if base is None else str(base.checkpoint_id)
             raise CheckpointError(
-                f"{self._store.url} had checkpoint {expected.checkpoint_id} and has {found} now: its query "
+                f"{self._store.url} had checkpoint {expected.checkpoint_id} and has {newest_text} now: its query "
                 "committed meanwhile. Nothing was changed, and the query is fenced; repeat the "
                 "call, then start the query",
                 reason="active",
@@ -168,8 +168,8 @@ class Recommit:
         record = BatchRecord.of(base)
         # None is "unknown": the query looks, and runs a micro-batch if a timer is due.
         operators = tuple(
-            msgspec.structs.replace(one, next_due_ms=None) if at in timers_changed else one
-            for at, one in enumerate(record.operators)
+            msgspec.structs.replace(each, next_due_ms=None) if at in timers_changed else each
+            for at, each in enumerate(record.operators)
         )
         changed: dict[str, Any] = {}
         if output is not None:
@@ -178,8 +178,8 @@ class Recommit:
             changed["output_files"] = [handle.to_json() for handle in output.files]
         record = msgspec.structs.replace(record, operators=operators, **changed)
         coordinator.trigger(checkpoint_id, [change.key_group_range for change in changes])
-        for one in changes:
-            coordinator.acknowledge(checkpoint_id, one)
+        for each in changes:
+            coordinator.acknowledge(checkpoint_id, each)
         completed = coordinator.complete(
             checkpoint_id,
             properties={**base.properties, **record.to_properties()},

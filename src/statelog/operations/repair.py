@@ -141,18 +141,18 @@ def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) 
         marked = reachable_objects(store)
     except CheckpointError as error:
         problems.append(f"{error}. Objects of the log are kept: their use is unknown")
-        known = error.facts.get("usable_id")
-        usable = known if isinstance(known, int) else None
-    found: list[tuple[str, ObjectInfo]] = []
+        usable_id = error.facts.get("usable_id")
+        usable = usable_id if isinstance(usable_id, int) else None
+    candidates: list[tuple[str, ObjectInfo]] = []
     for info in listed:
         kind = _kind(store, info, marked, newest_id)
         if kind is not None:
-            found.append((kind, info))
-    found += [(STAGED, info) for info in _staged_files(store)]
-    old = [one for one in found if now - one[1].last_modified >= min_age]
+            candidates.append((kind, info))
+    candidates += [(STAGED, info) for info in _staged_files(store)]
+    old = [each for each in candidates if now - each[1].last_modified >= min_age]
     repairs = [Repair(kind, info.path, info.size_bytes) for kind, info in old]
-    repairs.sort(key=lambda one: one.path)
-    return RepairPlan(tuple(repairs), len(found) - len(old), tuple(problems), usable)
+    repairs.sort(key=lambda each: each.path)
+    return RepairPlan(tuple(repairs), len(candidates) - len(old), tuple(problems), usable)
 
 
 def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
@@ -235,13 +235,13 @@ def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
     Blocks: On the store; reads every object of the checkpoint.
     """
     find_restore_point(Entries(store), checkpoint_id)  # raises if it cannot be restored
-    for one in verify_checkpoint(store, checkpoint_id):
-        if one.blocks_restore:
+    for problem in verify_checkpoint(store, checkpoint_id):
+        if problem.blocks_restore:
             raise CheckpointError(
-                f"checkpoint {checkpoint_id} is damaged too: {one.problem}; give another one",
+                f"checkpoint {checkpoint_id} is damaged too: {problem.problem}; give another one",
                 reason="damaged",
                 checkpoint_id=checkpoint_id,
-                path=one.path,
+                path=problem.path,
             )
     later = tuple(
         checkpoint

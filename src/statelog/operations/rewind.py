@@ -154,9 +154,11 @@ class _Newest:
 
 
 def _newest_readable(state: ObjectStore) -> _Newest:
-    found = [checkpoint for checkpoint in list_checkpoints(state) if not checkpoint.problem]
-    retained = tuple(one.checkpoint_id for one in found if one.state is CheckpointState.RETAINED)
-    went_back_to = found[-1].properties.get("went_back_to") if found else None
+    checkpoints = [checkpoint for checkpoint in list_checkpoints(state) if not checkpoint.problem]
+    retained = tuple(
+        each.checkpoint_id for each in checkpoints if each.state is CheckpointState.RETAINED
+    )
+    went_back_to = checkpoints[-1].properties.get("went_back_to") if checkpoints else None
     return _Newest(retained, went_back_to if isinstance(went_back_to, int) else None)
 
 

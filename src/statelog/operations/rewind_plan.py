@@ -176,45 +176,45 @@ def _newest_id(state: ObjectStore, checkpoint_id: int) -> int:
 def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary, _Record]]:
     """Return the checkpoints of the query that can be restored, ascending."""
     others = set()
-    found = []
+    checkpoints = []
     for summary in list_checkpoints(state):
         if summary.state is not CheckpointState.RETAINED:
             continue
         record = _record(summary.properties)
         if record is not None and record.query_id == query_id:
-            found.append((summary, record))
+            checkpoints.append((summary, record))
         elif record is not None:
             others.add(record.query_id)
-    if not found:
+    if not checkpoints:
         whose = f"the state of query {', '.join(sorted(others))}" if others else "no such state"
         refuse(
             f"{state.url} contains {whose}; the checkpointLocation is that of query {query_id}. "
             "Pass the stateLocation of this query",
             "other_query",
         )
-    return found
+    return checkpoints
 
 
 def _record(properties: Mapping[str, Json]) -> _Record | None:
     try:
-        found = msgspec.convert(dict(properties), _Record)
+        record = msgspec.convert(dict(properties), _Record)
     except msgspec.ValidationError:
         return None
-    check_source_folders(found.source_folders, found.source_logs)
-    return found
+    check_source_folders(record.source_folders, record.source_logs)
+    return record
 
 
 def _state_after(
     query: StoredQuery, state: ObjectStore, batch_id: int
 ) -> tuple[CheckpointSummary, _Record]:
     """Return the newest retained checkpoint at or before a micro-batch."""
-    found = _retained(state, query.query_id())
-    before = [one for one in found if one[1].batch_id <= batch_id]
+    checkpoints = _retained(state, query.query_id())
+    before = [each for each in checkpoints if each[1].batch_id <= batch_id]
     if not before:
         refuse(
             f"the state after batch {batch_id} is no longer retained: the oldest retained "
-            f"checkpoint of {state.url} is {found[0][0].checkpoint_id}, of batch "
-            f"{found[0][1].batch_id}",
+            f"checkpoint of {state.url} is {checkpoints[0][0].checkpoint_id}, of batch "
+            f"{checkpoints[0][1].batch_id}",
             "subsumed",
         )
     return before[-1]
@@ -309,7 +309,7 @@ def _input_files(query: StoredQuery, logs: Sequence[str]) -> set[str]:
     above = {
         folder: min(_entries(logs, folder)) for folder in {os.path.dirname(log) for log in logs}
     }
-    found: set[str] = set()
+    names: set[str] = set()
     for path in logs:
         folder, name = os.path.split(path)
         if number_of(name) is None:  # a checksum
@@ -318,8 +318,8 @@ def _input_files(query: StoredQuery, logs: Sequence[str]) -> set[str]:
             files = parse_files(query.read(path) or b"v1", path)
         except CorruptionError:  # truncated: the entry is deleted, and its files are listed again
             continue
-        found.update(file.path for file in files if file.batch_id >= above[folder])
-    return found
+        names.update(file.path for file in files if file.batch_id >= above[folder])
+    return names
 
 
 def _entries(logs: Sequence[str], folder: str) -> list[int]:

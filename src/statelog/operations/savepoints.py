@@ -115,9 +115,9 @@ def tag(
     if checkpoint is not None and checkpoint != LATEST:
         checkpoint = checkpoint_id_of(store, checkpoint)
     with audited(store, "tag", name=name, comment=comment) as line:
-        made = _tagged(store, name, checkpoint, comment, checkpoint_location, storage_options)
-        line.result(checkpoint_id=made.checkpoint_id)
-    return made
+        new = _tagged(store, name, checkpoint, comment, checkpoint_location, storage_options)
+        line.result(checkpoint_id=new.checkpoint_id)
+    return new
 
 
 def _tagged(
@@ -143,8 +143,8 @@ def _tagged(
         "batch_id": record.batch_id,
         "query_id": record.query_id,
     }
-    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint)
-    return put_tag(store, wanted, clock_ms=_now_ms, facts=facts, files=source.files)
+    new = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint)
+    return put_tag(store, new, clock_ms=_now_ms, facts=facts, files=source.files)
 
 
 def _same_tag(store: LocationStore, name: str, checkpoint: int, comment: str) -> Tag | None:
@@ -209,15 +209,15 @@ def untag(
 
     Blocks: On the store.
     """
-    kinds = {one.value: one for one in TagKind}
+    kinds = {each.value: each for each in TagKind}
     if kind not in kinds:
         raise UsageError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
     store = open_state(location, options=storage_options)
-    found = find_tag(store, name, kinds[kind])
+    existing = find_tag(store, name, kinds[kind])
     with audited(store, "untag", name=name, kind=kind) as line:
-        delete_tag(store, found)
-        line.result(checkpoint_id=found.checkpoint_id)
-    return found
+        delete_tag(store, existing)
+        line.result(checkpoint_id=existing.checkpoint_id)
+    return existing
 
 
 @renamed(store_options="storage_options")

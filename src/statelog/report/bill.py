@@ -59,8 +59,8 @@ class Prices:
         stated = {name: price for name, price in given.items() if price is not None}
         if not stated:
             return self
-        own = {"title": f"{self.title}, changed", "source": "stated for this report"}
-        return replace(self, **stated, **own)  # type: ignore[arg-type]
+        changes = {"title": f"{self.title}, changed", "source": "stated for this report"}
+        return replace(self, **stated, **changes)  # type: ignore[arg-type]
 
 
 PRICES: Final = {

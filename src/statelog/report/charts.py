@@ -69,11 +69,11 @@ class Chart:
 
     def totals(self) -> list[float | None]:
         """Return the sum of the series at each place; None where none is known."""
-        found: list[float | None] = []
+        sums: list[float | None] = []
         for at in range(len(self.labels)):
-            known = [one.values[at] for one in self.series if one.values[at] is not None]
-            found.append(math.fsum(value or 0.0 for value in known) if known else None)
-        return found
+            values = [each.values[at] for each in self.series if each.values[at] is not None]
+            sums.append(math.fsum(value or 0.0 for value in values) if values else None)
+        return sums
 
 
 def scale_top(largest: float, *, binary: bool = False) -> float:
@@ -98,8 +98,8 @@ def scale_top(largest: float, *, binary: bool = False) -> float:
 def chart(one: Chart) -> Html:
     """Return a chart with its words and its table."""
     totals = one.totals()
-    known = [value for value in totals if value is not None]
-    top = scale_top(max(known, default=0.0), binary=one.binary)
+    values = [value for value in totals if value is not None]
+    top = scale_top(max(values, default=0.0), binary=one.binary)
     title = f"{one.identity}-title"
     plot = tag(
         "div",
@@ -130,15 +130,15 @@ def chart(one: Chart) -> Html:
 
 def summary(one: Chart, totals: Values) -> str:
     """Return a chart in a sentence, for readers who do not see it."""
-    known = [
+    values = [
         (value, label) for value, label in zip(totals, one.labels, strict=True) if value is not None
     ]
-    if not known:
+    if not values:
         return f"{one.title}: no values are known."
-    largest, at = max(known, key=lambda pair: pair[0])
-    last = known[-1][0]
+    largest, at = max(values, key=lambda pair: pair[0])
+    last = values[-1][0]
     return (
-        f"{one.title}: {len(known)} values, from {one.head.lower()} {one.labels[0]} to "
+        f"{one.title}: {len(values)} values, from {one.head.lower()} {one.labels[0]} to "
         f"{one.labels[-1]}. The largest is {one.show(largest)} at {at}, the last {one.show(last)}. "
         "The table below has all values."
     )
@@ -212,8 +212,8 @@ def _runs(values: Values) -> Iterator[range]:
 
 def _points(run: range, heights: Sequence[float], top: float) -> list[str]:
     """Return the points of a line, from the first place's left to the last one's right."""
-    places = [(run[0], 0.0), *((one, 0.5) for one in run), (run[-1], 1.0)]
-    return [f"{_number(one + off)} {_number(_y(heights[one], top))}" for one, off in places]
+    places = [(run[0], 0.0), *((at, 0.5) for at in run), (run[-1], 1.0)]
+    return [f"{_number(at + off)} {_number(_y(heights[at], top))}" for at, off in places]
 
 
 def _y(value: float, top: float) -> float:

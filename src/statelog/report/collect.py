@@ -94,7 +94,7 @@ def collect(store: ObjectStore, location: str, plan: ReportPlan) -> Figures:
         older_changes=_older_changes(listing),
         stored=stored,
     )
-    newest = next((one for summary, one in reversed(listing) if summary.is_retained), None)
+    newest = next((each for summary, each in reversed(listing) if summary.is_retained), None)
     if newest is not None:
         figures = _with_newest(figures, newest, store, sizes, plan)
     return replace(figures, findings=findings_of(figures))
@@ -163,12 +163,12 @@ def _skew(
     if not operators or not plan.with_key_groups:
         return (), ""
     try:
-        found = key_groups_of(
+        groups = key_groups_of(
             store, newest, operators, with_keys=plan.with_keys, progress=plan.progress
         )
     except StatelogError as error:  # damage, or the query deleted the checkpoint meanwhile
         return (), str(error).splitlines()[0]
-    return found, ""
+    return groups, ""
 
 
 def _record_of(checkpoint: CompletedCheckpoint) -> BatchRecord | None:
@@ -180,12 +180,12 @@ def _record_of(checkpoint: CompletedCheckpoint) -> BatchRecord | None:
 
 
 def _checkpoints(listing: _Listing, sizes: Mapping[str, int]) -> tuple[CheckpointFigures, ...]:
-    found: list[CheckpointFigures] = []
-    readable = {one.checkpoint_id: one for _, one in listing if one is not None}
+    figures: list[CheckpointFigures] = []
+    readable = {each.checkpoint_id: each for _, each in listing if each is not None}
     after_ms = _phases_after_commit(readable)
     for summary, checkpoint in listing:
         if checkpoint is None:
-            found.append(
+            figures.append(
                 CheckpointFigures(
                     checkpoint_id=summary.checkpoint_id,
                     state=summary.state.value,
@@ -194,27 +194,27 @@ def _checkpoints(listing: _Listing, sizes: Mapping[str, int]) -> tuple[Checkpoin
                 )
             )
             continue
-        one = _of_parts(summary, checkpoint, readable, sizes)
+        each = _of_parts(summary, checkpoint, readable, sizes)
         record = _record_of(checkpoint)
         if record is not None:
             parent = readable.get(-1 if checkpoint.parent_id is None else checkpoint.parent_id)
-            one = _of_record(one, record, None if parent is None else _record_of(parent))
-            later = after_ms.get(one.checkpoint_id, {})
-            one = replace(one, durations_ms={**one.durations_ms, **later})
-        found.append(one)
-    return tuple(found)
+            each = _of_record(each, record, None if parent is None else _record_of(parent))
+            later = after_ms.get(each.checkpoint_id, {})
+            each = replace(each, durations_ms={**each.durations_ms, **later})
+        figures.append(each)
+    return tuple(figures)
 
 
 def _phases_after_commit(
     readable: Mapping[int, CompletedCheckpoint],
 ) -> dict[int, dict[str, int]]:
     """Return the phases from the commit on, which each micro-batch records for its parent."""
-    found: dict[int, dict[str, int]] = {}
-    for one in readable.values():
-        record = _record_of(one)
-        if record is not None and record.previous_ms and one.parent_id is not None:
-            found[one.parent_id] = record.previous_ms
-    return found
+    durations: dict[int, dict[str, int]] = {}
+    for each in readable.values():
+        record = _record_of(each)
+        if record is not None and record.previous_ms and each.parent_id is not None:
+            durations[each.parent_id] = record.previous_ms
+    return durations
 
 
 def _of_parts(
@@ -227,10 +227,10 @@ def _of_parts(
     own_id, parent_id = checkpoint.checkpoint_id, checkpoint.parent_id
     parent = readable.get(-1 if parent_id is None else parent_id)
     if parent is not None:
-        known = {one.handle for one in parent.materialized}
-        fresh = [one for one in checkpoint.materialized if one.handle not in known]
+        before = {each.handle for each in parent.materialized}
+        fresh = [each for each in checkpoint.materialized if each.handle not in before]
     else:
-        fresh = [one for one in checkpoint.materialized if one.checkpoint_id == own_id]
+        fresh = [each for each in checkpoint.materialized if each.checkpoint_id == own_id]
     commit = PATHS.metadata(own_id)
     created = {commit} | {
         entry.handle.path
@@ -239,7 +239,7 @@ def _of_parts(
         for entry in handle.handles_and_offsets
         if isinstance(entry.handle, FileStateHandle)
     }
-    created |= {one.handle.path for one in fresh if isinstance(one.handle, FileStateHandle)}
+    created |= {each.handle.path for each in fresh if isinstance(each.handle, FileStateHandle)}
     return CheckpointFigures(
         checkpoint_id=own_id,
         state=summary.state.value,
@@ -248,11 +248,11 @@ def _of_parts(
         commit_bytes=summary.size_bytes,
         objects=len(created),
         snapshots=len(fresh),
-        snapshot_bytes=sum(max(one.handle.size_bytes, 0) for one in fresh),
+        snapshot_bytes=sum(max(each.handle.size_bytes, 0) for each in fresh),
         log_handles=len(checkpoint.log),
-        log_bytes=sum(max(one.size_bytes, 0) for one in checkpoint.log),
+        log_bytes=sum(max(each.size_bytes, 0) for each in checkpoint.log),
         full_snapshots=len(checkpoint.materialized),
-        full_snapshot_bytes=sum(max(one.handle.size_bytes, 0) for one in checkpoint.materialized),
+        full_snapshot_bytes=sum(max(each.handle.size_bytes, 0) for each in checkpoint.materialized),
     )
 
 
@@ -313,10 +313,10 @@ def _older_changes(listing: _Listing) -> tuple[tuple[int, int], ...]:
 
 def _seconds_per_batch(checkpoints: Sequence[CheckpointFigures]) -> float | None:
     """Return the mean time between two micro-batches of one run; None if there are no two."""
-    known = [checkpoint for checkpoint in checkpoints if checkpoint.created_at_ms is not None]
+    timed = [checkpoint for checkpoint in checkpoints if checkpoint.created_at_ms is not None]
     gaps = [
         (after.created_at_ms or 0) - (before.created_at_ms or 0)
-        for before, after in pairwise(known)
+        for before, after in pairwise(timed)
         if before.epoch == after.epoch
     ]
     return sum(gaps) / len(gaps) / 1000 if gaps and sum(gaps) > 0 else None

@@ -141,12 +141,12 @@ class Figures:
     @property
     def newest(self) -> CheckpointFigures | None:
         """The newest retained checkpoint."""
-        found = [
+        checkpoints = [
             checkpoint
             for checkpoint in self.checkpoints
             if checkpoint.checkpoint_id == self.newest_id
         ]
-        return found[0] if found else None
+        return checkpoints[0] if checkpoints else None
 
     @property
     def is_damaged(self) -> bool:

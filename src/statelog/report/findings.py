@@ -39,10 +39,10 @@ class Finding:
 
 def findings_of(figures: Figures) -> tuple[Finding, ...]:
     """Return what stands out, the worst first."""
-    found = [*_damage(figures), *_retries(figures), *_restart(figures), *_skew(figures)]
-    found += [*_orphans(figures), *_runs(figures), *_phases(figures)]
+    findings = [*_damage(figures), *_retries(figures), *_restart(figures), *_skew(figures)]
+    findings += [*_orphans(figures), *_runs(figures), *_phases(figures)]
     order = ("damage", "attention", "note")
-    return tuple(sorted(found, key=lambda one: order.index(one.level)))
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.level)))
 
 
 def _damage(figures: Figures) -> Iterator[Finding]:
@@ -99,16 +99,16 @@ def _restart(figures: Figures) -> Iterator[Finding]:
 
 
 def _skew(figures: Figures) -> Iterator[Finding]:
-    for one in figures.skew:
+    for skew in figures.skew:
         for counts, noun, largest in (
-            (one.keys, "keys", texts.count),
-            (one.change_bytes, "bytes of changes", texts.size),
+            (skew.keys, "keys", texts.count),
+            (skew.change_bytes, "bytes of changes", texts.size),
         ):
             spread = spread_of(counts)
             if spread is not None and len(counts) > 1 and spread.factor >= _UNEVEN:
                 yield Finding(
                     "attention",
-                    f"Key group {spread.largest_group} of {one.operator} has "
+                    f"Key group {spread.largest_group} of {skew.operator} has "
                     f"{texts.times(spread.factor)} the mean number of {noun} "
                     f"({largest(spread.largest)}). The keys of one key group are always processed "
                     "by one task.",

@@ -91,6 +91,8 @@ def _printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        "\ufffd" if "\ud800" <= one <= "\udfff" or (one < " " and one not in "\n\t") else one
-        for one in text
+        "\ufffd"
+        if "\ud800" <= character <= "\udfff" or (character < " " and character not in "\n\t")
+        else character
+        for character in text
     )

@@ -83,19 +83,19 @@ def _policy(code: str) -> str:
 
 def _sections(figures: Figures) -> list[tuple[str, str, Html]]:
     """Return identity, short name and content of each section."""
-    found = [("overview", "Overview", _overview(figures))]
+    sections = [("overview", "Overview", _overview(figures))]
     if shown(figures):
-        found += [
+        sections += [
             ("state", "State", state_section(figures)),
             ("batches", "Micro-batches", batch_section(figures)),
             ("key-groups", "Key groups", skew_section(figures)),
         ]
     if figures.restart is not None:
-        found.append(("restart", "Restart", restart_section(figures.restart)))
+        sections.append(("restart", "Restart", restart_section(figures.restart)))
     if figures.bill is not None:
-        found.append(("bill", "Bill", bill_section(figures, figures.bill)))
-    found.append(("checkpoints", "Checkpoints", _checkpoint_section(figures)))
-    return found
+        sections.append(("bill", "Bill", bill_section(figures, figures.bill)))
+    sections.append(("checkpoints", "Checkpoints", _checkpoint_section(figures)))
+    return sections
 
 
 def _header(figures: Figures) -> Html:
@@ -153,17 +153,17 @@ def _navigation(sections: list[tuple[str, str, Html]]) -> Html:
 
 def _overview(figures: Figures) -> Html:
     if figures.findings:
-        found: Child = tag(
+        cards: Child = tag(
             "ul",
             {"class": "findings"},
             [_finding(finding.level, finding.text) for finding in figures.findings],
         )
     elif figures.checkpoints:
-        found = tag("p", {"class": "card"}, "Nothing stands out.")
+        cards = tag("p", {"class": "card"}, "Nothing stands out.")
     else:
         text = "The location is claimed, but contains no checkpoint yet."
-        found = tag("p", {"class": "card"}, text)
-    return section("overview", "Overview", tag("ul", {"class": "tiles"}, _tiles(figures)), found)
+        cards = tag("p", {"class": "card"}, text)
+    return section("overview", "Overview", tag("ul", {"class": "tiles"}, _tiles(figures)), cards)
 
 
 def _finding(level: str, text: str) -> Html:
@@ -218,12 +218,12 @@ def _tile(name: str, value: str, note: str) -> Html:
 
 
 def _growth(rows: list[CheckpointFigures]) -> str:
-    known = [row for row in rows if row.state_entries is not None]
-    if len(known) < 2 or not known[0].state_entries:
-        return f"as of checkpoint {known[-1].checkpoint_id}" if known else ""
-    change = (known[-1].state_entries or 0) / known[0].state_entries - 1
+    counted = [row for row in rows if row.state_entries is not None]
+    if len(counted) < 2 or not counted[0].state_entries:
+        return f"as of checkpoint {counted[-1].checkpoint_id}" if counted else ""
+    change = (counted[-1].state_entries or 0) / counted[0].state_entries - 1
     sign = "+" if change >= 0 else "−"
-    return f"{sign}{texts.percent(abs(change))} since checkpoint {known[0].checkpoint_id}"
+    return f"{sign}{texts.percent(abs(change))} since checkpoint {counted[0].checkpoint_id}"
 
 
 def _log_note(newest: CheckpointFigures) -> str:

@@ -109,11 +109,11 @@ def restart_of(
         operators: Number of operators, which share the key groups evenly.
         speeds: The stated speeds.
     """
-    own = PATHS.metadata(checkpoint.checkpoint_id)
-    kinds: dict[str, str] = {own: "commits"}
+    metadata = PATHS.metadata(checkpoint.checkpoint_id)
+    kinds: dict[str, str] = {metadata: "commits"}
     loads: list[tuple[int, int]] = []
     for part in _ranges(checkpoint.max_parallelism, operators, tasks):
-        needed = {own}
+        needed = {metadata}
         state = checkpoint.for_range(part)
         for handle in state.log:
             for entry in handle.handles_and_offsets:
@@ -155,6 +155,6 @@ def _ranges(key_groups: int, operators: int, tasks: int) -> list[KeyGroupRange]:
 
 
 def _part(kind: str, kinds: Mapping[str, str], sizes: Mapping[str, int]) -> RestartPart:
-    paths = [path for path, found in kinds.items() if found == kind]
+    paths = [path for path, found_kind in kinds.items() if found_kind == kind]
     size_bytes = sum(sizes.get(path, 0) for path in paths)
     return RestartPart(kind=kind, objects=len(paths), size_bytes=size_bytes)

@@ -106,7 +106,7 @@ def batch_section(figures: Figures) -> Html:
     return section(
         "batches",
         "Micro-batches",
-        tag("div", {"class": "pair"}, [chart(one) for one in charts]),
+        tag("div", {"class": "pair"}, [chart(each) for each in charts]),
         tag("div", {"class": "pair"}, _phases(rows), _retries(rows)),
     )
 
@@ -135,7 +135,7 @@ def _durations(rows: Sequence[CheckpointFigures]) -> Chart:
 def _bytes(figures: Figures, rows: Sequence[CheckpointFigures]) -> Chart:
     older = figures.older_changes[-SHOWN_MAX + len(rows) :] if len(rows) < SHOWN_MAX else ()
     if rows:
-        older = tuple(one for one in older if one[0] < rows[0].checkpoint_id)
+        older = tuple(each for each in older if each[0] < rows[0].checkpoint_id)
     nothing: list[float | None] = [None] * len(older)
     note = "Changes of state and staged rows before compression, and the snapshots that it wrote."
     if older:
@@ -148,7 +148,7 @@ def _bytes(figures: Figures, rows: Sequence[CheckpointFigures]) -> Chart:
         title="Bytes of each checkpoint",
         note=note,
         head="Checkpoint",
-        labels=[*(str(one) for one, _ in older), *(str(row.checkpoint_id) for row in rows)],
+        labels=[*(str(each) for each, _ in older), *(str(row.checkpoint_id) for row in rows)],
         series=[
             Series("Changes", [*(size for _, size in older), *(x.change_bytes for x in rows)], 1),
             Series("Staged rows", [*nothing, *(row.output_bytes for row in rows)], 3),
@@ -221,12 +221,12 @@ def _phases(rows: Sequence[CheckpointFigures]) -> Html | None:
 def _phase(
     name: str | Html, values: Sequence[int | None], total: int | None = None
 ) -> list[list[str | Html]]:
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return []
-    share = texts.percent(sum(known) / total) if total else ""
-    high = float(np.percentile(known, 95))
-    return [[name, texts.duration(statistics.median(known)), texts.duration(high), share]]
+    share = texts.percent(sum(numbers) / total) if total else ""
+    high = float(np.percentile(numbers, 95))
+    return [[name, texts.duration(statistics.median(numbers)), texts.duration(high), share]]
 
 
 def _place(phase: str) -> tuple[int, str]:
@@ -242,15 +242,15 @@ def _retries(rows: Sequence[CheckpointFigures]) -> Html:
     parts = [
         [
             str(epoch),
-            f"{own[0].checkpoint_id} to {own[-1].checkpoint_id}",
-            texts.count(_sum([one.task_retries for one in own])),
-            texts.count(_sum([one.put_retries for one in own])),
-            texts.count(_sum([one.uploads for one in own])),
-            texts.count(_sum([one.upload_retries for one in own])),
-            texts.size(_sum([one.upload_bytes for one in own])),
-            texts.duration(_highest([one.slowest_upload_ms for one in own])),
+            f"{batches[0].checkpoint_id} to {batches[-1].checkpoint_id}",
+            texts.count(_sum([each.task_retries for each in batches])),
+            texts.count(_sum([each.put_retries for each in batches])),
+            texts.count(_sum([each.uploads for each in batches])),
+            texts.count(_sum([each.upload_retries for each in batches])),
+            texts.size(_sum([each.upload_bytes for each in batches])),
+            texts.duration(_highest([each.slowest_upload_ms for each in batches])),
         ]
-        for epoch, own in runs.items()
+        for epoch, batches in runs.items()
     ]
     return tag(
         "div",
@@ -307,8 +307,8 @@ def _retried(rows: Sequence[CheckpointFigures]) -> Html | None:
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def _highest(values: Sequence[int | None]) -> int | None:
@@ -322,7 +322,7 @@ def skew_section(figures: Figures) -> Html:
     elif not figures.skew:
         body = tag("p", {"class": "card"}, "There is no state of a query to count.")
     else:
-        body = [_key_groups(at, one) for at, one in enumerate(figures.skew)]
+        body = [_key_groups(at, skew) for at, skew in enumerate(figures.skew)]
     return section("key-groups", "Key groups", body)
 
 

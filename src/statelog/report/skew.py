@@ -105,7 +105,7 @@ def key_groups_of(
     cached = CachedStore(store, _CACHED_BYTES)
     progress("reading the log")
     changes = _change_bytes(cached, checkpoint)
-    found = []
+    key_groups = []
     for name in operators:
         with StateReader(cached, checkpoint, operator=name) as reader:
             groups = reader.key_groups
@@ -113,17 +113,17 @@ def key_groups_of(
             if with_keys:
                 keys = np.zeros(len(groups), np.int64)
                 for batch in reader.keys(include_expired=True):
-                    own = batch.column(0).to_numpy() - groups.start
-                    keys += np.bincount(own, minlength=len(groups))
+                    positions = batch.column(0).to_numpy() - groups.start
+                    keys += np.bincount(positions, minlength=len(groups))
                     progress(f"reading the state of {name}: {int(keys.sum()):,} keys")
-            found.append(
+            key_groups.append(
                 KeyGroups(
                     operator=name,
                     keys=tuple(keys.tolist()),
                     change_bytes=tuple(changes[groups.start : groups.end + 1].tolist()),
                 )
             )
-    return tuple(found)
+    return tuple(key_groups)
 
 
 def _change_bytes(store: ObjectStore, checkpoint: CompletedCheckpoint) -> _Counts:

@@ -9,7 +9,7 @@ Keyed state: tables, the changes that bring them forward, and snapshots.
     columnar   sorted runs of columns, for state beyond the budget
     slots      keys to row numbers of state columns, for whole batches
     backend    where a worker keeps its state; replay: the log applied to it
-    keyed_state   the state of one process, brought to a checkpoint
+    cache      what a process keeps of state, brought to a checkpoint; keyed_state: as Python objects
     recordings   what some keys saw, kept to be replayed
     reader     state as of a checkpoint as Arrow tables, for everything outside the job
 """

@@ -1,10 +1,5 @@
 """
-The state that one process holds, and how it is brought forward.
-
-It is a cache.  Any key group may be missing, or be older than the checkpoint a task starts from.
-`catch_up` brings a range to that checkpoint from the cheapest source: the last overlay of the task
-itself if that attempt was committed, else the log, else files of this host or a snapshot, then the
-log.
+State as Python objects, which one process holds for processors of Rows.
 
 Small state is kept in dict tables.  State beyond the memory budget is kept in runs of columns (see
 `statelog.state.columnar.sorted_run`), in files of the host where these are allowed.  A task then
@@ -13,16 +8,16 @@ names the keys it will use (`prepare`), and they are moved into the dict tables 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statelog.checkpoint.state_stream import read_materialized
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.state.cache import ABSENT, CatchUp, Staged, StateCache, path_of, snapshots_ahead
 from statelog.state.columnar.run_files import RunFiles
-from statelog.state.columnar.run_set import RunSet, contiguous, path_of
+from statelog.state.columnar.run_set import RunSet, contiguous
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun, build_run
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import (
@@ -38,24 +33,19 @@ from statelog.state.heap.expiry import IncrementalExpiry
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.heap.tables import KeyGroupState, Overlay
 from statelog.state.kinds import Key
-from statelog.state.replay import CatchUp, Replay, by_outcome, keys_of, snapshots_ahead
+from statelog.state.replay import Replay, keys_of
 from statelog.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    """The overlays of an attempt that may be committed."""
+class _Writes:
+    """What an attempt wrote: its overlays, and the runs that their keys were moved out of."""
 
-    checkpoint_id: int
-    base_id: int
-    state_handle_id: str
-    key_group_range: KeyGroupRange
     overlays: dict[int, Overlay]
     runs: dict[int, SortedRun]
-    """The runs that the overlays' keys were moved out of."""
 
 
-class KeyedState:
+class KeyedState(StateCache[_Writes]):
     """
     The tables of some key groups of one operator, in this process.
 
@@ -73,14 +63,12 @@ class KeyedState:
         limits: MemoryLimits | None = None,
         local: Callable[[RowLayout], RunFiles | None] = lambda _layout: None,
     ) -> None:
-        self.codec = codec
+        super().__init__(codec)
         self.groups: dict[int, KeyGroupState] = {}
         self.changed: set[int] = set()
-        self._staged: list[_Staged] = []
-        self._runs: RunSet | None = None
-        if limits is not None:
-            layout = RowLayout(codec)
-            self._runs = RunSet(layout, self.groups, limits, local(layout))
+        layout = RowLayout(codec)
+        self._runs = RunSet(layout, self.groups, limits or MemoryLimits.unbounded(), local(layout))
+        self._restored_rows = 0
         states = codec.schema.states
         self._expiry = IncrementalExpiry(codec.kinds, [state.ttl_ms for state in states])
 
@@ -90,8 +78,7 @@ class KeyedState:
 
         Expired entries in columns are removed when their block is rewritten.
         """
-        if self._runs is not None:
-            self._runs.now_ms = now_ms
+        self._runs.now_ms = now_ms
         return self._expiry.expire({kg: self.groups[kg] for kg in key_group_range}, now_ms)
 
     def stage(
@@ -103,9 +90,9 @@ class KeyedState:
         overlays: dict[int, Overlay],
     ) -> None:
         """Keep the overlays of an attempt for the next `catch_up`."""
-        runs = {} if self._runs is None else dict(self._runs.by_group)
+        writes = _Writes(overlays, dict(self._runs.by_group))
         self._staged.append(
-            _Staged(checkpoint_id, base_id, state_handle_id, key_group_range, overlays, runs)
+            Staged(checkpoint_id, base_id, state_handle_id, key_group_range, writes)
         )
 
     def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
@@ -115,8 +102,7 @@ class KeyedState:
         Every key that an overlay will hold must be passed here, or be found by `prepare_due` or
         `prepare_all`, before it is read.
         """
-        if self._runs is not None:
-            self._runs.move(keys)
+        self._runs.move(keys)
 
     def borrow(self, keys: Mapping[int, Iterable[Key]]) -> None:
         """
@@ -124,41 +110,35 @@ class KeyedState:
 
         For a task with more keys than memory, which drops their changes in between.
         """
-        if self._runs is not None:
-            self._runs.borrow(keys)
+        self._runs.borrow(keys)
 
     def give_back(self) -> None:
         """Return borrowed keys to the columns; no fold may have changed them."""
-        if self._runs is not None:
-            self._runs.give_back()
+        self._runs.give_back()
 
     def prepare_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
         """Make the keys ready that have a timer at or before *until_ms*."""
-        if self._runs is not None:
-            self._runs.move_due(key_group_range, state_id, until_ms)
+        self._runs.move_due(key_group_range, state_id, until_ms)
 
     def first_timer_in_columns(
         self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
     ) -> int | None:
         """Return the earliest timer in columns after `prepare_due`, or None."""
-        if self._runs is None:
-            return None
         return self._runs.first_timer(key_group_range, state_id, after_ms)
 
     def prepare_all(self, key_group_range: KeyGroupRange) -> None:
         """Make all keys ready; they must fit into memory."""
-        if self._runs is not None:
-            self._runs.move_all(key_group_range)
+        self._runs.move_all(key_group_range)
 
     @property
     def is_columnar(self) -> bool:
         """Whether some state is in columns, so that `prepare` has something to do."""
-        return self._runs is not None and bool(self._runs.by_group)
+        return bool(self._runs.by_group)
 
     def entry_count(self, key_group_range: KeyGroupRange) -> int:
         """Return the number of state entries; a key in columns counts as one."""
         entries = sum(len(table) for kg in key_group_range for table in self.groups[kg].tables)
-        return entries + (0 if self._runs is None else self._runs.live_count(key_group_range))
+        return entries + self._runs.live_count(key_group_range)
 
     def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
         """Return the number of state entries of each key group; see `entry_count`."""
@@ -170,9 +150,7 @@ class KeyedState:
 
     def table(self, key_group_range: KeyGroupRange) -> pa.Table:
         """Return all state of these key groups in the columns of a snapshot."""
-        if self._runs is not None:
-            return self._runs.table(key_group_range)
-        return snapshot_table(self.codec, self.groups, {}, key_group_range, now_ms=-1)
+        return self._runs.table(key_group_range)
 
     def table_of_key(self, key_group: int, key: Key) -> pa.Table:
         """Return the state of one key in the columns of a snapshot; no row without any."""
@@ -197,7 +175,7 @@ class KeyedState:
         Call `end_snapshot` when it is written.
         """
         runs = self._runs
-        if runs is None or not self.is_columnar:
+        if not self.is_columnar:
             return write_snapshot(self.codec, self.groups, overlays, key_group_range, now_ms=now_ms)
         runs.end_snapshot("", -1)  # of an attempt that failed
         self.prepare({kg: keys_of(overlay) for kg, overlay in overlays.items()})
@@ -212,154 +190,82 @@ class KeyedState:
 
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
         """Note the file that the bytes of `snapshot` were written to."""
-        if self._runs is not None:
-            self._runs.end_snapshot(path_of(snapshot), snapshot.checkpoint_id)
+        self._runs.end_snapshot(path_of(snapshot), snapshot.checkpoint_id)
 
-    def catch_up(
-        self,
-        key_group_range: KeyGroupRange,
-        base_id: int,
-        committed: Collection[str],
-        load: Callable[[], tuple[ObjectStore, ChangelogStateBackendHandle]],
-    ) -> CatchUp:
-        """
-        Bring the key groups of *key_group_range* to checkpoint *base_id*.
+    def version(self, key_group: int) -> int:
+        """Return the checkpoint of a key group; -1 for the empty state, `ABSENT` if it is not held."""
+        group = self.groups.get(key_group)
+        return ABSENT if group is None else group.version
 
-        Args:
-            key_group_range: What the task owns.
-            base_id: The checkpoint to start from; -1 for the empty state.
-            committed: Ids of the log handles that make up checkpoint *base_id*.
-            load: Returns the store and what to restore from; called only if something is missing.
-
-        Raises:
-            CorruptionError: A snapshot or log file is damaged.
-
-        Blocks: While objects are read.
-        """
-        done = CatchUp()
-        if self._runs is not None:
-            self._runs.keep_borrowed()
-        made, earlier, self._staged = by_outcome(self._staged, base_id, committed)
-        for staged in made:
-            self._fold(staged, done)
-        missing = []
-        for key_group in key_group_range:
-            group = self.groups.get(key_group)
-            # Newer than wanted can only be a leftover of a run that was rolled back.
-            if group is None or group.version > base_id:
-                self._begin(key_group)
-            if self.groups[key_group].version < base_id:
-                missing.append(key_group)
-        if missing:
-            try:
-                store, handle = load()
-                logged = {log.state_handle_id for log in handle.log}
-                for staged in earlier:  # of a micro-batch before those that were missed
-                    if staged.state_handle_id in logged:
-                        self._fold(staged, done)
-                self._bring_forward(key_group_range, base_id, missing, (store, handle), done)
-            except BaseException:
-                if self._runs is not None:
-                    self._runs.drop_files()
-                for key_group in missing:  # half brought forward: append twice would be wrong
-                    self._begin(key_group)
-                raise
-        if self._runs is not None:
-            done.compacted += self._runs.bound()
-        return done
+    def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
+        """Note the checkpoint of key groups, and the handle or snapshot applied last."""
+        for key_group in key_groups:
+            self.groups[key_group].version = checkpoint_id
+            if applied:
+                self._runs.last_applied[key_group] = applied
 
     def forget(self, key_groups: Iterable[int]) -> None:
-        """Drop the state of some key groups; the next `catch_up` restores them."""
+        """Empty some key groups; the next `catch_up` restores them."""
         for key_group in key_groups:
-            self._begin(key_group)
-
-    def _begin(self, key_group: int) -> None:
-        self.changed.add(key_group)
-        self.groups[key_group] = KeyGroupState(self.codec.kinds)
-        if self._runs is not None:
+            self.changed.add(key_group)
+            self.groups[key_group] = KeyGroupState(self.codec.kinds)
             self._runs.forget(key_group)
 
-    def _fold(self, staged: _Staged, done: CatchUp) -> None:
-        """Fold the overlays of an attempt that was committed."""
-        for key_group in staged.key_group_range:
-            group = self.groups.get(key_group)
-            if group is None or group.version != staged.base_id:
+    def _fold(self, staged: Staged[_Writes], key_groups: Sequence[int]) -> None:
+        overlays, runs = staged.writes.overlays, staged.writes.runs
+        for key_group in key_groups:
+            overlay = overlays.get(key_group)
+            if overlay is None:
                 continue
-            overlay = staged.overlays.get(key_group)
-            if overlay is not None:
-                if self._runs is not None and (
-                    self._runs.by_group.get(key_group) is not staged.runs.get(key_group)
-                ):
-                    self.prepare({key_group: keys_of(overlay)})
-                group.fold(overlay)
-            self.reached(key_group, staged.checkpoint_id, staged.state_handle_id)
-            done.folded += 1
-
-    def reached(self, key_group: int, version: int, last_applied: str) -> None:
-        """Note the checkpoint of a key group, and the handle applied last."""
-        self.groups[key_group].version = version
-        if self._runs is not None:
-            self._runs.last_applied[key_group] = last_applied
+            if self._runs.by_group.get(key_group) is not runs.get(key_group):
+                self.prepare({key_group: keys_of(overlay)})
+            self.groups[key_group].fold(overlay)
 
     def _bring_forward(
-        self,
-        key_group_range: KeyGroupRange,
-        base_id: int,
-        missing: Sequence[int],
-        source: tuple[ObjectStore, ChangelogStateBackendHandle],
-        done: CatchUp,
-    ) -> None:
-        store, handle = source
-        fresh = {kg for kg in missing if self.groups[kg].version < 0}
-        for snapshot in handle.materialized:
-            for kg in snapshot.key_group_range.intersection(key_group_range):
-                if self.groups[kg].version < snapshot.checkpoint_id:
-                    fresh.add(kg)
-        if self._runs is not None and fresh:
-            done.local += len(self._runs.restore_local(handle, fresh))
-        self._restore(store, handle, key_group_range, done)
-        replay = Replay(self, self._runs, bool(fresh), done)
-        replay.run(store, handle, key_group_range)
-        for key_group in missing:
-            self.groups[key_group].version = base_id
-
-    def _restore(
         self,
         store: ObjectStore,
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
         done: CatchUp,
     ) -> None:
-        rows = 0
-        for snapshot, wanted, old in snapshots_ahead(
-            handle, key_group_range, lambda kg: self.groups[kg].version
-        ):
-            data = read_materialized(store, snapshot)
-            done.restored += 1
-            for key_group in old:
-                self._begin(key_group)
-                self.reached(key_group, snapshot.checkpoint_id, path_of(snapshot))
-            if self._runs is not None:
-                rows += snapshot_row_count(data, wanted)
-                if rows > self._runs.limits.dict_rows:
-                    self._restore_columns(self._runs, data, contiguous(old))
-                    continue
-            tables = read_snapshot(self.codec, data, wanted)
-            for key_group in old:
-                if key_group in tables:
-                    self.groups[key_group].tables = tables[key_group]
+        fresh = {kg for kg in key_group_range if self.version(kg) < 0}
+        for _, _, old in snapshots_ahead(handle, key_group_range, self.version):
+            fresh.update(old)
+        done.local += len(self._runs.restore_local(handle, fresh))
+        self._restored_rows = 0
+        self._restore(store, handle, key_group_range, done)
+        try:
+            Replay(self, self._runs, bool(fresh), done).run(store, handle, key_group_range)
+        except BaseException:
+            self._runs.drop_files()
+            raise
 
-    def _restore_columns(
-        self, runs: RunSet, data: memoryview, key_groups: Iterable[KeyGroupRange]
-    ) -> None:
+    def _insert(self, data: memoryview, wanted: KeyGroupRange, key_groups: Sequence[int]) -> None:
+        self._restored_rows += snapshot_row_count(data, wanted)
+        if self._restored_rows > self._runs.limits.dict_rows:
+            self._restore_columns(data, contiguous(key_groups))
+            return
+        tables = read_snapshot(self.codec, data, wanted)
+        for key_group in key_groups:
+            if key_group in tables:
+                self.groups[key_group].tables = tables[key_group]
+
+    def _end_attempt(self) -> None:
+        self._runs.keep_borrowed()
+
+    def _bound(self) -> int:
+        return self._runs.bound()
+
+    def _restore_columns(self, data: memoryview, key_groups: Iterable[KeyGroupRange]) -> None:
         """Read a snapshot into runs, a few key groups at a time."""
+        runs = self._runs
         if is_of_schema(self.codec, data):
-            for wanted in key_groups:
+            for part_of_groups in key_groups:
                 schema = runs.layout.table_schema
-                for part, table in snapshot_tables(data, wanted, schema, BLOCK):
+                for part, table in snapshot_tables(data, part_of_groups, schema, BLOCK):
                     runs.place(build_run(runs.layout, part, table))
             return
-        for part in (block for wanted in key_groups for block in blocks(wanted)):
+        for part in (block for part_of_groups in key_groups for block in blocks(part_of_groups)):
             for key_group, tables in read_snapshot(self.codec, data, part).items():
                 self.groups[key_group].tables = tables
             runs.place(build_run(runs.layout, part, runs.table(part)))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
 from statelog.changelog.read_ahead import read_logs
-from statelog.errors import CorruptionError
 from statelog.model import ChangelogStateHandle, KeyGroupRange
-from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.state.cache import CatchUp, logs_ahead
 from statelog.state.columnar.replay import Changes, can_replay_columns, replay_columns
 from statelog.state.columnar.run_set import RunSet, contiguous
 from statelog.state.columnar.sorted_run import SortedRun
@@ -43,60 +42,11 @@ class ReplayTarget(Protocol):
     def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
         """Make keys, by key group, ready to be changed."""
 
-    def reached(self, key_group: int, version: int, last_applied: str) -> None:
-        """Note the checkpoint of a key group, and the handle applied last."""
+    def version(self, key_group: int) -> int:
+        """Return the checkpoint of a key group."""
 
-
-@dataclass(slots=True)
-class CatchUp:
-    """
-    Count what one `catch_up` did, for the report of a batch.
-
-    Args:
-        folded: Key groups brought forward by the overlay of their own attempt.
-        replayed: Change sets read from the log.
-        restored: Snapshots read.
-        local: Key groups taken from files of this host.
-        compacted: Blocks of key groups whose dict tables were put into columns.
-    """
-
-    folded: int = 0
-    replayed: int = 0
-    restored: int = 0
-    local: int = 0
-    compacted: int = 0
-
-
-class StagedAttempt(Protocol):
-    """What an attempt of a task wrote, kept until it is known whether it was committed."""
-
-    @property
-    def checkpoint_id(self) -> int:
-        """The checkpoint that it is part of, if it was committed."""
-
-    @property
-    def state_handle_id(self) -> str:
-        """Its part of the log."""
-
-
-_Staged = TypeVar("_Staged", bound=StagedAttempt)
-
-
-def by_outcome(
-    staged: Iterable[_Staged], base_id: int, committed: Collection[str]
-) -> tuple[list[_Staged], list[_Staged], list[_Staged]]:
-    """
-    Return the attempts that made checkpoint *base_id*, those before it, and those behind it.
-
-    Those that were meant for it and are not in *committed* failed, and are in no list.
-    """
-    parts: tuple[list[_Staged], list[_Staged], list[_Staged]] = ([], [], [])
-    for one in staged:
-        if one.checkpoint_id != base_id:
-            parts[1 if one.checkpoint_id < base_id else 2].append(one)
-        elif one.state_handle_id in committed:
-            parts[0].append(one)
-    return parts
+    def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
+        """Note the checkpoint of key groups, and the handle applied last."""
 
 
 class Replay:
@@ -105,14 +55,12 @@ class Replay:
 
     Args:
         state: What is brought forward.
-        runs: Its columnar part, if it has one.
+        runs: Its columnar part.
         fresh: Whether the key groups were all restored just now.
         done: Counters to update.
     """
 
-    def __init__(
-        self, state: ReplayTarget, runs: RunSet | None, fresh: bool, done: CatchUp
-    ) -> None:
+    def __init__(self, state: ReplayTarget, runs: RunSet, fresh: bool, done: CatchUp) -> None:
         self._state = state
         self._runs = runs
         self._fresh = fresh
@@ -131,10 +79,9 @@ class Replay:
         key_group_range: KeyGroupRange,
     ) -> None:
         """Replay the log of *handle* that the state does not have."""
-        groups = self._state.groups
         in_columns = self._is_long(handle.log)
-        logs = list(logs_ahead(handle, key_group_range, lambda kg: groups[kg].version))
-        changes = read_logs(store, [(log, wanted) for log, wanted, _ in logs])
+        logs = list(logs_ahead(handle, key_group_range, self._state.version))
+        changes = read_logs(store, [(log, part) for log, part, _ in logs])
         for (log, _, old), batches in zip(logs, changes, strict=True):
             reader = self._state.codec.reader()
             for batch in batches:
@@ -147,14 +94,11 @@ class Replay:
                 self._flush()
         self._flush()
         self._settle()
-        if self._runs is not None:
-            self._runs.name_files()
+        self._runs.name_files()
 
     def _bound(self, key_groups: Collection[int]) -> None:
         """Apply pending changes within a log handle, if memory requires it."""
         runs = self._runs
-        if runs is None:
-            return
         if self._pending_bytes > self._limit:
             runs.goes_ahead(key_groups)
             self._flush()
@@ -177,16 +121,16 @@ class Replay:
 
     @property
     def _limit(self) -> int:
-        return 0 if self._runs is None else self._runs.limits.pending_bytes
+        return self._runs.limits.pending_bytes
 
     def _is_long(self, log: Sequence[ChangelogStateHandle]) -> bool:
-        if self._runs is None or not can_replay_columns(self._state.codec):
+        if not (self._runs.limits.is_bounded and can_replay_columns(self._state.codec)):
             return False
-        groups = self._state.groups
+        version = self._state.version
         size = sum(
-            one.size_bytes
-            for one in log
-            if any(groups[kg].version < one.checkpoint_id for kg in one.key_group_range)
+            each.size_bytes
+            for each in log
+            if any(version(kg) < each.checkpoint_id for kg in each.key_group_range)
         )
         return size > (_COLUMNAR_RESTORE_BYTES if self._fresh else _COLUMNAR_REPLAY_BYTES)
 
@@ -211,10 +155,8 @@ class Replay:
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         touched = sorted({kg for part in pending.values() for kg, _ in part})
         self._state.changed.update(touched)
-        for key_group, (version, last_applied) in reached.items():
-            self._state.reached(key_group, version, last_applied)
-        if self._runs is None:
-            return
+        for key_group, (version, applied) in reached.items():
+            self._state.reached([key_group], version, applied)
         for part in (block for run in contiguous(touched) for block in blocks(run)):
             self._merge(self._runs, part, _of_block(pending, part))
         if not touched:
@@ -237,8 +179,6 @@ class Replay:
 
     def _settle(self) -> None:
         """Make dict tables of a small state, and files of a large one."""
-        if self._runs is None:
-            return
         for run in self._light:
             part = run.key_group_range
             if any(self._runs.by_group.get(kg) is not run for kg in part):
@@ -247,65 +187,6 @@ class Replay:
                 self._runs.place(run)
             else:
                 self._runs.move_all(part)
-
-
-def snapshots_ahead(
-    handle: ChangelogStateBackendHandle,
-    key_group_range: KeyGroupRange,
-    version_of: Callable[[int], int],
-) -> Iterator[tuple[MaterializedHandle, KeyGroupRange, list[int]]]:
-    """
-    Yield the snapshots that bring a state forward.
-
-    Args:
-        handle: A checkpoint.
-        key_group_range: The key groups of the state.
-        version_of: Returns the checkpoint of a key group; asked before each snapshot.
-
-    Returns:
-        Each snapshot with its key groups in *key_group_range*, and which of them are older.
-    """
-    lowest = _lowest(key_group_range, version_of)
-    for snapshot in handle.materialized:
-        if snapshot.checkpoint_id <= lowest:
-            continue
-        wanted = snapshot.key_group_range.intersection(key_group_range)
-        old = [kg for kg in wanted if version_of(kg) < snapshot.checkpoint_id]
-        if old:
-            yield snapshot, wanted, old
-
-
-def logs_ahead(
-    handle: ChangelogStateBackendHandle,
-    key_group_range: KeyGroupRange,
-    version_of: Callable[[int], int],
-) -> Iterator[tuple[ChangelogStateHandle, KeyGroupRange, set[int]]]:
-    """
-    Yield the parts of the log that bring a state forward, as `snapshots_ahead` does.
-
-    Raises:
-        CorruptionError: They are not in the order of checkpoints, as those of every checkpoint are.
-    """
-    last, lowest = -1, _lowest(key_group_range, version_of)
-    for log in handle.log:
-        if log.checkpoint_id < last:
-            raise CorruptionError(
-                f"damaged checkpoint {handle.checkpoint_id}: the log of checkpoint {log.checkpoint_id} "
-                f"follows that of {last}",
-                checkpoint_id=handle.checkpoint_id,
-            )
-        last = log.checkpoint_id
-        if last <= lowest:
-            continue
-        wanted = log.key_group_range.intersection(key_group_range)
-        old = {kg for kg in wanted if version_of(kg) < log.checkpoint_id}
-        if old:
-            yield log, wanted, old
-
-
-def _lowest(key_group_range: KeyGroupRange, version_of: Callable[[int], int]) -> int:
-    """Return the oldest version in the range; replay skips the log before it."""
-    return min(map(version_of, key_group_range))
 
 
 def changes_of(

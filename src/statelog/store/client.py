@@ -230,8 +230,8 @@ def _make_root(root: str, fsync: bool) -> None:
         folder = os.path.dirname(folder)
     if missing:  # a place that is only read is not touched
         os.makedirs(root, exist_ok=True)
-    for made in missing if fsync else ():
-        fsync_path(os.path.dirname(made))
+    for new_folder in missing if fsync else ():
+        fsync_path(os.path.dirname(new_folder))
 
 
 def fsync_path(path: str) -> None:

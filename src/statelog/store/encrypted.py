@@ -148,13 +148,13 @@ class EncryptedStore:
 
     def _range(self, path: str, cipher: ObjectCipher, start: int, length: int) -> memoryview:
         first, last = start // CHUNK_BYTES, (start + length - 1) // CHUNK_BYTES
-        wanted = (last + 1 - first) * _STEP
+        size = (last + 1 - first) * _STEP
         # One byte more tells whether the last chunk of the range is the last one of the object.
-        stored = self._store.get_range(path, HEADER_BYTES + first * _STEP, wanted + 1)
+        stored = self._store.get_range(path, HEADER_BYTES + first * _STEP, size + 1)
         if not len(stored):
             self._check_end(path, cipher)
             return memoryview(b"")
-        content = cipher.decrypt(stored[:wanted], first, ends=len(stored) <= wanted)
+        content = cipher.decrypt(stored[:size], first, ends=len(stored) <= size)
         skipped = start - first * CHUNK_BYTES
         return memoryview(content)[skipped : skipped + length]
 

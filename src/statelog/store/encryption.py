@@ -160,9 +160,9 @@ def load_keys(source: object) -> EncryptionKeys:
                 return EncryptionKeys.parse(file.read(), name)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidOptionsError(f"the encryption keys cannot be read: {error}") from error
-    shown = repr(source) if kind in ("env", "file") else f"an object of {type(source).__name__}"
+    described = repr(source) if kind in ("env", "file") else f"an object of {type(source).__name__}"
     raise InvalidOptionsError(
-        f"the store option {OPTION} is {shown}; give env:NAME, file:PATH or a function"
+        f"the store option {OPTION} is {described}; give env:NAME, file:PATH or a function"
     )
 
 

@@ -77,8 +77,8 @@ def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecSto
     scheme, separator, _ = location.partition("://")
     if not separator:
         return FsspecStore(normalize_url(location), dict(options))
-    known = extras.load(repr(redacted(location)), "fsspec", "fsspec").available_protocols()
-    if scheme in _READ_ONLY or scheme not in known:
+    protocols = extras.load(repr(redacted(location)), "fsspec", "fsspec").available_protocols()
+    if scheme in _READ_ONLY or scheme not in protocols:
         normalize_url(location)  # raises an error that lists the supported schemes
     return FsspecStore(location.rstrip("/"), dict(options))
 
@@ -249,10 +249,10 @@ class FsspecStore:
                 return
             folder = self._name(prefix) if prefix else self._root
             try:
-                found = file_system.find(folder, detail=True)
+                files = file_system.find(folder, detail=True)
             except FileNotFoundError:
                 return
-            inside = [info for name, info in found.items() if name != folder]
+            inside = [info for name, info in files.items() if name != folder]
         yield from map(self._info, inside)
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
@@ -298,8 +298,8 @@ class FsspecStore:
             # Its own method checks first and writes afterwards; a dict does both in one step.
             memory: Any = file_system
             key = memory._strip_protocol(name)
-            made = importlib.import_module(_MEMORY).MemoryFile(memory, key, data)
-            if memory.store.setdefault(key, made) is not made:
+            memory_file = importlib.import_module(_MEMORY).MemoryFile(memory, key, data)
+            if memory.store.setdefault(key, memory_file) is not memory_file:
                 raise FileExistsError(name)
             return
         with file_system.open(name, "xb") as file:

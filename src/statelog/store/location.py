@@ -54,11 +54,11 @@ def normalize_url(location: str) -> str:
         return "memory://" + rest.strip("/")
     if not rest.startswith("//") or not rest[2:].partition("/")[0]:
         # Without its slashes, credentials in the URL would not be recognized, and shown.
-        shown = (
+        text = (
             repr(location) if rest.startswith("//") or "@" not in rest else f"the {kind.name} URL"
         )
         raise InvalidOptionsError(
-            f"{shown} names no {kind.bucket}; write {kind.name}://{kind.bucket}/path"
+            f"{text} names no {kind.bucket}; write {kind.name}://{kind.bucket}/path"
         )
     return f"{kind.name}:{rest}".rstrip("/")
 

@@ -142,10 +142,10 @@ class LocationStore:
 
         Blocks: On both stores, at the first use.
         """
-        found = self._parents.get(fork_id)
-        if found is None:
-            found = self._parents[fork_id] = self._opened(fork_id)
-        return found
+        store = self._parents.get(fork_id)
+        if store is None:
+            store = self._parents[fork_id] = self._opened(fork_id)
+        return store
 
     def released_parent(self, fork_id: str) -> tuple[ObjectStore, tuple[str, ...]] | None:
         """

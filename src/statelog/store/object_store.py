@@ -332,8 +332,8 @@ class ObstoreStore:
         with self._explained("get-range", path) as client:
             self._check_links(path)
             try:
-                found = obstore.get(client, path, options={"range": {"suffix": length}})
-                return memoryview(found.bytes()), found.meta["size"]
+                answer = obstore.get(client, path, options={"range": {"suffix": length}})
+                return memoryview(answer.bytes()), answer.meta["size"]
             except obstore_errors.BaseError as error:
                 # Azure has no such range, and a server may refuse one of an empty object.
                 if "range" not in str(error).lower() and "support" not in str(error).lower():
@@ -393,8 +393,8 @@ class ObstoreStore:
             root = self.local_root
             if root is not None and prefix and leads_out(root, prefix):
                 return []
-            found = obstore.list_with_delimiter(client, prefix=prefix or None)
-            folders = [name.rstrip("/") for name in found["common_prefixes"]]
+            answer = obstore.list_with_delimiter(client, prefix=prefix or None)
+            folders = [name.rstrip("/") for name in answer["common_prefixes"]]
             inside = (name for name in folders if root is None or not leads_out(root, name))
             return [name.rsplit("/", 1)[-1] for name in inside]
 
@@ -429,10 +429,10 @@ class ObstoreStore:
 
     def _delete_together(self, paths: Sequence[str]) -> bool:
         """Delete with one request; False if Azure or GCS stopped at a missing name."""
-        shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        described = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
         def delete() -> None:
-            with self._explained("delete", shown) as client:
+            with self._explained("delete", described) as client:
                 obstore.delete(client, paths)
 
         try:

@@ -105,6 +105,6 @@ def as_store(
         return open_store(arguments.path(location, name))
     missing = [method for method in methods if not callable(getattr(location, method, None))]
     if missing:
-        wanted = f"an ObjectStore, a path or a URL (it has no {', '.join(missing)})"
-        raise arguments.refused(name, wanted, location)
+        expected = f"an ObjectStore, a path or a URL (it has no {', '.join(missing)})"
+        raise arguments.refused(name, expected, location)
     return location

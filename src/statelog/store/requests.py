@@ -75,8 +75,8 @@ def failure_of(error: StoreError) -> Failure:
     """Return what the error of a request means for another attempt."""
     cause = error.__cause__
     text = str(cause)
-    found = _STATUS.search(text)
-    status = int(found[1]) if found else 0
+    match = _STATUS.search(text)
+    status = int(match[1]) if match else 0
     if error.facts.get("operation") == "open" or isinstance(error, ObjectNotFoundError):
         return Failure.FINAL
     if isinstance(error, ObjectExistsError):

@@ -242,7 +242,7 @@ class StoreContract:
         assert sorted(store.list_folders("many")) == ["0", "1", "2"]
         keep = set(names[::100])
         # Names that do not exist, among the others, at both ends, and more than one request full.
-        doomed = [one for name in names if name not in keep for one in (f"{name}-missing", name)]
+        doomed = [each for name in names if name not in keep for each in (f"{name}-missing", name)]
         store.delete(name for name in ["missing", *doomed, "missing"])
         assert listed(store) == sorted(keep)
         assert sorted(self.raw_objects(store)) == sorted(keep)

@@ -5,6 +5,7 @@ A mutant is made from the source by replacing one piece of text, which must be t
 `docs/contributing/mutants.md` says what each does.
 """
 
+import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.unit.state.recovery_oracle import MODES, World
 
-from statelog.state import keyed_state, replay
+from statelog.state import cache, keyed_state, replay
 
 SEEDS = 25
-ORIGINALS = (replay, keyed_state)
+ORIGINALS = (cache, replay, keyed_state)
 
 
 @dataclass(frozen=True)
@@ -39,33 +40,33 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "an_overlay_is_folded_into_another_base",
-        "if group is None or group.version != staged.base_id:",
-        "if group is None:",
+        "if self.version(kg) == base_id]",
+        "if self.version(kg) != ABSENT]",
     ),
     Mutant(
         "a_half_done_replay_stays",
-        "self._begin(key_group)\n                raise",
-        "pass\n                raise",
+        "self.forget(missing)",
+        "pass",
     ),
     Mutant(
         "what_was_rolled_back_stays",
-        "if group is None or group.version > base_id:",
-        "if group is None:",
+        "if not -1 <= self.version(kg) <= base_id]",
+        "if self.version(kg) == ABSENT]",
     ),
     Mutant(
         "a_rollback_to_the_same_version_starts_anew_only_from_later_ones",
-        "group.version > base_id:",
-        "group.version > base_id + 1:",
+        "<= self.version(kg) <= base_id]",
+        "<= self.version(kg) <= base_id + 1]",
     ),
     Mutant(
         "an_attempt_that_was_not_committed_is_folded",
-        "elif one.state_handle_id in committed:",
+        "elif attempt.state_handle_id in committed:",
         "else:",
     ),
     Mutant(
         "an_attempt_at_another_checkpoint_is_folded",
-        "parts[1 if one.checkpoint_id < base_id else 2].append(one)",
-        "parts[0].append(one)",
+        "parts[1 if attempt.checkpoint_id < base_id else 2].append(attempt)",
+        "parts[0].append(attempt)",
     ),
     Mutant(
         "an_earlier_attempt_that_was_not_committed_is_folded",
@@ -74,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         "a_folded_overlay_reaches_no_version",
-        "self.reached(key_group, staged.checkpoint_id, staged.state_handle_id)\n",
+        "self.reached(ready, staged.checkpoint_id, staged.state_handle_id)\n",
         "pass\n",
     ),
     Mutant(
@@ -84,8 +85,8 @@ MUTANTS = (
     ),
     Mutant(
         "a_log_handle_is_replayed_again",
-        "old = {kg for kg in wanted if version_of(kg) < log.checkpoint_id}",
-        "old = {kg for kg in wanted if version_of(kg) <= log.checkpoint_id}",
+        "old = {kg for kg in part if version_of(kg) < log.checkpoint_id}",
+        "old = {kg for kg in part if version_of(kg) <= log.checkpoint_id}",
     ),
     Mutant(
         "a_snapshot_is_skipped",
@@ -112,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "a_fold_notes_no_last_applied",
-        "self._runs.last_applied[key_group] = last_applied",
+        "self._runs.last_applied[key_group] = applied",
         "pass",
         ("files",),
     ),
@@ -137,18 +138,19 @@ def mutated(mutant: Mutant) -> tuple[types.ModuleType, types.ModuleType]:
     places = sum(source.count(mutant.text) for source in sources)
     assert places == 1, f"{mutant.name}: the source has changed"
     modules = []
-    for original, source in zip(ORIGINALS, sources, strict=True):
-        module = types.ModuleType("mutant")
-        module.__file__ = original.__file__
-        # Dataclasses look their module up by name; the mutant's is the original's.
-        module.__dict__["__name__"] = original.__name__
-        code = compile(source.replace(mutant.text, mutant.instead), original.__file__, "exec")
-        exec(code, module.__dict__)
-        modules.append(module)
-    new_replay, new_state = modules
-    for name, value in vars(replay).items():
-        if not name.startswith("__") and new_state.__dict__.get(name) is value:
-            new_state.__dict__[name] = new_replay.__dict__[name]
+    before = {original.__name__: original for original in ORIGINALS}
+    try:
+        for original, source in zip(ORIGINALS, sources, strict=True):
+            module = types.ModuleType(original.__name__)
+            module.__file__ = original.__file__
+            code = compile(source.replace(mutant.text, mutant.instead), original.__file__, "exec")
+            # What follows imports this one; dataclasses look their module up by its name.
+            sys.modules[original.__name__] = module
+            exec(code, module.__dict__)
+            modules.append(module)
+    finally:
+        sys.modules.update(before)
+    _, new_replay, new_state = modules
     return new_replay, new_state
 
 
@@ -173,7 +175,7 @@ def caught(module, mode, tmp_path: Path) -> bool:
 
 
 def test_the_source_as_it_is_is_not_caught(tmp_path: Path) -> None:
-    _, module = mutated(Mutant("nothing", "class KeyedState:", "class KeyedState:"))
+    _, module = mutated(Mutant("nothing", "class KeyedState(", "class KeyedState("))
     folder = tmp_path / "local"
     folder.mkdir(mode=0o700)
     World(0, MODES[0], folder, module).run()

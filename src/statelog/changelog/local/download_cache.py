@@ -153,15 +153,15 @@ class DownloadCache(ClosesAtExit):
             with self._runtime.lock:
                 if self._closed:
                     break
-                found = self._files.look_up(path, self._runtime.clock.now_ns())
-                if found is Lookup.PASS:
+                cached = self._files.look_up(path, self._runtime.clock.now_ns())
+                if cached is Lookup.PASS:
                     break
-                if found is Lookup.WAIT:
+                if cached is Lookup.WAIT:
                     self._runtime.lock.wait_for(
                         lambda: self._closed or self._files.settled(path), None
                     )
                     continue
-            if found is Lookup.FETCH:
+            if cached is Lookup.FETCH:
                 return self._fetch(path)
             data = self._read(path)
             if data is not None and checksum([data]) == self._checksums.get(path):

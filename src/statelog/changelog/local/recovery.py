@@ -147,8 +147,8 @@ def discard_local_copies(
         paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
     except OSError:
         return 0  # no folder, no copies
-    for one in paths:
-        removed += one not in kept and remove_quietly(disk, one)
+    for copy in paths:
+        removed += copy not in kept and remove_quietly(disk, copy)
     return removed
 
 

@@ -105,8 +105,8 @@ def _one_place(place: Place | tuple[int, int]) -> Place:
     if isinstance(place, SetEntry) or not isinstance(place, tuple):
         return place
     if len(place) != 2 or place[0] != place[1]:
-        wanted = "one offset, or twice the same: a local copy has the bytes of the file"
-        raise refused("the place of a set", wanted, place)
+        expected = "one offset, or twice the same: a local copy has the bytes of the file"
+        raise refused("the place of a set", expected, place)
     return place[0]
 
 
@@ -155,8 +155,8 @@ class UploadTasksResult(FlinkNames):
     ) -> None:
         if tasks_offsets is not None:
             if not isinstance(tasks_offsets, Mapping) or handle is None:
-                wanted = "a mapping of tasks to the places of their sets, followed by a handle"
-                raise refused("tasks_offsets", wanted, tasks_offsets)
+                expected = "a mapping of tasks to the places of their sets, followed by a handle"
+                raise refused("tasks_offsets", expected, tasks_offsets)
             places = {
                 change_set: _one_place(place)
                 for offsets in tasks_offsets.values()
@@ -201,15 +201,15 @@ class UploadTasksResult(FlinkNames):
                     )
                 if not isinstance(place, SetEntry):
                     place = SetEntry(place, -1, -1)
-                known = place.size_bytes >= 0
+                is_sized = place.size_bytes >= 0
                 size += max(place.size_bytes, 0)
                 results.append(
                     UploadResult.of(
                         handle,
                         change_set,
                         place.offset,
-                        encoded_bytes=place.size_bytes if known else None,
-                        crc32c=place.crc32c if known else None,
+                        encoded_bytes=place.size_bytes if is_sized else None,
+                        crc32c=place.crc32c if is_sized else None,
                         local_handle=local_handle,
                     )
                 )
@@ -361,16 +361,16 @@ def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksRe
 
 def _fault(task: UploadTask, results: Sequence[UploadResult]) -> str | None:
     """Return what is wrong with the results of a task; None if they fit."""
-    wanted = [_place(change_set) for change_set in task.change_sets]
+    change_sets = [_place(change_set) for change_set in task.change_sets]
     try:
         got = [(result.log_id, result.sqn.value) for result in results]
     except (AttributeError, TypeError) as error:
         return f"a result of a task is no UploadResult ({error})"
-    if got == wanted or sorted(got) == sorted(wanted):
+    if got == change_sets or sorted(got) == sorted(change_sets):
         return None
-    missing, foreign = sorted(set(wanted) - set(got)), sorted(set(got) - set(wanted))
+    missing, foreign = sorted(set(change_sets) - set(got)), sorted(set(got) - set(change_sets))
     return (
-        f"a task has {len(wanted)} change sets and the answer {len(got)} results for it; missing "
+        f"a task has {len(change_sets)} change sets and the answer {len(got)} results for it; missing "
         f"(writer, number): {missing[:3]}, not of this task: {foreign[:3]}"
     )
 

@@ -300,7 +300,8 @@ class MicroBatchEngine:
         times, acks = batch.times, [*chain(*answers)]
         return BatchRecord(
             operators=tuple(
-                operator.record(own) for operator, own in zip(self._operators, answers, strict=True)
+                operator.record(answer)
+                for operator, answer in zip(self._operators, answers, strict=True)
             ),
             query_id=batch.query_id,
             batch_id=batch.batch_id,

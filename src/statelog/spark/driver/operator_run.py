@@ -217,7 +217,7 @@ class OperatorRun:
         return not (
             self.reads(batch.times, upstream)
             or has_due_timer(self.definition, due_ms, batch.times)
-            or any(one in batch.snapshots for one in batch.ranges[self._index])
+            or any(each in batch.snapshots for each in batch.ranges[self._index])
         )
 
     def input(
@@ -299,9 +299,9 @@ class OperatorRun:
             committed=last.handles,
             ranges=ranges,
             snapshots={
-                partition: batch.snapshots[one]
-                for partition, one in enumerate(ranges)
-                if one in batch.snapshots
+                partition: batch.snapshots[each]
+                for partition, each in enumerate(ranges)
+                if each in batch.snapshots
             },
             inline_bytes=min(settings.inline_bytes, _MAX_INLINE_BYTES // len(ranges)),
             staged=staged,

@@ -165,6 +165,6 @@ def kept_recordings(
         now_ms: The wall clock.
     """
     oldest_ms = now_ms - settings.record_age.total_seconds() * 1000
-    every = [*(one for one in before if one.at_ms > oldest_ms), *fresh]
-    ids = sorted({one.checkpoint for one in every})[-settings.record_checkpoints :]
-    return tuple(one for one in every if one.checkpoint in ids)
+    every = [*(each for each in before if each.at_ms > oldest_ms), *fresh]
+    ids = sorted({each.checkpoint for each in every})[-settings.record_checkpoints :]
+    return tuple(each for each in every if each.checkpoint in ids)

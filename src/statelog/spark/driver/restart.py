@@ -131,9 +131,11 @@ def is_committed(
         return False
     if batch_id < record.batch_id and first.sources is not None:
         _check_is_alone(first, first.sources, record, location, newest_claim)
-    known = record.position is not None and times.position_before is not None
+    has_positions = record.position is not None and times.position_before is not None
     same = record.position == times.position_before
-    if batch_id < record.batch_id or (batch_id > record.batch_id + 1 and not (known and same)):
+    if batch_id < record.batch_id or (
+        batch_id > record.batch_id + 1 and not (has_positions and same)
+    ):
         _refuse(
             f"the query is at batch {batch_id}, but the state in {location} is that after batch "
             f"{record.batch_id} (checkpoint {base.checkpoint_id}): they do not belong together. "
@@ -143,7 +145,7 @@ def is_committed(
             base,
             location,
         )
-    if (known and not same) or not _same_logs(first, record):
+    if (has_positions and not same) or not _same_logs(first, record):
         _refuse_planned_anew(first, base, record, location)
     return False
 

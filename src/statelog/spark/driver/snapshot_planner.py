@@ -63,14 +63,14 @@ class SnapshotPlanner:
         self, ranges: Sequence[KeyGroupRange], now_ms: int
     ) -> dict[KeyGroupRange, KeyGroupRange]:
         """Choose the key groups that each task writes, by the key groups of the task."""
-        wanted: dict[KeyGroupRange, KeyGroupRange] = {}
+        ranges_chosen: dict[KeyGroupRange, KeyGroupRange] = {}
         for chosen in self._schedule.choose(self.distances, now_ms):
             for key_groups in ranges:
                 overlap = key_groups.intersection(chosen)
                 if len(overlap):
-                    wanted.setdefault(key_groups, overlap)
-        self._recorder.snapshots_started(len(wanted))
-        return wanted
+                    ranges_chosen.setdefault(key_groups, overlap)
+        self._recorder.snapshots_started(len(ranges_chosen))
+        return ranges_chosen
 
     def committed(
         self,

@@ -63,8 +63,10 @@ NEVER_RAN: Final = LastRun(-1, ())
 
 def last_run_of(base: CompletedCheckpoint) -> LastRun:
     """Return *base* as the last run of an operator."""
-    own = base.checkpoint_id
-    return LastRun(own, tuple(log.state_handle_id for log in base.log if log.checkpoint_id == own))
+    base_id = base.checkpoint_id
+    return LastRun(
+        base_id, tuple(log.state_handle_id for log in base.log if log.checkpoint_id == base_id)
+    )
 
 
 _log = logging.getLogger("statelog.spark")
@@ -180,11 +182,11 @@ class StateLocation:
         query, settings = self._query, self._query.settings
         older_id = self._checkpoint_to_go_back_to()
         if older_id is None:
-            found = self._entries.list_again().newest()
+            checkpoint = self._entries.list_again().newest()
         else:
             point = find_restore_point(self._entries.list_again(), older_id)
-            found = point.checkpoint
-        self._check(found, first, older_id)
+            checkpoint = point.checkpoint
+        self._check(checkpoint, first, older_id)
         self.epoch = self.coordinator.claim(self._entries)
         self.base = self.coordinator.restore(older_id)
         self._entries = Entries(self._store)
@@ -261,8 +263,8 @@ class StateLocation:
     @property
     def next_due_ms(self) -> int | None:
         """When the next timer of any operator is due; None if unknown."""
-        known = [due for due in self.due_ms if due is not None]
-        return min(known) if len(known) == len(self.due_ms) else None
+        times = [due for due in self.due_ms if due is not None]
+        return min(times) if len(times) == len(self.due_ms) else None
 
     def advance(
         self, completed: CompletedCheckpoint, record: BatchRecord, ran: Sequence[bool]
@@ -353,8 +355,8 @@ class StateLocation:
         """Check that the operators are those of *found*, and merge their schemas."""
         query, location = self._query, self._query.location
         if len(record.operators) != len(query.operators):
-            stored_names = ", ".join(one.operator_id for one in record.operators)
-            names = ", ".join(one.schema.operator_id for one in query.operators)
+            stored_names = ", ".join(each.operator_id for each in record.operators)
+            names = ", ".join(each.schema.operator_id for each in query.operators)
             raise CheckpointError(
                 f"{location} holds the state of {len(record.operators)} operators ({stored_names}), "
                 f"the query has {len(query.operators)} ({names}). The number of operators is fixed "

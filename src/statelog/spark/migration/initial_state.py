@@ -275,15 +275,15 @@ def _cells_of(initial: RowLike) -> Iterator[_Cells]:
     """Yield the cells of a Row, or of each row of a frame."""
     is_row = isinstance(initial, Row)
     names = initial.__fields__ if is_row else list(initial.columns)
-    wanted = (STATE_COLUMN, TIMERS_COLUMN, EXPIRY_COLUMN)
-    missing = [name for name in wanted[:2] if name not in names]
+    expected = (STATE_COLUMN, TIMERS_COLUMN, EXPIRY_COLUMN)
+    missing = [name for name in expected[:2] if name not in names]
     if missing:
         raise UsageError(
             f"the initial state has no column {missing[0]}, but {', '.join(names)}; pass the frame "
             "of to_spark or spark_state, grouped by the key"
         )
     columns: list[Sequence[Any]] = []
-    for name in wanted:
+    for name in expected:
         if name not in names:
             columns.append([None] * len(columns[0]))
         else:
@@ -337,13 +337,13 @@ class _Variable(ABC):
 
     def value(self, struct: Any, is_utc: bool) -> tuple[Any, ...]:
         """Return a value, a list element or a map value as the state takes it."""
-        found: tuple[Any, ...] = self._values[is_utc](struct)
-        return found
+        values: tuple[Any, ...] = self._values[is_utc](struct)
+        return values
 
     def user_key(self, struct: Any, is_utc: bool) -> tuple[Any, ...]:
         """Return a map key as the state takes it."""
-        found: tuple[Any, ...] = self._user_keys[is_utc](struct)
-        return found
+        key: tuple[Any, ...] = self._user_keys[is_utc](struct)
+        return key
 
     @abstractmethod
     def set(self, entries: Sequence[Any], is_utc: bool) -> None:

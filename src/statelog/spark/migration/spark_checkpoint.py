@@ -190,8 +190,8 @@ def _offsets_of_user(entry: OffsetEntry, record: BatchRecord, batch: str) -> Off
 
 def _seen_files(old: QueryFiles, folder: str, upto: int) -> bytes:
     """Return the second entry of a source's log, with all files that were read."""
-    found = files_upto(old, folder, upto)
-    seen = (msgspec.structs.replace(file, batch_id=0) for file in found)
+    files = files_upto(old, folder, upto)
+    seen = (msgspec.structs.replace(file, batch_id=0) for file in files)
     return b"\n".join([b"v1", *(msgspec.json.encode(file) for file in seen)])
 
 

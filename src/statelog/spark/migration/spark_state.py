@@ -99,19 +99,19 @@ def _variables(
         raise UsageError(
             f"operator {operator_id} of {location} is no transformWithState; found: {names}"
         )
-    found = {
+    variables = {
         variable["stateName"]: (variable["stateVariableType"], bool(variable["ttlEnabled"]))
         for variable in properties["stateVariables"]
     }
     if wanted is None:
-        return found
-    missing = [name for name in wanted if name not in found]
+        return variables
+    missing = [name for name in wanted if name not in variables]
     if missing or not wanted:
         raise UsageError(
             f"{location} has no state {', '.join(missing) or 'without a name'}; it has "
-            f"{', '.join(sorted(found))}"
+            f"{', '.join(sorted(variables))}"
         )
-    return {name: of for name, of in found.items() if name in wanted or of[0] == _TIMERS}
+    return {name: of for name, of in variables.items() if name in wanted or of[0] == _TIMERS}
 
 
 def _live(kind: str, expires: bool) -> Column:

@@ -126,8 +126,10 @@ def apply_rows(task: EditTask, partition: int, batches: Iterable[pa.RecordBatch]
                 base = read_checkpoint(cached, task.base_id).checkpoint
             edits = _edits_of(cells, codec)
             for part in _restored_together(edits):
-                own = {key_group: edits[key_group] for key_group in part if key_group in edits}
-                overlays, counted = edited(restored_state(cached, codec, base, part), own)
+                edits_of_part = {
+                    key_group: edits[key_group] for key_group in part if key_group in edits
+                }
+                overlays, counted = edited(restored_state(cached, codec, base, part), edits_of_part)
                 counts += counted
                 timers_changed = timers_changed or any(
                     overlay[at] for overlay in overlays.values() for at in timers
@@ -278,5 +280,6 @@ def _changes(
 ) -> list[TaskStateSnapshot]:
     by_partition = {answer.partition: answer.log for answer in answers}
     return [
-        TaskStateSnapshot(one, by_partition.get(partition)) for partition, one in enumerate(ranges)
+        TaskStateSnapshot(each, by_partition.get(partition))
+        for partition, each in enumerate(ranges)
     ]

@@ -61,7 +61,7 @@ def key_schema_of(frames: Mapping[str, DataFrame]) -> StructType:
     Raises:
         UsageError: A frame has no struct `key`, or another one.
     """
-    found: tuple[str, StructType] | None = None
+    first: tuple[str, StructType] | None = None
     for name, frame in frames.items():
         key = _type_of(frame, KEY)
         if not isinstance(key, StructType) or not key.fields:
@@ -69,16 +69,16 @@ def key_schema_of(frames: Mapping[str, DataFrame]) -> StructType:
                 f"state {name!r}: the frame has no column {KEY!r} that is a struct of the key's columns; it "
                 f"has {', '.join(frame.columns)}. Make one: struct(...).alias({KEY!r})"
             )
-        if found is None:
-            found = name, key
-        elif _text(key) != _text(found[1]):
+        if first is None:
+            first = name, key
+        elif _text(key) != _text(first[1]):
             raise UsageError(
-                f"state {name!r} has the key ({_text(key)}), state {found[0]!r} ({_text(found[1])}); all "
+                f"state {name!r} has the key ({_text(key)}), state {first[0]!r} ({_text(first[1])}); all "
                 "variables of an operator have the same key"
             )
-    if found is None:
+    if first is None:
         raise UsageError("no frame was given")
-    return found[1]
+    return first[1]
 
 
 def state_rows(
@@ -107,16 +107,16 @@ def state_rows(
     parts = []
     for name, frame in frames.items():
         state_id = state_id_of(codec, name)
-        one = _Variable(frame, codec.states[state_id], spark_types[state_id], now_ms)
+        rows = _Variable(frame, codec.states[state_id], spark_types[state_id], now_ms)
         columns = _columns(
-            one.key(), key_groups, first_key_group, state_id, one.order(), one.expiry()
+            rows.key(), key_groups, first_key_group, state_id, rows.order(), rows.expiry()
         )
         for other, types in spark_types.items():
             mine = other == state_id
             if types.user_key is not None:
-                columns.append(one.user_key(mine, types.user_key).alias(user_key_column(other)))
+                columns.append(rows.user_key(mine, types.user_key).alias(user_key_column(other)))
             if types.value is not None:
-                columns.append(one.value(mine, types.value).alias(value_column(other)))
+                columns.append(rows.value(mine, types.value).alias(value_column(other)))
         parts.append(frame.select(*columns))
     return reduce(DataFrame.unionAll, parts)
 
@@ -142,8 +142,8 @@ def deleted_rows(
         UsageError: The frame has no such keys.
     """
     types = {at: _SparkTypes(codec.states[at], codec.key.schema) for at in codec.live}
-    wanted = spark_schema(_flat_key(codec.key.schema))[KEY].dataType
-    key = _struct_parts(frame, KEY, wanted, "the frame of deleted keys")
+    key_type = spark_schema(_flat_key(codec.key.schema))[KEY].dataType
+    key = _struct_parts(frame, KEY, key_type, "the frame of deleted keys")
     return frame.select(*_columns(key, key_groups, first_key_group, state_id), *_nulls(types))
 
 
@@ -170,16 +170,16 @@ def _columns(
 def _nulls(types: Mapping[int, _SparkTypes]) -> list[Column]:
     """Return nulls in the columns of all variables."""
     columns = []
-    for state_id, one in types.items():
-        if one.user_key is not None:
-            columns.append(lit(None).cast(one.user_key).alias(user_key_column(state_id)))
-        if one.value is not None:
-            columns.append(lit(None).cast(one.value).alias(value_column(state_id)))
+    for state_id, kind in types.items():
+        if kind.user_key is not None:
+            columns.append(lit(None).cast(kind.user_key).alias(user_key_column(state_id)))
+        if kind.value is not None:
+            columns.append(lit(None).cast(kind.value).alias(value_column(state_id)))
     return columns
 
 
 def _flat_key(key: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(f"{KEY}.{one.name}", one.type) for one in key])
+    return pa.schema([pa.field(f"{KEY}.{field.name}", field.type) for field in key])
 
 
 def state_id_of(codec: OperatorCodec, name: str) -> int:
@@ -187,9 +187,9 @@ def state_id_of(codec: OperatorCodec, name: str) -> int:
     try:
         return codec.schema.state_id(name)
     except KeyError:
-        known = ", ".join(repr(codec.states[at].descriptor.name) for at in codec.live) or "none"
+        names = ", ".join(repr(codec.states[at].descriptor.name) for at in codec.live) or "none"
         raise UsageError(
-            f"operator {codec.schema.operator_id} has no state variable {name!r}; it has {known}"
+            f"operator {codec.schema.operator_id} has no state variable {name!r}; it has {names}"
         ) from None
 
 
@@ -270,9 +270,9 @@ def _struct_parts(frame: DataFrame, name: str, wanted: DataType, what: str) -> l
             f"{what}: the column {name!r} must be a struct of ({_text(wanted)})"
             + ("" if given is None else f", not {given.simpleString()}")
         )
-    found = {field.name: field.dataType for field in given}
-    if sorted(found) != sorted(wanted.names) or any(
-        found[field.name].simpleString() != field.dataType.simpleString() for field in wanted
+    types = {field.name: field.dataType for field in given}
+    if sorted(types) != sorted(wanted.names) or any(
+        types[field.name].simpleString() != field.dataType.simpleString() for field in wanted
     ):
         raise UsageError(
             f"{what}: the column {name!r} must be a struct of ({_text(wanted)}), not of "
@@ -282,13 +282,13 @@ def _struct_parts(frame: DataFrame, name: str, wanted: DataType, what: str) -> l
 
 
 def _type_of(frame: DataFrame, name: str) -> DataType | None:
-    return next((one.dataType for one in frame.schema if one.name == name), None)
+    return next((field.dataType for field in frame.schema if field.name == name), None)
 
 
 def _text(kind: DataType) -> str:
     if not isinstance(kind, StructType):
         return kind.simpleString()
-    return ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in kind)
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in kind)
 
 
 def session_of_frames(frames: Mapping[str, DataFrame]) -> SparkSession:

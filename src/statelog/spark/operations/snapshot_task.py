@@ -130,4 +130,4 @@ def first_timer(table: pa.Table) -> int:
     if TIMERS_NAME not in table.column_names:
         return NEVER_MS
     first = [pc.min(chunk.flatten()).as_py() for chunk in table.column(TIMERS_NAME).chunks]
-    return min((one for one in first if one is not None), default=NEVER_MS)
+    return min((time for time in first if time is not None), default=NEVER_MS)

@@ -217,8 +217,8 @@ class _Part:
         columns = [column for name in kind.row_columns for column in self._columns(name)]
         if self.state.expires:
             columns.append(self._taken(EXPIRES_FIELD))
-        wanted = self.state.encode_cells([]).type
-        cells = kind.cells_of_rows(parents, columns, keys, wanted)
+        cell_type = self.state.encode_cells([]).type
+        cells = kind.cells_of_rows(parents, columns, keys, cell_type)
         if not kind.is_single:
             self._check_user_keys(parents, kind.element_keys(cells.flatten()))
         return cells, len(kind.rows(cells)[0])

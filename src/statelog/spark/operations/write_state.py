@@ -158,7 +158,7 @@ def write_state(
         checkpoint_id=task.checkpoint_id,
         keys=sum(answer.keys for answer in answers),
         entries=sum(answer.entries for answer in answers),
-        size_bytes=sum(one.handle.size_bytes for one in written),
+        size_bytes=sum(each.handle.size_bytes for each in written),
         tasks=len(task.ranges),
     )
 
@@ -197,14 +197,14 @@ def _commit(
     schema: OperatorStateSchema,
     time_mode: str,
 ) -> None:
-    by_partition = {one.partition: one for one in answers}
+    by_partition = {each.partition: each for each in answers}
     coordinator.trigger(task.checkpoint_id, task.ranges)
-    for partition, one in enumerate(task.ranges):
+    for partition, each in enumerate(task.ranges):
         answer = by_partition.get(partition)
         snapshot = None if answer is None else answer.snapshot
-        coordinator.acknowledge(task.checkpoint_id, TaskStateSnapshot(one, None, snapshot))
-    keys = sum(one.keys for one in answers)
-    entries = sum(one.entries for one in answers)
+        coordinator.acknowledge(task.checkpoint_id, TaskStateSnapshot(each, None, snapshot))
+    keys = sum(each.keys for each in answers)
+    entries = sum(each.entries for each in answers)
     record = BatchRecord(
         operators=(
             OperatorRecord(
@@ -214,7 +214,7 @@ def _commit(
                 keys=keys,
                 output_rows=0,
                 state_entries=entries,
-                next_due_ms=min((one.next_due_ms for one in answers), default=NEVER_MS),
+                next_due_ms=min((each.next_due_ms for each in answers), default=NEVER_MS),
             ),
         ),
         query_id="",

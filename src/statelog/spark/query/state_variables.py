@@ -88,9 +88,9 @@ class _MapMethods:
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
         """Return a map state whose `getValue` returns Rows, as Spark's does."""
-        made: Self = super().bound_to(cursor, state_id, codec)  # type: ignore[misc]
-        made.as_row = row_factory(codec.value.schema.names)
-        return made
+        bound: Self = super().bound_to(cursor, state_id, codec)  # type: ignore[misc]
+        bound.as_row = row_factory(codec.value.schema.names)
+        return bound
 
     def getValue(self: Any, key: Values) -> Values | None:
         """Return the value under *key* as a Row, or None."""
@@ -223,8 +223,8 @@ class StateVariables(StatefulProcessorHandle):
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> PySparkValueState:
         """Return the value state *stateName*."""
-        wanted = WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
-        state: PySparkValueState = self._variable(wanted)
+        variable = WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
+        state: PySparkValueState = self._variable(variable)
         return state
 
     def getReducingState(
@@ -237,14 +237,14 @@ class StateVariables(StatefulProcessorHandle):
         """Return the reducing state *stateName*; *reduce* makes one tuple of two."""
         if not callable(reduce):
             raise UsageError(f"state {stateName!r}: reduce is a function, not {reduce!r:.100}")
-        wanted = WantedVariable(
+        variable = WantedVariable(
             stateName,
             StateKind.VALUE,
             schema,
             ttl_ms=ttlDurationMs,
             aggregation=Aggregation.REDUCING,
         )
-        return ReducingState(self._variable(wanted), reduce)
+        return ReducingState(self._variable(variable), reduce)
 
     def getAggregatingState(
         self,
@@ -257,21 +257,21 @@ class StateVariables(StatefulProcessorHandle):
         for method in ("create_accumulator", "add", "get_result", "merge"):
             if not callable(getattr(aggregateFunction, method, None)):
                 raise UsageError(f"state {stateName!r}: its function has no method {method}()")
-        wanted = WantedVariable(
+        variable = WantedVariable(
             stateName,
             StateKind.VALUE,
             accumulatorSchema,
             ttl_ms=ttlDurationMs,
             aggregation=Aggregation.AGGREGATING,
         )
-        return AggregatingState(self._variable(wanted), aggregateFunction)
+        return AggregatingState(self._variable(variable), aggregateFunction)
 
     def getListState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> PySparkListState:
         """Return the list state *stateName*."""
-        wanted = WantedVariable(stateName, StateKind.LIST, schema, ttl_ms=ttlDurationMs)
-        state: PySparkListState = self._variable(wanted)
+        variable = WantedVariable(stateName, StateKind.LIST, schema, ttl_ms=ttlDurationMs)
+        state: PySparkListState = self._variable(variable)
         return state
 
     def getMapState(
@@ -282,6 +282,8 @@ class StateVariables(StatefulProcessorHandle):
         ttlDurationMs: int | None = None,
     ) -> PySparkMapState:
         """Return the map state *stateName*."""
-        wanted = WantedVariable(stateName, StateKind.MAP, valueSchema, userKeySchema, ttlDurationMs)
-        state: PySparkMapState = self._variable(wanted)
+        variable = WantedVariable(
+            stateName, StateKind.MAP, valueSchema, userKeySchema, ttlDurationMs
+        )
+        state: PySparkMapState = self._variable(variable)
         return state

@@ -115,8 +115,8 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
     def initialOffset(self) -> dict[str, int]:
         """Return where a new query begins: at the named position, if there is one."""
         position = self._position()
-        known = None if position is None else position.current()
-        begin = known if known is not None else self._start
+        newest = None if position is None else position.current()
+        begin = newest if newest is not None else self._start
         if position is not None and begin is not None:
             position.move(begin)
         self._known = _NOTHING if begin is None else begin
@@ -197,7 +197,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
                 chain = chain_before(store, last.checkpoint, after)
         except CheckpointError as error:
             raise self._behind(after, error) from error
-        return [*(one.checkpoint_id for one in chain[1:]), upto]
+        return [*(each.checkpoint_id for each in chain[1:]), upto]
 
     def _behind(self, after: int, error: CheckpointError) -> CheckpointError:
         """Return the error for a stream that cannot go on, with what to do about it."""
@@ -205,7 +205,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             return error
         location = self._read.location.store()
         newest = Entries(location).newest()
-        shown = "" if newest is None else f"; the newest checkpoint is {newest.checkpoint_id}"
+        newest_text = "" if newest is None else f"; the newest checkpoint is {newest.checkpoint_id}"
         name, anew = "the stream", "with another checkpointLocation"
         keep = "give it a name by the option reader"
         if self._reader is not None:
@@ -213,7 +213,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             keep = f"raise readerMaxCheckpoints, which is {self._reader[1]}"
         return CheckpointError(
             f"{name} has read up to checkpoint {after} of {location.url} and cannot go on from "
-            f"there{shown}. Begin anew {anew}; to keep checkpoints until they are read, {keep}. "
+            f"there{newest_text}. Begin anew {anew}; to keep checkpoints until they are read, {keep}. "
             f"({error})",
             reason=error.reason,
             checkpoint_id=after,

@@ -19,7 +19,7 @@ from statelog.spark.rows.spark_versions import known_arguments
 
 
 def spark_schema(flat: pa.Schema, *, of_table: bool = False) -> StructType:
-    """Return Spark's columns of *flat*: those with a common prefix as one struct, or those of a table."""
+    """Return Spark's columns of *flat*: one struct for each prefix, or the plain columns of a table."""
     fields: dict[str, pa.Field] = {}
     if of_table:
         fields = {name: field.with_name(name) for field in flat if (name := _split(field.name)[1])}
@@ -47,17 +47,19 @@ def spark_batch(
 ) -> pa.RecordBatch:
     """Return *flat* in the columns of `spark_schema`, with the exact types of *target*."""
     if of_table:
-        arrays = [flat.column(at).cast(one.type) for at, one in enumerate(target)]
+        arrays = [flat.column(at).cast(field.type) for at, field in enumerate(target)]
         return pa.RecordBatch.from_arrays(arrays, schema=target)
     columns = []
     for name, members in _members(flat.schema).items():
-        wanted = target.field(name).type
+        kind = target.field(name).type
         if "." in flat.schema.field(members[0]).name:
-            inner = list(wanted)
-            cast = [flat.column(at).cast(one.type) for at, one in zip(members, inner, strict=True)]
+            inner = list(kind)
+            cast = [
+                flat.column(at).cast(field.type) for at, field in zip(members, inner, strict=True)
+            ]
             columns.append(pa.StructArray.from_arrays(cast, fields=inner))
         else:
-            columns.append(flat.column(members[0]).cast(wanted))
+            columns.append(flat.column(members[0]).cast(kind))
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
@@ -74,8 +76,8 @@ def selected_columns(flat: pa.Schema, wanted: Sequence[str] | None) -> pa.Schema
     """
     if wanted is None:
         return flat
-    known = {name for each in flat.names for name in (each, _split(each)[0])}
-    if unknown := [name for name in wanted if name not in known]:
+    names = {name for each in flat.names for name in (each, _split(each)[0])}
+    if unknown := [name for name in wanted if name not in names]:
         raise InvalidOptionsError(
             f"there is no column {', '.join(unknown)}; the columns are {', '.join(flat.names)}"
         )
@@ -86,25 +88,25 @@ def selected_columns(flat: pa.Schema, wanted: Sequence[str] | None) -> pa.Schema
 
 def table_columns(flat: pa.Schema, wanted: Sequence[str] | None) -> pa.Schema:
     """
-    Return the columns of a keyed table: those of its key and its row, or of them those in *wanted*.
+    Return the columns of a keyed table, its key and its row; only *wanted* ones if that is given.
 
     Raises:
-        InvalidOptionsError: There is no such column.
+        InvalidOptionsError: The table lacks a column.
     """
     names = {_split(field.name)[1]: field for field in flat if "." in field.name}
     if unknown := [name for name in wanted or () if name not in names]:
         raise InvalidOptionsError(
-            f"there is no column {', '.join(unknown)}; the columns are {', '.join(names)}"
+            f"the table lacks the columns {', '.join(unknown)}; it has {', '.join(names)}"
         )
     return pa.schema([names[name] for name in wanted or names])
 
 
 def _members(flat: pa.Schema) -> dict[str, list[int]]:
     """Return the positions of the columns of each prefix, in their order."""
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for at, name in enumerate(flat.names):
-        found.setdefault(_split(name)[0], []).append(at)
-    return found
+        positions.setdefault(_split(name)[0], []).append(at)
+    return positions
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -105,7 +105,7 @@ class LogRows(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each checkpoint with changes."""
         with self._reader() as reader:
-            ids = sorted({one for one, _ in _handles(self._read, reader)})
+            ids = sorted({each for each, _ in _handles(self._read, reader)})
         return [InputPartition(identifier) for identifier in ids] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -113,7 +113,7 @@ class LogRows(DataSourceReader):
         if partition.value is None:
             return
         with self._reader() as reader:
-            handles = [one for at, one in _handles(self._read, reader) if at == partition.value]
+            handles = [each for at, each in _handles(self._read, reader) if at == partition.value]
             rows = _raw if self._read.variable is None else _decoded
             first = 0
             for batch in rows(self._read, reader, handles, self._flat):
@@ -170,8 +170,8 @@ class FileRows(DataSourceReader):
                 *batch.columns,
             ]
             first += count
-            found = pa.RecordBatch.from_arrays(columns, schema=FILE_COLUMNS)
-            yield spark_batch(found, self._target)
+            out = pa.RecordBatch.from_arrays(columns, schema=FILE_COLUMNS)
+            yield spark_batch(out, self._target)
 
 
 def changelog_files(path: str, options: Location) -> tuple[Location, list[str]] | None:
@@ -212,16 +212,16 @@ def changelog_files(path: str, options: Location) -> tuple[Location, list[str]] 
 
 def _handles(read: LogRead, reader: StateReader) -> Iterator[tuple[int, ChangelogStateHandle]]:
     """Yield the log handles to read, and the checkpoint that made each."""
-    wanted = read.key_groups
+    key_groups = read.key_groups
     if read.after is None:
         checkpoints: Sequence[CompletedCheckpoint] = ()
-        found = list(reader.checkpoint.log)
+        logs = list(reader.checkpoint.log)
     else:
         chain = chain_before(read.location.store(), reader.checkpoint, read.after)
         checkpoints = [*chain[1:], reader.checkpoint] if chain else []
-        found = [handle for checkpoint in checkpoints for handle in own_log(checkpoint, wanted)]
-    for handle in found:
-        if len(handle.key_group_range.intersection(wanted)):
+        logs = [handle for checkpoint in checkpoints for handle in own_log(checkpoint, key_groups)]
+    for handle in logs:
+        if len(handle.key_group_range.intersection(key_groups)):
             yield handle.checkpoint_id, handle
 
 
@@ -230,9 +230,9 @@ def _raw(
 ) -> Iterator[pa.RecordBatch]:
     """Yield key group and bytes of each change."""
     for handle in handles:
-        wanted = handle.key_group_range.intersection(read.key_groups)
+        key_groups = handle.key_group_range.intersection(read.key_groups)
         with reader.explained():
-            yield from read_change_batches(reader.store, handle, wanted)
+            yield from read_change_batches(reader.store, handle, key_groups)
 
 
 def _decoded(
@@ -243,17 +243,17 @@ def _decoded(
     words = pa.array([_OPERATIONS.get(number, "") for number in range(1 + max(_OPERATIONS))])
     for handle in handles:
         logged = LoggedOperations(OperatorCodec(reader.schema))
-        wanted = handle.key_group_range.intersection(read.key_groups)
+        key_groups = handle.key_group_range.intersection(read.key_groups)
         with reader.explained():
-            for changes in read_change_batches(reader.store, handle, wanted):
+            for changes in read_change_batches(reader.store, handle, key_groups):
                 logged.add(0, changes)
-        found = logged.operations().get(state_id)
-        if found is None:
+        operations = logged.operations().get(state_id)
+        if operations is None:
             continue
-        at = found.batch.schema.get_field_index("op")
-        columns = found.batch.columns
+        at = operations.batch.schema.get_field_index("op")
+        columns = operations.batch.columns
         rows = [
-            pa.array(found.key_groups),
+            pa.array(operations.key_groups),
             words.take(columns[at]),
             *columns[:at],
             *columns[at + 1 :],

@@ -106,20 +106,20 @@ def ranges_of(
             f"keyGroups {key_groups} is not inside {reader.key_groups}, the key groups of "
             f"operator {reader.schema.operator_id}"
         )
-    stored = sum(one.handle.size_bytes for one in reader.checkpoint.materialized)
-    stored += sum(one.size_bytes for one in reader.checkpoint.log)
+    stored = sum(each.handle.size_bytes for each in reader.checkpoint.materialized)
+    stored += sum(each.size_bytes for each in reader.checkpoint.log)
     return key_groups.split(partitions or 1 + max(stored, 0) // _PARTITION_BYTES)
 
 
 def only_variable(reader: StateReader) -> str:
     """Return the variable of an operator that has only one; timers do not count beside it."""
-    found = reader.variables()
-    declared = [variable.name for variable in found if not variable.kind.rules.fires]
-    names = declared or [one.name for one in found]
+    variables = reader.variables()
+    declared = [variable.name for variable in variables if not variable.kind.rules.fires]
+    names = declared or [each.name for each in variables]
     if len(names) != 1:
-        known = ", ".join(one.name for one in found) or "none"
+        texts = ", ".join(each.name for each in variables) or "none"
         raise InvalidOptionsError(
-            f"operator {reader.schema.operator_id} has the state variables {known}; name one by "
+            f"operator {reader.schema.operator_id} has the state variables {texts}; name one by "
             "the option stateVarName"
         )
     return names[0]

@@ -41,7 +41,7 @@ def key_groups_left(
         filters: Spark's filters, all of which hold.
         key: The columns of the operator's key.
         operator: All key groups of the operator.
-        of_table: Whether the columns are those of a keyed table.
+        of_table: Whether the filters name the columns of a keyed table.
     """
     equal = _equalities(filters)
     left = operator
@@ -50,18 +50,18 @@ def key_groups_left(
         left = left.intersection(KeyGroupRange(number, number)) if number >= 0 else left
     columns = [(name,) if of_table else ("key", name) for name in key.names]
     if all(column in equal for column in columns):
-        found = _key_group([equal[column] for column in columns], key, operator)
-        left = left if found is None else left.intersection(KeyGroupRange(found, found))
+        key_group = _key_group([equal[column] for column in columns], key, operator)
+        left = left if key_group is None else left.intersection(KeyGroupRange(key_group, key_group))
     return left
 
 
 def _equalities(filters: Iterable[object]) -> dict[tuple[str, ...], object]:
     """Return the columns that are compared with one value; Spark 4.0 has no classes of filters."""
-    found: dict[tuple[str, ...], object] = {}
-    for one in filters:
-        if type(one).__name__ == "EqualTo":
-            found[tuple(getattr(one, "attribute", ()))] = getattr(one, "value", None)
-    return found
+    values: dict[tuple[str, ...], object] = {}
+    for each in filters:
+        if type(each).__name__ == "EqualTo":
+            values[tuple(getattr(each, "attribute", ()))] = getattr(each, "value", None)
+    return values
 
 
 def _key_group(values: Sequence[object], key: pa.Schema, operator: KeyGroupRange) -> int | None:
@@ -119,7 +119,7 @@ class StateRead:
         operator_key_groups: All key groups of the operator.
         ranges: The key groups of each partition.
         now_ms: What expired by then is left out, in all partitions.
-        of_table: Whether the columns are those of a keyed table, not structs.
+        of_table: Whether to return the plain columns of a keyed table, not structs.
     """
 
     location: Location
@@ -161,7 +161,7 @@ class StateRows(DataSourceReader):
         """Return one partition for each range of key groups."""
         left = [key_range.intersection(self._left) for key_range in self._read.ranges]
         # Spark takes no partitions for one without a value.
-        return [KeyGroups(one) for one in left if len(one)] or [KeyGroups(KeyGroupRange.empty())]
+        return [KeyGroups(each) for each in left if len(each)] or [KeyGroups(KeyGroupRange.empty())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
@@ -170,10 +170,10 @@ class StateRows(DataSourceReader):
         if not len(key_groups):
             return
         with read.location.reader(read.checkpoint_id, read.operator) as reader:
-            found = reader.batches(
+            batches = reader.batches(
                 read.variable, key_groups=key_groups, now_ms=read.now_ms, flatten=read.flatten
             )
-            for batch in found:
+            for batch in batches:
                 chosen = batch.select(list(read.columns))
                 yield spark_batch(chosen, self._target, of_table=read.of_table)
 
@@ -214,9 +214,9 @@ class CheckpointRows(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all checkpoints."""
-        found = list_checkpoints(self._location.store())
-        created = {one.checkpoint_id: one.created_at_ms for one in found}
-        rows = [_row(one, created) for one in found]
+        summaries = list_checkpoints(self._location.store())
+        created = {summary.checkpoint_id: summary.created_at_ms for summary in summaries}
+        rows = [_row(summary, created) for summary in summaries]
         yield spark_batch(pa.RecordBatch.from_pylist(rows, schema=CHECKPOINT_COLUMNS), self._target)
 
 

@@ -51,7 +51,7 @@ class _View:
         columns: Its flat columns.
         reader: Makes the reader of a batch, given the columns in the types that Spark takes.
         stream: Likewise of a stream; None where there is none.
-        of_table: Whether the columns are those of a keyed table, not structs.
+        of_table: Whether to return the plain columns of a keyed table, not structs.
     """
 
     columns: pa.Schema
@@ -119,10 +119,10 @@ class StateSource:
         return self._view.stream(self._checked(schema))
 
     def _checked(self, schema: StructType) -> pa.Schema:
-        own = self.schema()
-        if schema.simpleString() != own.simpleString():
+        columns = self.schema()
+        if schema.simpleString() != columns.simpleString():
             raise UsageError(
-                f"the rows have the columns {own.simpleString()}, not {schema.simpleString()}: "
+                f"the rows have the columns {columns.simpleString()}, not {schema.simpleString()}: "
                 "leave the schema out"
             )
         return arrow_schema(schema)
@@ -196,15 +196,15 @@ def _changes(options: SourceOptions, location: Location) -> _View:
 
 def _log(options: SourceOptions, location: Location) -> _View:
     """Return what is read of the log, or of changelog files."""
-    found = changelog_files(location.path, location)
-    if found is not None:
+    files = changelog_files(location.path, location)
+    if files is not None:
         used = ("stateVarName", "operatorId", "sinceCheckpoint", "checkpoint")
         if unused := _given(options, *used):
             raise InvalidOptionsError(
                 f"{location.path} has changelog files and no checkpoint; they are read without "
                 f"{unused}"
             )
-        return _View(FILE_COLUMNS, partial(FileRows, *found, options.keyGroups))
+        return _View(FILE_COLUMNS, partial(FileRows, *files, options.keyGroups))
     upto = location.checkpoint(options.checkpoint)
     after = location.checkpoint(options.sinceCheckpoint)
     with location.reader(upto, options.operatorId) as reader:

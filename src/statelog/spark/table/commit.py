@@ -170,9 +170,9 @@ class _Commit:
 
     def _schema(self, base: CompletedCheckpoint | None) -> OperatorStateSchema:
         """Return the table's schema with the columns of the frame."""
-        wanted = self._columns.schema
+        schema = self._columns.schema
         if base is None:
-            return wanted
+            return schema
         record = BatchRecord.of(base)
         stored = OperatorStateSchema.from_json(record.operators[0].schema)
         names = [state.name for state in stored.states if not state.dropped]
@@ -181,18 +181,18 @@ class _Commit:
                 f"{self._store.url} holds the state of {record.operators[0].operator_id}, which is no "
                 "keyed table; give another location"
             )
-        if stored.key_schema.names != wanted.key_schema.names:
+        if stored.key_schema.names != schema.key_schema.names:
             raise UsageError(
                 f"the table {self._store.url} has the key {', '.join(stored.key_schema.names)}, not "
-                f"{', '.join(wanted.key_schema.names)}"
+                f"{', '.join(schema.key_schema.names)}"
             )
         # Columns that the frame lacks are kept, with nulls in the rows that it upserts.
-        row = wanted.states[0].value_schema
+        row = schema.states[0].value_schema
         before = stored.states[stored.state_id(ROW)].value_schema
         lacking = [field for field in before if field.name not in row.names]
-        whole = replace(wanted.states[0], value_schema=pa.schema([*row, *lacking]))
-        wanted = replace(wanted, states=(whole,))
-        return evolve(stored, wanted, now_ms=int(wall_clock_seconds() * 1000))
+        whole = replace(schema.states[0], value_schema=pa.schema([*row, *lacking]))
+        schema = replace(schema, states=(whole,))
+        return evolve(stored, schema, now_ms=int(wall_clock_seconds() * 1000))
 
     def _record(self, schema: OperatorStateSchema, keys: int, delta_bytes: int) -> BatchRecord:
         rows = sum(part.rows for part in self._batch.parts)
@@ -219,15 +219,15 @@ class _Commit:
 
     def _snapshot(self, base: CompletedCheckpoint) -> MaterializedHandle | None:
         """Write a snapshot of a part of the base, if the log behind the snapshots is long."""
-        stored = sum(max(one.handle.size_bytes, 0) for one in base.materialized)
-        size = sum(one.size_bytes for one in base.log)
+        stored = sum(max(each.handle.size_bytes, 0) for each in base.materialized)
+        size = sum(each.size_bytes for each in base.log)
         if len(base.log) < _LOG_LENGTH and size < max(_LOG_BYTES, stored):
             return None
         covered = covered_checkpoints(base.materialized, base.max_parallelism)
         pieces = KeyGroupRange(0, base.max_parallelism - 1).split(
             min(_PIECES, base.max_parallelism)
         )
-        oldest = [int(np.min(covered[one.start : one.end + 1])) for one in pieces]
+        oldest = [int(np.min(covered[each.start : each.end + 1])) for each in pieces]
         piece = pieces[oldest.index(min(oldest))]
         with StateReader(self._store, base) as reader:
             data = snapshot_of(reader, piece)
@@ -236,7 +236,7 @@ class _Commit:
 
 def writers_of(base: CompletedCheckpoint | None) -> Mapping[str, int]:
     """Return the last micro-batch of each writer of a table."""
-    found = None if base is None else base.properties.get(WRITERS_PROPERTY)
-    if not isinstance(found, Mapping):
+    writers = None if base is None else base.properties.get(WRITERS_PROPERTY)
+    if not isinstance(writers, Mapping):
         return {}
-    return {str(name): int(number) for name, number in found.items()}  # type: ignore[arg-type]
+    return {str(name): int(number) for name, number in writers.items()}  # type: ignore[arg-type]

@@ -42,9 +42,9 @@ def changes_of(
     rows = pa.concat_tables(tables).combine_chunks().to_batches()[0]
     groups = rows.column(0).to_numpy().astype(np.int32)
     key_names = columns.schema.key_schema.names
-    wanted = columns.schema.key_schema
-    keys = KeyCodec(wanted).uniform([rows.column(name) for name in key_names])
-    order = key_order(groups, keys, KeyCodec(wanted))
+    key_schema = columns.schema.key_schema
+    keys = KeyCodec(key_schema).uniform([rows.column(name) for name in key_names])
+    order = key_order(groups, keys, KeyCodec(key_schema))
     winners = _winners(rows, order, columns)
     taken = rows.take(pa.array(winners))
     state_id = codec.schema.state_id(ROW)

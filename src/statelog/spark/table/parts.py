@@ -97,9 +97,9 @@ def _with_groups(
     order = key_order(np.zeros(batch.num_rows, np.int32), keys, KeyCodec(schema))
     firsts = pa.array(order.firsts)
     values = zip(*(column.take(firsts).to_pylist() for column in keys), strict=True)
-    found = [key_group_of(value, schema, max_parallelism) for value in values]
+    key_groups = [key_group_of(value, schema, max_parallelism) for value in values]
     groups = np.empty(batch.num_rows, np.int32)
-    groups[order.rows] = np.repeat(np.asarray(found, np.int32), np.diff(order.bounds))
+    groups[order.rows] = np.repeat(np.asarray(key_groups, np.int32), np.diff(order.bounds))
     return pa.RecordBatch.from_arrays(
         [pa.array(groups), *batch.columns], names=[GROUP_COLUMN, *batch.schema.names]
     )

@@ -46,8 +46,8 @@ class _Table:
     ) -> None:
         """Commit what the tasks have written; *batch* is None for a batch frame."""
         parts = _parts(messages)
-        made = TableBatch(writer, batch or 0, parts, is_stream=batch is not None)
-        commit_batch(self.options, self.columns, made)
+        table_batch = TableBatch(writer, batch or 0, parts, is_stream=batch is not None)
+        commit_batch(self.options, self.columns, table_batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete what the tasks have written."""

@@ -161,17 +161,17 @@ class _Parser:
         if name not in ("array", "map", "struct"):
             raise self._failed(f"the type {name!r} is unknown")
         self._expect("<")
-        found: T.DataType
+        kind: T.DataType
         if name == "array":
-            found = T.ArrayType(self._type())
+            kind = T.ArrayType(self._type())
         elif name == "map":
             key = self._type()
             self._expect(",")
-            found = T.MapType(key, self._type())
+            kind = T.MapType(key, self._type())
         else:
-            found = T.StructType(self._fields(">"))
+            kind = T.StructType(self._fields(">"))
         self._expect(">")
-        return found
+        return kind
 
     def _interval(self) -> T.DataType:
         start = self._next().lower()

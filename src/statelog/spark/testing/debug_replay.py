@@ -44,7 +44,7 @@ def debug_step(
         debugger.interaction(None, cause.__traceback__)
         return
     called = {call.method for call in step.recorded.calls}
-    for method in [one for one in _METHODS if one in called] or ["handleInputRows"]:
+    for method in [each for each in _METHODS if each in called] or ["handleInputRows"]:
         code = getattr(getattr(type(processor), method, None), "__code__", None)
         if code is not None:
             # As the debugger's `break function`: at its first line, not at its definition.

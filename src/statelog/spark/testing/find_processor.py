@@ -151,12 +151,12 @@ def _file(place: str) -> ModuleType:
     path = Path(place).resolve()
     if not path.is_file():
         raise UsageError(f"there is no file {place}")
-    known = sys.modules.get(path.stem)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
     if str(path.parent) not in sys.path:  # its own imports
         sys.path.insert(0, str(path.parent))
-    name = path.stem if known is None else f"replayed_{path.stem}"
+    name = path.stem if loaded is None else f"replayed_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{place} is no Python file")

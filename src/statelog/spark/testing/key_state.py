@@ -35,8 +35,8 @@ def cells_given(
     """
     cells: Cells = {}
     for name, value in state.items():
-        state_id, one = _variable(codec, name)
-        cell = _cell(one, value, expires.get(name), now_ms)
+        state_id, state_codec = _variable(codec, name)
+        cell = _cell(state_codec, value, expires.get(name), now_ms)
         if cell:
             cells[state_id] = cell
     return cells
@@ -54,9 +54,9 @@ def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
 
 
 def _variable(codec: OperatorCodec, name: str) -> tuple[int, StateCodec]:
-    known = [codec.schema.states[at].name for at in codec.live]
-    if name not in known or name == TIMERS_NAME:
-        names = ", ".join(one for one in known if one != TIMERS_NAME)
+    declared = [codec.schema.states[at].name for at in codec.live]
+    if name not in declared or name == TIMERS_NAME:
+        names = ", ".join(each for each in declared if each != TIMERS_NAME)
         raise UsageError(f"init creates no state {name!r}; it creates {names or 'none'}")
     state_id = codec.schema.state_id(name)
     return state_id, codec.states[state_id]
@@ -88,23 +88,25 @@ def state_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, An
 
 def expiry_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, Any]:
     """Return when the state in *cells* expires, of variables with a time to live."""
-    found = {state_id: cell for state_id, cell in cells.items() if codec.states[state_id].expires}
-    return _shown(codec, found, now_ms, at=0)
+    expiring = {
+        state_id: cell for state_id, cell in cells.items() if codec.states[state_id].expires
+    }
+    return _shown(codec, expiring, now_ms, at=0)
 
 
 def _shown(codec: OperatorCodec, cells: Cells, now_ms: int, *, at: int) -> dict[str, Any]:
     """Return variables with their entries; of an expiring entry the part *at*."""
-    shown: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     for state_id in codec.live:
-        one = codec.states[state_id]
+        state = codec.states[state_id]
         cell = cells.get(state_id)
-        if cell and one.expires:
-            cell = one.kind.live_cell(cell, now_ms)
-        if not cell or one.descriptor.name == TIMERS_NAME:
+        if cell and state.expires:
+            cell = state.kind.live_cell(cell, now_ms)
+        if not cell or state.descriptor.name == TIMERS_NAME:
             continue
-        entry = itemgetter(at) if one.expires else _whole
-        shown[one.descriptor.name] = one.kind.to_python(cell, entry)
-    return shown
+        entry = itemgetter(at) if state.expires else _whole
+        texts[state.descriptor.name] = state.kind.to_python(cell, entry)
+    return texts
 
 
 def _whole(entry: Entry) -> Entry:

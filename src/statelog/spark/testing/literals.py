@@ -61,7 +61,7 @@ class Literals:
             return self._mapping(value, kind, in_state)
         if isinstance(value, list):
             inner = kind.value_type if kind is not None and _is_list(kind) else None
-            return f"[{', '.join(self.of(one, inner, in_state=in_state) for one in value)}]"
+            return f"[{', '.join(self.of(each, inner, in_state=in_state) for each in value)}]"
         if isinstance(value, tuple):
             return self.values(value, None, in_state=in_state)
         if isinstance(value, float):
@@ -87,7 +87,7 @@ class Literals:
     ) -> str:
         """Return the values of the fields of *schema* as a tuple."""
         kinds = [None] * len(values) if schema is None else schema.types
-        parts = [self.of(*one, in_state=in_state) for one in zip(values, kinds, strict=True)]
+        parts = [self.of(*each, in_state=in_state) for each in zip(values, kinds, strict=True)]
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
     def row(self, row: Row, schema: pa.Schema) -> str:
@@ -97,7 +97,7 @@ class Literals:
     def _row(self, row: Row, kind: pa.DataType | None, in_state: bool) -> str:
         self.imports.add("from pyspark.sql import Row")
         names = list(row.__fields__)
-        kinds = {} if kind is None else {one.name: one.type for one in kind}
+        kinds = {} if kind is None else {each.name: each.type for each in kind}
         parts = [
             self.of(value, kinds.get(name), in_state=in_state)
             for name, value in zip(names, row, strict=True)

@@ -206,7 +206,7 @@ class ProcessorTester(ColumnarTests):
         extractor = self._extractor
         if self._time_mode == "eventtime" and extractor is not None:
             late = [extractor(row) <= self._watermark_ms for _, row in input.iterrows()]
-            input = input[[not one for one in late]].reset_index(drop=True)
+            input = input[[not each for each in late]].reset_index(drop=True)
         initial = self._rows_of(key, initialState) if initialState else None
         return self._in_form(self._run(self._rows_of(key, [input]), initial))
 

@@ -128,8 +128,10 @@ def replay(
     steps = recorded_steps(
         store, key, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
     )
-    for one in unreadable:
-        _log.warning("the recording %s is left out of the replay: %s", one.path, one.problem)
+    for recording in unreadable:
+        _log.warning(
+            "the recording %s is left out of the replay: %s", recording.path, recording.problem
+        )
     if processor is None:
         refuse_no_processor(steps[-1].task)
     if isinstance(processor, str):
@@ -156,10 +158,10 @@ def recorded_steps(
     if from_checkpoint is not None:
         first = checkpoint_id_of(store, from_checkpoint, "from_checkpoint")
     every = steps_of_key(store, key, unreadable=unreadable, operator=operator)
-    steps = [one for one in every if one.task.checkpoint_id >= first]
+    steps = [each for each in every if each.task.checkpoint_id >= first]
     if not steps:
         since = "" if from_checkpoint is None or not every else f" from checkpoint {first}"
-        gaps = "".join(f"; {one.path} cannot be read: {one.problem}" for one in unreadable[:1])
+        gaps = "".join(f"; {each.path} cannot be read: {each.problem}" for each in unreadable[:1])
         raise UsageError(
             f"{store.url} has no recording of the key {key!r:.200}{since}{gaps}. `statelog replay "
             f"{store.url}` lists the recorded keys; the setting `record` chooses what is recorded"
@@ -206,10 +208,10 @@ def replay_step(
             f"the processor cannot begin with the recorded state: {error}", reason="incompatible"
         ) from error
     before = tester.state_in(step.before)
-    found: StepResult | None = None
+    result: StepResult | None = None
     failed: ProcessorError | None = None
     try:
-        found = run(tester.run)
+        result = run(tester.run)
     except ProcessorError as error:
         failed = error
     recorded = None
@@ -225,9 +227,9 @@ def replay_step(
         timers_before=before.timers,
         expiry_before=before.expiry,
         recorded_result=recorded,
-        found=found,
+        found=result,
         error=failed,
-        differences=tuple(_differences(step, recorded, found, failed)),
+        differences=tuple(_differences(step, recorded, result, failed)),
     )
 
 

@@ -140,15 +140,15 @@ class ReplayTester(ProcessorTester):
 
     def _recorded(self, table: pa.Table, keys: tuple[int, ...], first: int) -> TesterRows:
         """Return recorded rows as the input of a run, in the form in which a task gave them."""
-        found = TesterRows()
+        tester_rows = TesterRows()
         if table.num_rows:
             codec = self._state.codec.key
             read = self._row_format.input(InputLayout(keys, first), codec)
             read.read(table.combine_chunks().to_batches())
             for key_group in read.key_groups():
-                for _, shown, rows in read.keys(key_group):
-                    found.add(self._place[0], self._place[1], shown, rows)
-        return found
+                for _, key_object, rows in read.keys(key_group):
+                    tester_rows.add(self._place[0], self._place[1], key_object, rows)
+        return tester_rows
 
 
 class StepOutput:

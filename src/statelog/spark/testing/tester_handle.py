@@ -34,10 +34,10 @@ class KnownStates(TaskHandle):
     def _variable(self, wanted: WantedVariable) -> BoundState:
         """Return the state object; of a reducing or aggregating state, what is kept."""
         name = wanted.name
-        known = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
-        if name not in known:
+        names = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
+        if name not in names:
             raise WrongArgumentError(
-                f"init creates no state {name!r}; it creates {', '.join(known) or 'none'}"
+                f"init creates no state {name!r}; it creates {', '.join(names) or 'none'}"
             )
         state_id = self._codec.schema.state_id(name)
         state = self._codec.states[state_id]

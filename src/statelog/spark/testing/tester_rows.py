@@ -43,8 +43,8 @@ class TesterRows:
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
         """Yield each key, in both its forms, and its rows."""
-        for key, (shown, rows) in self.by_group.get(key_group, {}).items():
-            yield key, shown, iter(rows)
+        for key, (key_object, rows) in self.by_group.get(key_group, {}).items():
+            yield key, key_object, iter(rows)
 
 
 class TesterOutput:

@@ -270,12 +270,14 @@ class TesterState:
     def _operator(self, keys: pa.Schema) -> OperatorStateSchema:
         stored = self._stored
         name = "tester" if stored is None else stored.operator_id
-        wanted = operator_schema(self._processor, name, keys, parse_ddl, time_mode=self._time_mode)
+        expected = operator_schema(
+            self._processor, name, keys, parse_ddl, time_mode=self._time_mode
+        )
         # Without keys only the variables are asked for.
         return (
-            wanted
+            expected
             if stored is None or not len(keys)
-            else evolve(stored, wanted, now_ms=self._stored_ms)
+            else evolve(stored, expected, now_ms=self._stored_ms)
         )
 
     def _opened(self, first_key: Key) -> TesterLog:

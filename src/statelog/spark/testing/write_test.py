@@ -125,12 +125,14 @@ def _imports(written: Literals, found: FoundProcessor, file: Path) -> str:
         relative = quoted(os.path.relpath(found.folder, file.resolve().parent))
         path = f"\nsys.path.insert(0, str(Path(__file__).parent / {relative}))\n"
     own_lines = [line for line in lines if line.startswith(_OTHERS)]
-    standard = sorted(lines.difference(own_lines), key=lambda one: (one.startswith("from "), one))
-    groups = [standard, sorted(own_lines, key=lambda one: (one.startswith("from "), one))]
-    own = f"from {found.module} import {found.name.partition('.')[0]}"
+    standard = sorted(
+        lines.difference(own_lines), key=lambda each: (each.startswith("from "), each)
+    )
+    groups = [standard, sorted(own_lines, key=lambda each: (each.startswith("from "), each))]
+    import_line = f"from {found.module} import {found.name.partition('.')[0]}"
     note = "  # noqa: E402" if path else ""
     blocks = ["\n".join(group) for group in groups if group]
-    return "\n\n".join(blocks) + f"\n{path}\n{own}{note}\n"
+    return "\n\n".join(blocks) + f"\n{path}\n{import_line}{note}\n"
 
 
 def _key(step: RecordedStep, written: Literals) -> str:
@@ -231,8 +233,8 @@ def _rows(step: RecordedStep, written: Literals, *, initial: bool) -> list[str]:
     first = step.task.first_initial if initial else step.task.first_input
     if not table.num_rows:
         return []
-    shown = table.select(range(first, table.num_columns))
-    return [written.row(row, shown.schema) for row in rows_in(shown)]
+    values = table.select(range(first, table.num_columns))
+    return [written.row(row, values.schema) for row in rows_in(values)]
 
 
 def _frames(step: RecordedStep, written: Literals, *, initial: bool) -> list[str]:
@@ -257,13 +259,13 @@ def _frames(step: RecordedStep, written: Literals, *, initial: bool) -> list[str
     columns = []
     for name in whole.columns:
         column = whole[name]
-        values = [None if one is pd.NaT else one for one in column.tolist()]
+        values = [None if each is pd.NaT else each for each in column.tolist()]
         if column.dtype.kind in "mM":
             values = [None if value is None else str(value) for value in values]
         cells = ", ".join(written.of(value) for value in values)
         dtype = quoted(str(column.dtype))
         columns.append(f"{quoted(name)}: pd.Series([{cells}], dtype={dtype})")
-    inner = "".join(f"            {one},\n" for one in columns)
+    inner = "".join(f"            {each},\n" for each in columns)
     return [f"pd.DataFrame(\n        {{\n{inner}        }}\n    )"]
 
 
@@ -277,14 +279,14 @@ def _assertions(
     if is_pandas and zone not in ("UTC", "Etc/UTC"):
         output = f"job.typedOutput(output, timezone={quoted(zone)})"
     lines = [_equal(output, rows, checked)]
-    own = Literals()
-    state = _state(result.state, recorded.schema, own)
-    found = "job.stateOf(KEY)"
-    if own.has_nan:
-        state, found = f"plain({state})", f"plain({found})"
-    lines.append(f"    assert {found} == {state}")
+    literals = Literals()
+    state = _state(result.state, recorded.schema, literals)
+    state_call = "job.stateOf(KEY)"
+    if literals.has_nan:
+        state, state_call = f"plain({state})", f"plain({state_call})"
+    lines.append(f"    assert {state_call} == {state}")
     written.take(checked)
-    written.take(own)
+    written.take(literals)
     if result.expiry:
         expiry = _state(result.expiry, recorded.schema, written, is_expiry=True)
         lines.append(f"    assert job.expiryOf(KEY) == {expiry}")
@@ -307,11 +309,11 @@ def _state(
     is_expiry: bool = False,
     indent: int = 4,
 ) -> str:
-    by_name = {one.name: one for one in schema.states if not one.dropped}
+    by_name = {each.name: each for each in schema.states if not each.dropped}
     parts = []
     for name, value in state.items():
-        one = by_name.get(name)
-        text = written.of(value) if one is None else _variable(one, value, written, is_expiry)
+        each = by_name.get(name)
+        text = written.of(value) if each is None else _variable(each, value, written, is_expiry)
         parts.append(f"{written.of(name)}: {text}")
     return braces(parts, indent)
 

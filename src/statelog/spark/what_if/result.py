@@ -65,7 +65,7 @@ class WhatIf:
     @property
     def is_same(self) -> bool:
         """Whether nothing differs in what was compared."""
-        return not self.outputs.num_rows and not any(one.num_rows for one in self.state.values())
+        return not self.outputs.num_rows and not any(each.num_rows for each in self.state.values())
 
     def __str__(self) -> str:
         first, last = self.batches[0].batch_id, self.batches[-1].batch_id
@@ -97,8 +97,8 @@ def _some_rows(name: str, table: pa.Table) -> list[str]:
         return []
     lines = ["", f"{name}:"]
     for row in table.slice(0, _SHOWN).to_pylist():
-        shown = (f"{column}={value}" for column, value in row.items() if value is not None)
-        lines.append("  " + "  ".join(shown))
+        texts = (f"{column}={value}" for column, value in row.items() if value is not None)
+        lines.append("  " + "  ".join(texts))
     if table.num_rows > _SHOWN:
         lines.append(f"  ... {table.num_rows - _SHOWN:,} more")
     return lines

@@ -88,11 +88,11 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
     """
     counts = [Counter(map(_frozen, _rows(table))) for table in (before, after)]
     parts = []
-    for change, table, own, other in (
+    for change, table, mine, other in (
         (ONLY_BEFORE, before, counts[0], counts[1]),
         (ONLY_AFTER, after, counts[1], counts[0]),
     ):
-        left = own - other
+        left = mine - other
         rows = []
         for at, row in enumerate(_rows(table)):
             key = _frozen(row)
@@ -122,7 +122,7 @@ def _frozen(value: Any) -> Hashable:
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, Mapping):
-        return tuple((name, _frozen(one)) for name, one in value.items())
+        return tuple((name, _frozen(each)) for name, each in value.items())
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return value if isinstance(value, Hashable) else repr(value)
@@ -328,8 +328,8 @@ class _Run:
         for name in logs:
             folder = name.rpartition("/")[0]
             # Spark takes the numbers of two compact files for the distance of all.
-            older = [f"{folder}/{one}" for one in self._query.names(folder)]
-            self._query.delete(one for one in older if one != name)
+            older = [f"{folder}/{each}" for each in self._query.names(folder)]
+            self._query.delete(each for each in older if each != name)
         planned = f"offsets/{batch_id}"
         for name in (*logs, planned):
             self._query_files.put(name, files[name])
@@ -343,9 +343,9 @@ def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoi
         raise CheckpointError(f"{parent.url} has no checkpoint", reason="not_found")
     checkpoint_id = newest.checkpoint_id if until is None else until
     name = f"what-if-{os.urandom(8).hex()}"
-    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
+    expected = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
     with audited(parent, "what-if", checkpoint_id=checkpoint_id):
-        tag = put_tag(parent, wanted, clock_ms=lambda: time.time_ns() // 1_000_000)
+        tag = put_tag(parent, expected, clock_ms=lambda: time.time_ns() // 1_000_000)
         try:
             yield read_checkpoint(parent, checkpoint_id)
         finally:
@@ -359,14 +359,14 @@ def _second_fork(source: _Source, fork: Fork) -> Iterator[Fork]:
     store = open_location(location, options=source.options)
     query = open_store(f"{location}-query")
     begin = fork_source(source.store, fork.checkpoint_id, lambda recorded: source.query.store)
-    made = apply_fork(begin, store, query, lambda: time.time_ns() // 1_000_000)
+    new = apply_fork(begin, store, query, lambda: time.time_ns() // 1_000_000)
     try:
-        yield made
+        yield new
     finally:
-        for one in (store, query):
-            _delete_all(one)
+        for each in (store, query):
+            _delete_all(each)
         for tag in list_tags(source.store):
-            if (tag.kind, tag.name) == (TagKind.FORK, made.fork_id):
+            if (tag.kind, tag.name) == (TagKind.FORK, new.fork_id):
                 delete_tag(source.store, tag)
 
 
@@ -403,7 +403,7 @@ def _state(
     newest = Entries(fork).newest()
     if newest is None:
         raise CheckpointError(f"{fork.url} has no checkpoint", reason="not_found")
-    found = {}
+    states = {}
     for operator in BatchRecord.of(last.checkpoint).operators:
         name = operator.operator_id
         with (
@@ -413,5 +413,5 @@ def _state(
             names = [variable.name for reader in (before, after) for variable in reader.variables()]
             differences = Differences(before, after, list(dict.fromkeys(names)))
             now_ms = as_of_ms(last.checkpoint)
-            found[name] = differences.table(now_ms, now_ms)
-    return found
+            states[name] = differences.table(now_ms, now_ms)
+    return states

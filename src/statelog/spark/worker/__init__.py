@@ -9,7 +9,7 @@ One task of one micro-batch, in a Python worker.
     processor_run   the processor over the keys of the task, with the state objects of `handle`
     unencodable     the value of state that does not fit its type
     output_parts    the output rows as record batches; task_uploads: the changes into the changelog
-    recorder        what chosen keys see; recording: that as bytes
+    recorder        what chosen keys see, in a recorded_run; recording: that as bytes
     replayable      the command that replays a key that failed
     batch_task      a task over a batch frame, whose state is discarded
 

@@ -65,10 +65,10 @@ def _connections() -> Iterator[socket.socket]:
     for name in os.listdir(_OPEN_FILES):
         # It may be closed meanwhile, as the folder itself is.
         with contextlib.suppress(OSError):
-            found = os.fstat(int(name))
-            if not stat.S_ISSOCK(found.st_mode) or found.st_ino in seen:
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:
                 continue
-            seen.add(found.st_ino)
+            seen.add(status.st_ino)
             connection = socket.socket(fileno=os.dup(int(name)))
             if _is_to_own_host(connection):
                 yield connection

@@ -102,10 +102,10 @@ class KeptStates:
         """Return the state of a task, and forget states without a task for `KEPT_S`."""
         name, now_s = _name_of(spec), self._clock()
         old = [
-            one
-            for one, kept in self._by_name.items()
+            each
+            for each, kept in self._by_name.items()
             # A new run of the query may start from an older checkpoint: begin without cache.
-            if (kept.run != _run_of(spec) if one == name else kept.used_s < now_s - KEPT_S)
+            if (kept.run != _run_of(spec) if each == name else kept.used_s < now_s - KEPT_S)
         ]
         if old:
             self._forget(old)

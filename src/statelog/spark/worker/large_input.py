@@ -73,11 +73,11 @@ class HugeKeyInput:
         columns = [batch.column(at) for at in self._layout.key_positions]
         order = key_order(groups, columns, self._codec)
         # Read one row of each key: the row format decides how the processor gets the key.
-        shown = self._row_format.input(self._layout, self._codec, self._nulls)
-        shown.read([batch.take(pa.array(order.firsts))])
-        for key_group in shown.key_groups():
+        keys_shown = self._row_format.input(self._layout, self._codec, self._nulls)
+        keys_shown.read([batch.take(pa.array(order.firsts))])
+        for key_group in keys_shown.key_groups():
             keys = self._keys.setdefault(key_group, {})
-            for key, as_shown, _ in shown.keys(key_group):
+            for key, as_shown, _ in keys_shown.keys(key_group):
                 keys.setdefault(key, as_shown)
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -94,8 +94,8 @@ class HugeKeyInput:
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
         """Yield each key, in both its forms, and its rows."""
-        for key, shown in self._keys.get(key_group, {}).items():
-            yield key, shown, self._rows_of(key_group, key)
+        for key, key_object in self._keys.get(key_group, {}).items():
+            yield key, key_object, self._rows_of(key_group, key)
 
     def _rows_of(self, key_group: int, key: Key) -> Iterator[RowLike]:
         for batch in _rebatched(self._of_key(key), self._row_format.rows_at_once or _SLICE_ROWS):
@@ -367,7 +367,7 @@ class LargeInput:
                 hashes, some = np.unique(self._hashes(number, batch), return_counts=True)
                 for at in np.flatnonzero(some >= _HEAVY * batch.num_rows).tolist():
                     counts[int(hashes[at])] = counts.get(int(hashes[at]), 0) + int(some[at])
-        large = [one for one, count in counts.items() if count >= _HEAVY / 2 * total]
+        large = [each for each, count in counts.items() if count >= _HEAVY / 2 * total]
         return np.array(sorted(large), np.uint64)
 
     def _hashes(self, number: int, batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:

@@ -13,7 +13,7 @@ Deviation: a timer that the call for another timer deleted does not fire (Spark 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from types import GeneratorType
@@ -32,7 +32,6 @@ from statelog.spark.rows.unfit_output import UnfitOutputError, returned
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
-from statelog.spark.worker.recorder import FailedCall, TaskRecorder
 from statelog.spark.worker.retired_changes import RetiredChanges
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.unencodable import unencodable_value
@@ -122,7 +121,6 @@ class ProcessorRun:
         state: The state as of the base checkpoint.
         key_group_range: The task's key groups.
         output: Collects what the processor yields.
-        recorder: Records what chosen keys see; None for none.
     """
 
     def __init__(
@@ -131,12 +129,10 @@ class ProcessorRun:
         state: KeyedState,
         key_group_range: KeyGroupRange,
         output: OutputCollector,
-        recorder: TaskRecorder | None = None,
     ) -> None:
         if isinstance(context.processor, ColumnarProcessor):
             raise InvariantError(f"{type(context.processor).__name__} is a columnar processor")
         self._processor = context.processor
-        self._recorder = recorder
         self._key_group = -1
         self._context = context
         self._state = state
@@ -206,8 +202,6 @@ class ProcessorRun:
         Raises:
             ProcessorError: The processor failed; the message has the key and the micro-batch.
         """
-        if self._recorder is not None:
-            self._recorder.begin_part(rows, initial)
         if self._state.is_columnar:
             keys = {group: rows.table_keys(group) for group in rows.key_groups()}
             (self._state.borrow if self._in_parts else self._state.prepare)(keys)
@@ -219,9 +213,6 @@ class ProcessorRun:
 
     def retire(self, changes: ChangeBatch) -> None:
         """Drop the overlays, which were appended to the log as *changes*."""
-        if self._recorder is not None:
-            self._recorder.settle(self._group, self.overlays)
-            self._recorder.end_part()
         if self._retired is not None:
             self._retired.add(self._state.groups, self.overlays, changes)
         self._cursor.leave()
@@ -238,8 +229,9 @@ class ProcessorRun:
         if self._timers_id is not None:
             self._fire_timers(self._timers_id)
         self._cursor.leave()
-        if self._recorder is not None:
-            self._recorder.settle(self._group, self.overlays)
+        self._close()
+
+    def _close(self) -> None:
         try:
             self._processor.close()
         except (Exception, SystemExit) as error:
@@ -286,47 +278,38 @@ class ProcessorRun:
             self._enter(key_group)
             with_rows = set(rows_of.table_keys(key_group))
             try:
-                for key, shown, rows in initial.keys(key_group):
+                for key, key_object, rows in initial.keys(key_group):
                     self._cursor.key = key
-                    if self._recorder is not None and key in self._recorder.marked(key_group):
-                        number = self._begin_record(self._recorder, key)
-                        self._recorder.called(number, "handleInitialState")
+                    self._begin_initial(key)
                     for row in rows:
-                        initialize(shown, row, self._times)
+                        initialize(key_object, row, self._times)
                     self.key_count += key not in with_rows
             except (Exception, SystemExit) as error:
                 raise self._failed("handleInitialState", key, error) from error
 
     def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
+        keys = rows_of.table_keys(key_group)
+        self._calls.begin(keys, key_group, "handleInputRows")
+        self._cursor.key = ()
+        try:
+            self._handle_keys(key_group, rows_of)
+        except (Exception, SystemExit) as error:
+            raise self._failed("handleInputRows", self._cursor.key, error) from error
+        self.key_count += len(keys)
+        self._calls.finish()
+        self._convert_if_many()
+
+    def _handle_keys(self, key_group: int, rows_of: KeyedInput) -> None:
+        """Call `handleInputRows` key by key, and note where the output of each ends."""
         handle_rows = self._processor.handleInputRows
         cursor, times, extend = self._cursor, self._times, self.output.extend
-        calls, items, generator = self._calls, self.output.items, GeneratorType
-        keys = rows_of.table_keys(key_group)
-        add_end = calls.begin(keys, key_group, "handleInputRows").append
-        recorder = self._recorder
-        marked = () if recorder is None else recorder.marked(key_group)
-        key: Key = ()
-        try:
-            for key, shown, rows in rows_of.keys(key_group):
-                cursor.key = key
-                if marked and recorder is not None and key in marked:
-                    number = self._begin_record(recorder, key)
-                    produced = handle_rows(shown, rows, times)
-                    made = () if produced is None else self._returned(produced)
-                    extend(recorder.watch(number, "handleInputRows", -1, made))
-                    add_end(len(items))
-                    continue
-                produced = handle_rows(shown, rows, times)
-                if produced is not None:
-                    extend(
-                        produced if produced.__class__ is generator else self._returned(produced)
-                    )
-                add_end(len(items))
-        except (Exception, SystemExit) as error:
-            raise self._failed("handleInputRows", key, error) from error
-        self.key_count += len(keys)
-        calls.finish()
-        self._convert_if_many()
+        items, generator, add_end = self.output.items, GeneratorType, self._calls.ends.append
+        for key, key_object, rows in rows_of.keys(key_group):
+            cursor.key = key
+            produced = handle_rows(key_object, rows, times)
+            if produced is not None:
+                extend(produced if produced.__class__ is generator else self._returned(produced))
+            add_end(len(items))
 
     def _overlay(self, key_group: int) -> Overlay:
         overlay = self.overlays.get(key_group)
@@ -341,10 +324,6 @@ class ProcessorRun:
         self._key_group = key_group
         self._cursor.enter(self._group(key_group), self._overlay(key_group))
 
-    def _begin_record(self, recorder: TaskRecorder, key: Key) -> int:
-        """Begin to record the current key; return its number."""
-        return recorder.begin(self._key_group, key, self._group(self._key_group))
-
     def _fire_timers(self, timers_id: int) -> None:
         until, retired = self._context.due_until_ms, self._retired
         due = due_timers(self._state, self._range, timers_id, until, self.overlays, retired)
@@ -356,29 +335,20 @@ class ProcessorRun:
             for key_group, some in keys.items():
                 group = self._state.groups[key_group]
                 self._shadows[key_group] = self._retired.brought_forward(key_group, group, some)
-        recorded = set() if self._recorder is None else self._recorder.of_timers(due)
+        self._begin_timers(due)
         for time, key_group, key in due:
             self._enter(key_group)
             self._cursor.key = key
-            self._fire(time, key, is_recorded=(key_group, key) in recorded)
+            self._fire(time, key)
             self._convert_if_many()
 
-    def _fire(self, time: int, key: Key, *, is_recorded: bool) -> None:
-        timers, recorder = self._timers, self._recorder
+    def _fire(self, time: int, key: Key) -> None:
+        timers = self._timers
         if timers is None or not timers.contains(time):
             return  # the call for an earlier timer deleted it
         self._calls.begin((key,), self._key_group, "handleExpiredTimer", time)
-        if is_recorded and recorder is not None:
-            number = self._begin_record(recorder, key)
         try:
-            produced = self._processor.handleExpiredTimer(
-                key=self._key_of_timer(key),
-                timerValues=self._times,
-                expiredTimerInfo=ExpiredTimerInfo(time),
-            )
-            if is_recorded and recorder is not None:
-                made = () if produced is None else self._returned(produced)
-                produced = recorder.watch(number, "handleExpiredTimer", time, made)
+            produced = self._handle_timer(time, key)
             if produced is not None:
                 self.output.extend(self._returned(produced))
             self._calls.ends.append(len(self.output.items))
@@ -386,6 +356,13 @@ class ProcessorRun:
         except (Exception, SystemExit) as error:
             raise self._failed("handleExpiredTimer", key, error, time) from error
         timers.delete(time)
+
+    def _handle_timer(self, time: int, key: Key) -> Any:
+        return self._processor.handleExpiredTimer(
+            key=self._key_of_timer(key),
+            timerValues=self._times,
+            expiredTimerInfo=ExpiredTimerInfo(time),
+        )
 
     @cached_property
     def _key_of_timer(self) -> Callable[[Key], Row]:
@@ -425,10 +402,16 @@ class ProcessorRun:
             self._note_failure(call.key_group, call.key, call.method, call.timer_ms)
         return failure
 
+    # --- for a run that records what chosen keys see, see `RecordedRun`
+
+    def _begin_initial(self, key: Key) -> None:
+        """Called for each key before its calls of `handleInitialState`."""
+
+    def _begin_timers(self, due: Sequence[tuple[int, int, Key]]) -> None:
+        """Called before the first timer fires."""
+
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
-        if self._recorder is not None and key_group >= 0:
-            group = self._group(key_group)
-            self._recorder.failed = FailedCall(key_group, key, method, timer_ms, group)
+        """Called with the call that failed."""
 
     def _failed(
         self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1
@@ -453,12 +436,12 @@ class ProcessorRun:
     def locate_unencodable_value(self, error: Exception) -> ProcessorError:
         """Return an error with the state and the key whose value does not fit its type."""
         batch_id = self._context.batch_id
-        found = unencodable_value(self._codec, self.overlays, batch_id)
-        if found is None:
+        located = unencodable_value(self._codec, self.overlays, batch_id)
+        if located is None:
             return ProcessorError(
                 f"the state changes of batch {batch_id} cannot be encoded: {error}",
                 batch_id=batch_id,
             )
-        key_group, key, failure = found
+        key_group, key, failure = located
         self._note_failure(key_group, key, "")
         return failure

@@ -17,7 +17,7 @@ from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.rows.layout import InitialLayout, InputLayout, LateRows
 from statelog.state.backend import StateBackendConfig
-from statelog.state.replay import CatchUp
+from statelog.state.cache import CatchUp
 
 StagedOutput = bytes | tuple[FileStateHandle, ...] | None
 """Staged rows: an Arrow IPC stream, the files that hold such streams, or no rows."""

@@ -61,22 +61,22 @@ class RecordedRows:
         kept = self._kept
         if kept is None:
             return
-        found: list[tuple[int, Key, np.ndarray]] = []
+        copies: list[tuple[int, Key, np.ndarray]] = []
         for key_group, keys in chosen.items():
-            wanted = set(keys)
+            chosen_keys = set(keys)
             for position, key in enumerate(self.source.table_keys(key_group)):
-                if key not in wanted:
+                if key not in chosen_keys:
                     continue
                 numbers = kept.numbers(kept.key_at(key_group, position))
                 if len(numbers) * self.row_bytes > self._key_bytes:
                     self._copied[key_group, key] = None
                 else:
-                    found.append((key_group, key, numbers))
-        if not found:
+                    copies.append((key_group, key, numbers))
+        if not copies:
             return
-        rows = _taken(kept, np.concatenate([numbers for _, _, numbers in found]))
+        rows = _taken(kept, np.concatenate([numbers for _, _, numbers in copies]))
         start = 0
-        for key_group, key, numbers in found:
+        for key_group, key, numbers in copies:
             self._copied[key_group, key] = rows.slice(start, len(numbers))
             start += len(numbers)
 
@@ -147,17 +147,21 @@ class KeyChoice:
                 inside = at[np.searchsorted(at, first) : np.searchsorted(at, end)]
                 if len(inside):
                     keys = list(rows.table_keys(key_group))
-                    chosen[key_group] = {keys[one - first] for one in inside.tolist()}
+                    chosen[key_group] = {keys[each - first] for each in inside.tolist()}
         if self._wanted:
             for key_group in rows.key_groups():
-                wanted = self._wanted_of(key_group)
-                if wanted and (found := wanted.intersection(rows.table_keys(key_group))):
-                    chosen.setdefault(key_group, set()).update(found)
+                listed = self._wanted_of(key_group)
+                if listed and (common := listed.intersection(rows.table_keys(key_group))):
+                    chosen.setdefault(key_group, set()).update(common)
         return chosen
 
     def of_keys(self, keys: Sequence[tuple[int, Key]]) -> set[tuple[int, Key]]:
         """Return the chosen ones of (key group, key)."""
-        chosen = {one for one in keys if self._wanted and one[1] in self._wanted_of(one[0])}
+        chosen = {
+            keys_by_group
+            for keys_by_group in keys
+            if self._wanted and keys_by_group[1] in self._wanted_of(keys_by_group[0])
+        }
         if self._rate and keys:
             columns = self._key.encode([key for _, key in keys])
             chosen.update(keys[at] for at in np.flatnonzero(self._sampled(columns)).tolist())
@@ -257,8 +261,8 @@ class TaskRecorder:
         for each, keys in zip(self._part, chosen, strict=True):
             each.copy(keys)
         self._marked = {}
-        for found in chosen:
-            for key_group, keys_of_group in found.items():
+        for keys_by_group in chosen:
+            for key_group, keys_of_group in keys_by_group.items():
                 self._marked.setdefault(key_group, set()).update(keys_of_group)
 
     def marked(self, key_group: int) -> set[Key] | frozenset[Key]:
@@ -277,12 +281,12 @@ class TaskRecorder:
         number = self._numbers.get((key_group, key))
         if number is None:
             number = self._numbers[key_group, key] = len(self.keys)
-            one = RecordedKey(key_group, key, cells_of(group, key))
-            self.keys.append(one)
-            if entry_count(one.before) * _ENTRY_BYTES > self.spec.key_bytes:
-                one.lost = TOO_LARGE
+            recorded = RecordedKey(key_group, key, cells_of(group, key))
+            self.keys.append(recorded)
+            if entry_count(recorded.before) * _ENTRY_BYTES > self.spec.key_bytes:
+                recorded.lost = TOO_LARGE
             for each, into in zip(self._part, (self.rows, self.initial), strict=False):
-                self._take_rows(one, number, each, into)
+                self._take_rows(recorded, number, each, into)
         self._open.add(number)
         return number
 
@@ -291,28 +295,28 @@ class TaskRecorder:
     ) -> None:
         if one.lost:
             return
-        found = rows.of(one.key_group, one.key)
-        if found is None:
+        rows_of_key = rows.of(one.key_group, one.key)
+        if rows_of_key is None:
             one.lost = TOO_LARGE
-        elif self._bytes + found.num_rows * rows.row_bytes > self.spec.batch_bytes:
+        elif self._bytes + rows_of_key.num_rows * rows.row_bytes > self.spec.batch_bytes:
             one.lost = TOO_MANY
-        elif found.num_rows:
-            self._bytes += int(found.num_rows * rows.row_bytes)
-            into.append((number, found))
+        elif rows_of_key.num_rows:
+            self._bytes += int(rows_of_key.num_rows * rows.row_bytes)
+            into.append((number, rows_of_key))
 
     def watch(
         self, number: int, method: str, timer_ms: int, produced: Iterable[RowLike]
     ) -> Iterator[RowLike]:
         """Yield what a call yields, and keep it."""
-        output, one = self.output, self.keys[number]
+        output, recorded = self.output, self.keys[number]
         start = output.pending
         most = self.spec.key_bytes // _ENTRY_BYTES
         try:
             for each in produced:
-                if not one.lost:
+                if not recorded.lost:
                     output.extend((each,))
                     if output.pending - start > most:
-                        one.lost = TOO_LARGE
+                        recorded.lost = TOO_LARGE
                 yield each
         finally:
             self.calls.append((number, method, timer_ms, output.pending - start))
@@ -332,16 +336,16 @@ class TaskRecorder:
             overlays: The changes.
         """
         for number in self._open:
-            one = self.keys[number]
-            if one.lost:
+            recorded = self.keys[number]
+            if recorded.lost:
                 continue
-            group = group_of(one.key_group)
-            one.after = cells_of(group, one.key)
-            overlay = overlays.get(one.key_group)
+            group = group_of(recorded.key_group)
+            recorded.after = cells_of(group, recorded.key)
+            overlay = overlays.get(recorded.key_group)
             if overlay is not None:
-                one.after = cells_after(one.after, overlay, one.key, group)
-            if entry_count(one.after) * _ENTRY_BYTES > self.spec.key_bytes:
-                one.lost = TOO_LARGE
+                recorded.after = cells_after(recorded.after, overlay, recorded.key, group)
+            if entry_count(recorded.after) * _ENTRY_BYTES > self.spec.key_bytes:
+                recorded.lost = TOO_LARGE
         self._open.clear()
 
     def end_part(self) -> None:

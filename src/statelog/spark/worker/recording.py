@@ -118,11 +118,11 @@ def failed_recording(
         message=str(cause) if cause is not None else error.message,
         lines=processor_lines(cause)[-_LINES_MAX:],
     )
-    if call.method and not any(one[0] == number for one in recorder.calls):
+    if call.method and not any(each[0] == number for each in recorder.calls):
         recorder.called(number, call.method, call.timer_ms)
     output = recorder.output_or_none()
     if output is None:  # a row that does not fit: the calls are recorded without their rows
-        recorder.calls = [(*one[:3], 0) for one in recorder.calls]
+        recorder.calls = [(*each[:3], 0) for each in recorder.calls]
         output = pa.Table.from_batches([], spec.rows.output)
     recording = _recording(recorder, spec, [number], output, {}, failure)
     # The same failure of the same micro-batch has the same name, however often it is repeated.
@@ -145,7 +145,7 @@ def _class_of(error: BaseException) -> str:
 
 def _within_bounds(recorder: TaskRecorder) -> list[int]:
     """Return the numbers of the keys to keep; note at the others why not."""
-    keep = [number for number, one in enumerate(recorder.keys) if not one.lost]
+    keep = [number for number, recorded in enumerate(recorder.keys) if not recorded.lost]
     tables = _state_tables(recorder, keep)
     rows: dict[int, int] = {}
     for number, batch in (*recorder.rows, *recorder.initial):
@@ -225,11 +225,11 @@ def _recording(
 
 def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> pa.Table:
     """Return rows with the number of their key in a first column."""
-    found = [(numbers[number], table) for number, table in rows if number in numbers]
-    if not found:
+    kept = [(numbers[number], table) for number, table in rows if number in numbers]
+    if not kept:
         return pa.Table.from_batches([], pa.schema([_RECORD_FIELD]))
-    repeated = np.repeat([at for at, _ in found], [table.num_rows for _, table in found])
-    whole = pa.concat_tables([table for _, table in found]).combine_chunks()
+    repeated = np.repeat([at for at, _ in kept], [table.num_rows for _, table in kept])
+    whole = pa.concat_tables([table for _, table in kept]).combine_chunks()
     return whole.add_column(0, _RECORD_FIELD, pa.array(repeated, pa.int32()))
 
 
@@ -250,6 +250,6 @@ def frames_of(row_format: RowFormat) -> dict[str, Json] | None:
     plain = row_format.plain if isinstance(row_format, KeepingFormat) else row_format
     if not isinstance(plain, PandasRowFormat):
         return None
-    found: dict[str, Json] = dataclasses.asdict(plain.settings)
-    found["columns"] = plain.columns.json()
-    return found
+    settings: dict[str, Json] = dataclasses.asdict(plain.settings)
+    settings["columns"] = plain.columns.json()
+    return settings

@@ -58,10 +58,10 @@ def _recorded(
 ) -> str:
     """Write the recording of the failure, and return what to say of it."""
     try:
-        made = failed_recording(recorder, spec, error)
-        if made is None:
+        recording = failed_recording(recorder, spec, error)
+        if recording is None:
             return "The key was not recorded: its rows and state take more than an eighth of recordBytes"
-        name, data = made
+        name, data = recording
         store.put(PATHS.failed_recording(name), data)
         _delete_oldest(store)
     except StoreError as failed:

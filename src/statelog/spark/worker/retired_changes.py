@@ -93,9 +93,9 @@ class RetiredChanges:
             group: Its state before the micro-batch; not changed.
             keys: The keys.
         """
-        found = KeyGroupState(group.kinds, group.version)
+        forward = KeyGroupState(group.kinds, group.version)
         for state_id, table in enumerate(group.tables):
-            found.tables[state_id] = {key: table[key] for key in keys if key in table}
+            forward.tables[state_id] = {key: table[key] for key in keys if key in table}
         hashes = self._hashes(self._codec.key.encode(list(keys)))
         reader = self._codec.present_reader()
         for piece in self._pieces.get(key_group, ()):
@@ -104,13 +104,13 @@ class RetiredChanges:
                 width = len(self._codec.key.schema)
                 for _, batch in batches:
                     of_keys = np.isin(self._hashes(batch.columns[:width]), hashes)
-                    wanted = batch.filter(pa.array(of_keys))
-                    if wanted.num_rows:
-                        (deltas,) = self._codec.states[state_id].deltas(wanted, [wanted.num_rows])
+                    changed = batch.filter(pa.array(of_keys))
+                    if changed.num_rows:
+                        (deltas,) = self._codec.states[state_id].deltas(changed, [changed.num_rows])
                         deltas = {key: delta for key, delta in deltas.items() if key in keys}
-                        table = found.tables[state_id]
-                        found.tables[state_id] = group.kinds[state_id].rules.merge(table, deltas)
-        return found
+                        table = forward.tables[state_id]
+                        forward.tables[state_id] = group.kinds[state_id].rules.merge(table, deltas)
+        return forward
 
     def _hashes(self, columns: list[pa.Array]) -> np.ndarray:
         return hash_columns(columns, self._codec.key.schema)

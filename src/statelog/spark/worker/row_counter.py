@@ -71,8 +71,8 @@ class RowCounter:
         except pa.ArrowException:  # nested keys cannot be counted this way
             return
         for row in keys.sort_by([("count_all", "descending")]).slice(0, REPORTED_MAX).to_pylist():
-            shown = tuple(row[name] for name in names)
-            self._keys[key_group, repr(shown)[:_TEXT_MAX]] += row["count_all"]
+            key_texts = tuple(row[name] for name in names)
+            self._keys[key_group, repr(key_texts)[:_TEXT_MAX]] += row["count_all"]
 
     def groups(self) -> list[tuple[int, int]]:
         """Return the largest key groups as (key group, rows), largest first."""

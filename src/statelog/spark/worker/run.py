@@ -11,6 +11,7 @@ from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.worker.columnar_run import ColumnarRun
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
+from statelog.spark.worker.recorded_run import RecordedRun
 from statelog.spark.worker.recorder import TaskRecorder
 from statelog.spark.worker.spill import SpillFile
 from statelog.state.backend import StateBackendConfig
@@ -90,7 +91,9 @@ def new_run(
     output: OutputCollector,
     recorder: TaskRecorder | None = None,
 ) -> TaskRun:
-    """Return the run of a processor; the arguments are those of `ProcessorRun`."""
+    """Return the run of a processor; see `RecordedRun` for the arguments."""
     if isinstance(state, SlotState):
         return ColumnarRun(context, state, key_group_range, output)
-    return ProcessorRun(context, state, key_group_range, output, recorder)
+    if recorder is not None:
+        return RecordedRun(context, state, key_group_range, output, recorder)
+    return ProcessorRun(context, state, key_group_range, output)

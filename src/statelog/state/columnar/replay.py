@@ -136,6 +136,8 @@ def _same_keys(
     left = [column.take(before) for column in keys]
     right = [column.take(after) for column in keys]
     if layout.codec.key.is_plain:
-        return all(one.equals(other) for one, other in zip(left, right, strict=True))
+        return all(
+            left_column.equals(other) for left_column, other in zip(left, right, strict=True)
+        )
     # As tables see them: all NaNs are one key, and both zeros.
     return layout.codec.key.decode(left) == layout.codec.key.decode(right)

@@ -128,13 +128,15 @@ class RunFiles:
 
     def find(self, key_group_range: KeyGroupRange) -> list[RunFile]:
         """Return the files with key groups of the range, newest version first."""
-        found = []
+        run_files = []
         with contextlib.suppress(OSError):
             for name in os.listdir(self.folder):
                 parsed = _parsed(name)
                 if parsed is not None and len(parsed[0].intersection(key_group_range)):
-                    found.append((parsed[1], name, parsed[0]))
-        files = (self._describe(name, part, version) for version, name, part in sorted(found)[::-1])
+                    run_files.append((parsed[1], name, parsed[0]))
+        files = (
+            self._describe(name, part, version) for version, name, part in sorted(run_files)[::-1]
+        )
         return [file for file in files if file is not None]
 
     def _describe(self, name: str, part: KeyGroupRange, version: int) -> RunFile | None:
@@ -292,8 +294,8 @@ def _parsed(name: str) -> tuple[KeyGroupRange, int] | None:
 def _make_private(folder: Path) -> None:
     """Create a private folder; reject one that others can write to."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{folder} is not a folder of user {os.getuid()}")
-    if found.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by others; make it private (chmod 700)")

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import CorruptionError
-from statelog.model import FileStateHandle, KeyGroupRange
-from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.model import KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.state.cache import path_of
 from statelog.state.columnar.run_files import PendingRun, RunFile, RunFiles
 from statelog.state.columnar.sorted_run import (
     RowLayout,
@@ -147,13 +148,13 @@ class RunSet:
 
     def _in(self, key_group_range: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
         """Return the runs of these key groups, with contiguous key groups of each."""
-        found = []
+        parts = []
         for identity, part in groupby(key_group_range, lambda kg: id(self.by_group.get(kg))):
             key_groups = list(part)
             run = self.by_group.get(key_groups[0])
             if run is not None and identity:
-                found.append((run, KeyGroupRange(key_groups[0], key_groups[-1])))
-        return found
+                parts.append((run, KeyGroupRange(key_groups[0], key_groups[-1])))
+        return parts
 
     def table(
         self,
@@ -238,6 +239,8 @@ class RunSet:
 
     def bound(self) -> int:
         """Put dict tables beyond their limit into columns; return how many blocks."""
+        if not self.limits.is_bounded:
+            return 0
         chosen = choose_blocks(block_sizes(self._groups), self.limits.recent_bytes)
         for block in chosen:
             present = [kg for kg in range(block * BLOCK, (block + 1) * BLOCK) if kg in self._groups]
@@ -261,14 +264,14 @@ class RunSet:
         """
         if self._local is None:
             return set()
-        wanted = set(key_groups)
-        known = _known_ids(handle, wanted)
+        needed = set(key_groups)
+        ids = _known_ids(handle, needed)
         best: dict[int, tuple[int, RunFile]] = {}
         for file in self._local.find(handle.key_group_range):
             useful = False
             for key_group, applied in file.last_applied.items():
-                version = known.get(key_group, {}).get(applied)
-                useful = useful or version is not None or key_group not in wanted
+                version = ids.get(key_group, {}).get(applied)
+                useful = useful or version is not None or key_group not in needed
                 if version is None or version <= self._groups[key_group].version:
                     continue
                 if key_group not in best or version > best[key_group][0]:
@@ -304,32 +307,27 @@ class RunSet:
     def end_snapshot(self, path: str, checkpoint_id: int) -> None:
         """Name the files of a snapshot stored at *path*; drop them for ''."""
         pending, self._pending = self._pending, []
-        for one in pending:
+        for each in pending:
             if self._local is None or not path:
-                one.path.unlink(missing_ok=True)
+                each.path.unlink(missing_ok=True)
                 continue
             try:
-                self._local.publish(one, [path] * len(one.key_group_range), checkpoint_id)
+                self._local.publish(each, [path] * len(each.key_group_range), checkpoint_id)
             except OSError as error:
                 self._without_files(error)
 
 
-def path_of(snapshot: MaterializedHandle) -> str:
-    """Return the path of a snapshot, which identifies it, or ''."""
-    return snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""
-
-
 def _known_ids(handle: ChangelogStateBackendHandle, wanted: set[int]) -> dict[int, dict[str, int]]:
     """Return the ids in *handle* with their checkpoints, by key group."""
-    known: dict[int, dict[str, int]] = {key_group: {} for key_group in wanted}
+    ids: dict[int, dict[str, int]] = {key_group: {} for key_group in wanted}
     for snapshot in handle.materialized:
         for key_group in wanted.intersection(snapshot.key_group_range):
             if path := path_of(snapshot):
-                known[key_group][path] = snapshot.checkpoint_id
+                ids[key_group][path] = snapshot.checkpoint_id
     for log in handle.log:
         for key_group in wanted.intersection(log.key_group_range):
-            known[key_group][log.state_handle_id] = log.checkpoint_id
-    return known
+            ids[key_group][log.state_handle_id] = log.checkpoint_id
+    return ids
 
 
 def contiguous(key_groups: Iterable[int]) -> list[KeyGroupRange]:

@@ -118,14 +118,14 @@ class SortedRun:
         at = np.searchsorted(part, hashes)
         asked = np.flatnonzero(part[np.minimum(at, len(part) - 1)] == hashes)
         at = at[asked]
-        found, askers = [at], [asked]
+        hits, askers = [at], [asked]
         while len(at):  # further rows of the same hash: rarely any
             more = np.flatnonzero(at + 1 < len(part))
             more = more[part[at[more] + 1] == part[at[more]]]
             at, asked = at[more] + 1, asked[more]
-            found.append(at)
+            hits.append(at)
             askers.append(asked)
-        rows = np.concatenate(found) + span.start
+        rows = np.concatenate(hits) + span.start
         alive = ~self.moved[rows]
         return rows[alive], np.concatenate(askers)[alive]
 

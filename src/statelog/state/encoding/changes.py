@@ -86,24 +86,24 @@ class OperatorCodec:
             CorruptionError: It is no schema, or not an earlier form of this one.
             IncompatibleFormatError: A newer statelog wrote it.
         """
-        found = self._written.get(metadata)
-        if found is None:
+        written = self._written.get(metadata)
+        if written is None:
             if metadata == self._metadata:
                 codecs: list[StateCodec | None] = [
                     None if codec.descriptor.dropped else codec for codec in self.states
                 ]
-                found = WrittenStates(self.schema, codecs, range(len(codecs)))
+                written = WrittenStates(self.schema, codecs, range(len(codecs)))
             else:
                 schema = schema_of_changes(metadata)
                 try:
-                    found = self._earlier(schema)
+                    written = self._earlier(schema)
                 except UNDECODABLE as error:
                     raise CorruptionError(
                         f"the state of generation {schema.generation} of the schema cannot be read by "
                         f"the present one: {error}"
                     ) from error
-            self._written[metadata] = found
-        return found
+            self._written[metadata] = written
+        return written
 
     def _earlier(self, written: OperatorStateSchema) -> WrittenStates:
         if written.generation > self.schema.generation:
@@ -227,7 +227,7 @@ def _encoded(
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces))]
     kind = pa.large_binary() if wide else pa.binary()
     values = pa.Array.from_buffers(kind, len(bounds), buffers)
-    return ChangeBatch(np.array([one for one, _, _ in bounds], np.int32), values)
+    return ChangeBatch(np.array([each for each, _, _ in bounds], np.int32), values)
 
 
 def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
@@ -291,7 +291,7 @@ class ChangesReader:
         self, key_groups: Iterable[int], values: Iterable[bytes]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
         """Return (key group, operations) by written state id; raises as `decode`."""
-        found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        batches: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for key_group, value in zip(key_groups, values, strict=True):
             if key_group == METADATA_KEY_GROUP:
                 self.schema_is(value)
@@ -302,8 +302,8 @@ class ChangesReader:
                 )
             state_id, batch = self._decode_one(self._written, key_group, value)
             if batch is not None:
-                found.setdefault(state_id, []).append((key_group, batch))
-        return found
+                batches.setdefault(state_id, []).append((key_group, batch))
+        return batches
 
     def overlays(
         self, changes: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]

@@ -206,8 +206,8 @@ def _tables_of(
                 f"{column.type}, which its schema does not give it"
             )
         cells = state.decode_cells(column)
-        own = {key_group: parts[state_id] for key_group, parts in tables.items()}
-        state.kind.insert_cells(own, zip(key_groups, keys, cells, strict=True))
+        part = {key_group: parts[state_id] for key_group, parts in tables.items()}
+        state.kind.insert_cells(part, zip(key_groups, keys, cells, strict=True))
     return tables
 
 
@@ -232,8 +232,8 @@ def rows_of_groups(
     table = file.read_row_groups(groups, columns=columns)
     table.validate(full=True)
     key_groups = table.column(KEY_GROUP_COLUMN).to_numpy()
-    wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
-    return table if wanted.all() else table.filter(pa.array(wanted))
+    is_inside = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+    return table if is_inside.all() else table.filter(pa.array(is_inside))
 
 
 def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
@@ -322,8 +322,8 @@ def _row_groups(file: pq.ParquetFile, key_group_range: KeyGroupRange) -> Iterato
         if column.type != pa.int32():
             raise pa.ArrowInvalid(f"its key groups are of the type {column.type}")
         key_groups = column.to_numpy()
-        wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
-        if wanted.any():
+        is_inside = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+        if is_inside.any():
             yield index
 
 

@@ -53,6 +53,16 @@ class MemoryLimits:
                 f"memoryBudget is at least 64 MiB ({LEAST_BUDGET} bytes); got {self.budget_bytes}"
             )
 
+    @classmethod
+    def unbounded(cls) -> MemoryLimits:
+        """Return limits within which all state stays in dict tables."""
+        return cls(sys.maxsize, sys.maxsize)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Return whether state may have to leave the dict tables."""
+        return self.budget_bytes < sys.maxsize
+
     @property
     def recent_bytes(self) -> int:
         """Return the bytes that the dict tables may use."""
@@ -111,8 +121,8 @@ def _size(value: object) -> int:
     size = sys.getsizeof(value)
     if isinstance(value, dict | list | tuple) and value:
         parts = islice(value.items() if isinstance(value, dict) else value, _PARTS)
-        shown = min(len(value), _PARTS)
-        return size + sum(map(_size, parts)) * len(value) // shown
+        sampled = min(len(value), _PARTS)
+        return size + sum(map(_size, parts)) * len(value) // sampled
     return size
 
 

@@ -101,13 +101,13 @@ def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
 def _struct(kind: pa.StructType) -> _ColumnHasher | None:
     """Return a hasher of structs, such as windows of time: the hash of the fields, one after the other."""
     hashers = [_hasher(kind.field(at).type) for at in range(kind.num_fields)]
-    found = [one for one in hashers if one is not None]
-    if len(found) < len(hashers):
+    present = [each for each in hashers if each is not None]
+    if len(present) < len(hashers):
         return None
 
     def hash_fields(column: pa.Array, seeds: Hashes) -> Hashes:
         hashes = seeds.copy()
-        for child, hasher in zip(column.flatten(), found, strict=True):
+        for child, hasher in zip(column.flatten(), present, strict=True):
             new = hasher(child, hashes)
             if child.null_count:
                 np.copyto(hashes, new, where=child.is_valid().to_numpy(zero_copy_only=False))

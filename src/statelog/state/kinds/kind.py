@@ -96,8 +96,8 @@ class Operations(NamedTuple):
 
     def extend(self, other: Operations) -> None:
         """Append the operations of *other*."""
-        for own, more in zip(self, other, strict=True):
-            own += more  # type: ignore[operator]
+        for mine, more in zip(self, other, strict=True):
+            mine += more  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)

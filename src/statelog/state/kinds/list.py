@@ -94,8 +94,8 @@ class ListKind(Kind[ListCell, ListDelta]):
 
     def operations(self, deltas: Mapping[Key, ListDelta]) -> Operations:
         """Return a clear for each replaced list, then one operation per entry."""
-        found = Operations([], [], [], [])
-        keys, ops, entries, _ = found
+        result = Operations([], [], [], [])
+        keys, ops, entries, _ = result
         for key, delta in deltas.items():
             if delta.replaced:
                 keys.append(key)
@@ -104,7 +104,7 @@ class ListKind(Kind[ListCell, ListDelta]):
             keys += [key] * len(delta.tail)
             ops += [OP_ADD_ELEMENT] * len(delta.tail)
             entries += delta.tail
-        return found
+        return result
 
     def deltas(self, operations: Operations) -> dict[Key, ListDelta]:
         """Return the delta of each key."""

@@ -99,8 +99,8 @@ class MapKind(Kind[MapCell, MapDelta]):
 
     def operations(self, deltas: Mapping[Key, MapDelta]) -> Operations:
         """Return a clear for each cleared map, then one operation per entry."""
-        found = Operations([], [], [], [])
-        keys, ops, entries, user_keys = found
+        result = Operations([], [], [], [])
+        keys, ops, entries, user_keys = result
         for key, delta in deltas.items():
             if delta.cleared:
                 keys.append(key)
@@ -112,7 +112,7 @@ class MapKind(Kind[MapCell, MapDelta]):
                 ops.append(OP_REMOVE if entry is None else OP_PUT)
                 entries.append(entry)
                 user_keys.append(user_key)
-        return found
+        return result
 
     def deltas(self, operations: Operations) -> dict[Key, MapDelta]:
         """Return the delta of each key."""

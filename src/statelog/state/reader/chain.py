@@ -34,20 +34,20 @@ def chain_before(
             "older one to a newer one"
         )
     chain: list[CompletedCheckpoint] = []
-    one = last
-    while one.checkpoint_id > after:
-        parent = one.parent_id
+    checkpoint = last
+    while checkpoint.checkpoint_id > after:
+        parent = checkpoint.parent_id
         if parent is None or parent < after:
             raise CheckpointError(
                 f"checkpoint {last.checkpoint_id} of {store.url} does not continue checkpoint "
-                f"{after}: its history goes from {one.checkpoint_id} back to "
+                f"{after}: its history goes from {checkpoint.checkpoint_id} back to "
                 f"{'the empty state' if parent is None else parent}, because the query was rewound. "
                 "Begin anew with the whole state",
                 reason="not_newer",
                 checkpoint_id=after,
             )
         try:
-            one = read_checkpoint(store, parent).checkpoint
+            checkpoint = read_checkpoint(store, parent).checkpoint
         except ObjectNotFoundError as error:
             raise CheckpointError(
                 f"the changes from checkpoint {after} to {last.checkpoint_id} of {store.url} are not "
@@ -58,7 +58,7 @@ def chain_before(
                 checkpoint_id=parent,
                 path=PATHS.metadata(parent),
             ) from error
-        chain.append(one)
+        chain.append(checkpoint)
     return chain[::-1]
 
 

@@ -59,8 +59,8 @@ class Differences:
         schemas = [reader.keys_schema() for reader in self._readers]
         self._types = [
             # A checkpoint without the variable has nulls of the type in the other one.
-            [(one if name in one.names else other).field(name).type for name in variables]
-            for one, other in (schemas, reversed(schemas))
+            [(schema if name in schema.names else other).field(name).type for name in variables]
+            for schema, other in (schemas, reversed(schemas))
         ]
         self._variables = tuple(variables)
         self._key_columns = [KEY_GROUP_COLUMN]
@@ -164,8 +164,8 @@ class Differences:
         width = len(self._key_columns)
         same = np.ones(len(at), np.bool_)
         takes = pa.array(at), pa.array(other)
-        for one, two in zip(old.columns[width:], new.columns[width:], strict=True):
-            same &= equal_rows(one.take(takes[0]), two.take(takes[1]))
+        for column, two in zip(old.columns[width:], new.columns[width:], strict=True):
+            same &= equal_rows(column.take(takes[0]), two.take(takes[1]))
         return ~same
 
     def _rows(
@@ -182,8 +182,8 @@ class Differences:
         width = len(self._key_columns)
         missing = pa.array(after < 0)
         keys = [
-            pc.if_else(missing, one, two)
-            for one, two in zip(sides[0][:width], sides[1][:width], strict=True)
+            pc.if_else(missing, left_column, two)
+            for left_column, two in zip(sides[0][:width], sides[1][:width], strict=True)
         ]
         return pa.RecordBatch.from_arrays(
             [words, *keys, *sides[0][width:], *sides[1][width:]], schema=self.schema

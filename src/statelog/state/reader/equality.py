@@ -54,7 +54,9 @@ def comparable(value: Any) -> Any:
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, dict):
-        return frozenset((name, comparable(one)) for name, one in value.items() if one is not None)
+        return frozenset(
+            (name, comparable(each)) for name, each in value.items() if each is not None
+        )
     if isinstance(value, list | tuple):
         return tuple(map(comparable, value))
     return value
@@ -62,16 +64,16 @@ def comparable(value: Any) -> Any:
 
 def _equal_values(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
     """Return whether the values are equal; any result where *both* is False."""
-    one, other = left.type, right.type
-    if pa.types.is_floating(one) and pa.types.is_floating(other):
+    kind, other = left.type, right.type
+    if pa.types.is_floating(kind) and pa.types.is_floating(other):
         return _equal_floats(left, right)
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
+    if pa.types.is_struct(kind) and pa.types.is_struct(other):
         return _equal_structs(left, right)
-    if _is_list(one) and _is_list(other):
+    if _is_list(kind) and _is_list(other):
         return _equal_lists(left, right, both)
-    if pa.types.is_signed_integer(one) and pa.types.is_signed_integer(other) and one != other:
+    if pa.types.is_signed_integer(kind) and pa.types.is_signed_integer(other) and kind != other:
         left, right = left.cast(pa.int64()), right.cast(pa.int64())
-    if left.type == right.type and not pa.types.is_nested(one):
+    if left.type == right.type and not pa.types.is_nested(kind):
         try:
             return _mask(pc.equal(left, right))
         except pa.ArrowNotImplementedError:
@@ -82,17 +84,17 @@ def _equal_values(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
 
 def _equal_floats(left: pa.Array, right: pa.Array) -> Mask:
     """Compare bits, so that zeros differ by their sign; every NaN is the same."""
-    one, other = (
+    values, other = (
         pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
         for column in (left, right)
     )
-    equal: Mask = one.view(np.int64) == other.view(np.int64)
-    equal |= np.isnan(one) & np.isnan(other)
+    equal: Mask = values.view(np.int64) == other.view(np.int64)
+    equal |= np.isnan(values) & np.isnan(other)
     return equal
 
 
 def _equal_structs(left: pa.Array, right: pa.Array) -> Mask:
-    fields = [dict(zip(one.type.names, one.flatten(), strict=True)) for one in (left, right)]
+    fields = [dict(zip(each.type.names, each.flatten(), strict=True)) for each in (left, right)]
     equal = np.ones(len(left), np.bool_)
     for name in dict.fromkeys((*fields[0], *fields[1])):
         old, new = fields[0].get(name), fields[1].get(name)
@@ -104,7 +106,7 @@ def _equal_structs(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def _equal_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
-    lengths = [_lengths(one) for one in (left, right)]
+    lengths = [_lengths(each) for each in (left, right)]
     equal: Mask = (lengths[0] == lengths[1]) & both
     compared = equal & (lengths[0] > 0)
     if not compared.any():
@@ -112,7 +114,7 @@ def _equal_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
     if not compared.all():
         keep = pa.array(compared)
         left, right = left.filter(keep), right.filter(keep)
-    same = equal_rows(*(_elements(one) for one in (left, right)))
+    same = equal_rows(*(_elements(each) for each in (left, right)))
     starts = np.concatenate(([0], np.cumsum(lengths[0][compared])[:-1]))
     equal[compared] = np.logical_and.reduceat(same, starts)
     return equal
@@ -124,10 +126,10 @@ def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
         lengths: npt.NDArray[np.int64] = np.diff(column.offsets.to_numpy()).astype(np.int64)
         lengths[~valid_rows(column)] = 0
         return lengths
-    found: npt.NDArray[np.int64] = pc.fill_null(
+    counts: npt.NDArray[np.int64] = pc.fill_null(
         pc.list_value_length(column).cast(pa.int64()), 0
     ).to_numpy()
-    return found
+    return counts
 
 
 def _elements(column: pa.Array) -> pa.Array:

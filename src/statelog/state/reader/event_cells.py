@@ -168,8 +168,8 @@ class _Gathered:
         starts = np.searchsorted(codes, key_of * size)
         clears = np.maximum.accumulate(np.where(kinds == OP_CLEAR, np.arange(1, len(at) + 1), 0))
         clears = np.concatenate(([0], clears))
-        wanted = key_of * size + (number + 1)
-        ends = (np.searchsorted(codes, wanted), np.searchsorted(codes, wanted, side="right"))
+        limits = key_of * size + (number + 1)
+        ends = (np.searchsorted(codes, limits), np.searchsorted(codes, limits, side="right"))
         self._spans = [(np.maximum(starts, clears[end]), end) for end in ends]
         self._next = self._replaced_at(keys)
         self._expiry: Times | None = None
@@ -196,7 +196,7 @@ class _Gathered:
         return sizes
 
     def cells(self, some: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        start, end = (one[some] for one in self._spans[after])
+        start, end = (each[some] for each in self._spans[after])
         lengths = end - start
         owners = np.repeat(np.arange(len(some)), lengths)
         offsets = np.cumsum(lengths) - lengths

@@ -113,9 +113,9 @@ class ChangeFeed:
                 *(pa.nulls(rows, cell.type) for cell in cells),
                 *cells,
             ]
-            found = pa.RecordBatch.from_arrays(columns, schema=self.schema).filter(pa.array(some))
-            if found.num_rows:
-                yield found
+            inserts = pa.RecordBatch.from_arrays(columns, schema=self.schema).filter(pa.array(some))
+            if inserts.num_rows:
+                yield inserts
 
     def _changes(self, portion: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         chain = self._chain
@@ -130,7 +130,7 @@ class ChangeFeed:
             stop = self._window_end(at, portion)
             window = self._window(at, stop, portion, base)
             if window is not None:
-                ids = [one.checkpoint_id for one in chain[at:stop]]
+                ids = [each.checkpoint_id for each in chain[at:stop]]
                 yield from window.batches(list(self._states), self.schema, ids)
                 base = window.state_after() if stop < len(chain) else None
             at = stop
@@ -140,12 +140,12 @@ class ChangeFeed:
     ) -> Window | None:
         """Return the changes of some checkpoints; None if there are none."""
         logged = LoggedOperations(self._codec)
-        for index, one in enumerate(self._chain[at:stop]):
-            reader = self._last.of(one)
-            for handle in own_log(one, portion):
-                wanted = handle.key_group_range.intersection(portion)
+        for index, each in enumerate(self._chain[at:stop]):
+            reader = self._last.of(each)
+            for handle in own_log(each, portion):
+                part = handle.key_group_range.intersection(portion)
                 with reader.explained():
-                    for batch in read_change_batches(reader.store, handle, wanted):
+                    for batch in read_change_batches(reader.store, handle, part):
                         logged.add(index, batch)
         operations = logged.operations()
         if not operations:
@@ -154,7 +154,7 @@ class ChangeFeed:
             before = self._last.of(self._chain[at - 1])
             rows = before.keys(key_groups=portion, include_expired=True)
             base = one_batch(pa.Table.from_batches(rows, schema=self._layout.table_schema))
-        times = [as_of_ms(one) for one in self._chain[at:stop]]
+        times = [as_of_ms(each) for each in self._chain[at:stop]]
         return Window(self._layout, base, operations, times)
 
     def _window_end(self, at: int, portion: KeyGroupRange) -> int:
@@ -177,8 +177,8 @@ class ChangeFeed:
         readers = self._last.of(before), self._last.of(after)
         # At one time, for what expired in between is no change.
         now_ms = as_of_ms(after)
-        found = Differences(*readers, list(self._states.values()), portion)
-        for batch in found.batches(now_ms, now_ms):
+        differences = Differences(*readers, list(self._states.values()), portion)
+        for batch in differences.batches(now_ms, now_ms):
             ids = pa.array(np.full(batch.num_rows, after.checkpoint_id, np.int64))
             columns = [batch.column(0), ids, *batch.columns[1:]]
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -189,10 +189,10 @@ def own_log(
 ) -> list[ChangelogStateHandle]:
     """Return the log handles that a checkpoint itself made, for some key groups."""
     return [
-        one
-        for one in checkpoint.log
-        if one.checkpoint_id == checkpoint.checkpoint_id
-        and len(one.key_group_range.intersection(key_groups))
+        each
+        for each in checkpoint.log
+        if each.checkpoint_id == checkpoint.checkpoint_id
+        and len(each.key_group_range.intersection(key_groups))
     ]
 
 
@@ -203,8 +203,8 @@ def _is_logged(checkpoint: CompletedCheckpoint, portion: KeyGroupRange) -> bool:
     A snapshot of the checkpoint itself may have taken the place of the log, see `live_log`.
     """
     covered = covered_checkpoints(checkpoint.materialized, checkpoint.max_parallelism)
-    own = covered == checkpoint.checkpoint_id
-    for one in own_log(checkpoint, portion):
-        own[one.key_group_range.start : one.key_group_range.end + 1] = False
-    check(portion.end < len(own), "a key group of the feed is not one of the checkpoint")
-    return not own[portion.start : portion.end + 1].any()
+    is_covered = covered == checkpoint.checkpoint_id
+    for each in own_log(checkpoint, portion):
+        is_covered[each.key_group_range.start : each.key_group_range.end + 1] = False
+    check(portion.end < len(is_covered), "a key group of the feed is not one of the checkpoint")
+    return not is_covered[portion.start : portion.end + 1].any()

@@ -17,6 +17,7 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import UsageError
 from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.state.cache import CatchUp
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
@@ -24,7 +25,6 @@ from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.lineage import groups_to_reload
 from statelog.state.reader.lookup import StateKey, python_state
 from statelog.state.reader.rows import VariableRows
-from statelog.state.replay import CatchUp
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import ObjectStore
 
@@ -55,18 +55,18 @@ class ForwardPlan:
             store.get(path)
 
     def _paths(self) -> Sequence[str]:
-        found: dict[str, None] = {}
+        paths: dict[str, None] = {}
         for snapshot in self.handle.materialized:
             if isinstance(snapshot.handle, FileStateHandle) and self._needs(
                 snapshot.key_group_range, snapshot.checkpoint_id
             ):
-                found[snapshot.handle.path] = None
+                paths[snapshot.handle.path] = None
         for log in self.handle.log:
             if self._needs(log.key_group_range, log.checkpoint_id):
                 for entry in log.handles_and_offsets:
                     if isinstance(entry.handle, FileStateHandle):
-                        found[entry.handle.path] = None
-        return list(found)
+                        paths[entry.handle.path] = None
+        return list(paths)
 
     def _needs(self, key_groups: KeyGroupRange, checkpoint_id: int) -> bool:
         return checkpoint_id > self.held_id or not self.reload.isdisjoint(key_groups)
@@ -164,37 +164,37 @@ class HeldState:
 
     def get(self, variable: str, key: object) -> Any:
         """Return the state of one key, as `LocationState.get` does."""
-        wanted = StateKey(key, self._codec.schema.key_schema)
+        sought = StateKey(key, self._codec.schema.key_schema)
         rows = self._rows_of(variable)
-        key_group = wanted.key_groups(self._operator_groups).start
+        key_group = sought.key_groups(self._operator_groups).start
         if key_group not in self.key_groups:
             raise UsageError(
                 f"the key is in key group {key_group}; the replica holds {self.key_groups}"
             )
-        (frozen,) = self._codec.key.decode(wanted.columns())
+        (frozen,) = self._codec.key.decode(sought.columns())
         keys = self._keyed.table_of_key(key_group, frozen)
-        found = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
-        table = pa.Table.from_batches(found, schema=rows.schema)
+        parts = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
+        table = pa.Table.from_batches(parts, schema=rows.schema)
         return python_state(table, self._codec.schema.states[self._state_id(variable)])
 
     def tables(self, names: Sequence[str]) -> Mapping[str, pa.Table]:
         """Return the rows of variables by name."""
         rows = {name: self._rows_of(name) for name in names}
         return {
-            name: pa.Table.from_batches(self._batches(name, one), schema=one.schema)
-            for name, one in rows.items()
+            name: pa.Table.from_batches(self._batches(name, each), schema=each.schema)
+            for name, each in rows.items()
         }
 
     def _batches(self, name: str, rows: VariableRows) -> Iterator[pa.RecordBatch]:
         for part in blocks(self.key_groups):
             at = (name, part.start // BLOCK)
-            made = self._rows.get(at)
-            if made is None:
+            batches = self._rows.get(at)
+            if batches is None:
                 keys = self._keys(part)
-                made = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
+                batches = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
                 if not rows.expires:  # else the rows of a later checkpoint may be fewer
-                    self._rows[at] = made
-            yield from made
+                    self._rows[at] = batches
+            yield from batches
 
     def _keys(self, part: KeyGroupRange) -> pa.Table:
         """Return the state of a block in the columns of a snapshot."""

@@ -30,22 +30,22 @@ def matching_rows(
         right: Those of the other side, likewise.
         schema: Their types.
     """
-    found = np.full(len(left[0]), -1, np.int64)
+    matches = np.full(len(left[0]), -1, np.int64)
     if not len(left[0]) or not len(right[0]):
-        return found
-    asked, known = hash_columns(left, schema), hash_columns(right, schema)
-    order = hash_order(known)
-    ordered = known[order]
+        return matches
+    asked, stored = hash_columns(left, schema), hash_columns(right, schema)
+    order = hash_order(stored)
+    ordered = stored[order]
     at = np.minimum(np.searchsorted(ordered, asked), len(ordered) - 1)
     hits = np.flatnonzero(ordered[at] == asked)
     rows = order[at[hits]]
     same = np.ones(len(hits), np.bool_)
-    for one, other in zip(left, right, strict=True):
-        same &= equal_rows(one.take(pa.array(hits)), other.take(pa.array(rows)))
+    for column, other in zip(left, right, strict=True):
+        same &= equal_rows(column.take(pa.array(hits)), other.take(pa.array(rows)))
     if not same.all() or (ordered[1:] == ordered[:-1]).any():
         return _by_value(left, right)  # two keys of one hash
-    found[hits] = rows
-    return found
+    matches[hits] = rows
+    return matches
 
 
 def numbered_keys(
@@ -77,14 +77,14 @@ def numbered_keys(
 
 
 def _numbered_by_value(keys: Sequence[Values]) -> tuple[RowNumbers, RowNumbers]:
-    known: dict[Values, int] = {}
-    numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    numbered: dict[Values, int] = {}
+    numbers = np.array([numbered.setdefault(key, len(numbered)) for key in keys], np.int64)
     return numbers, np.unique(numbers, return_index=True)[1]
 
 
 def _by_value(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> RowNumbers:
-    known = {key: row for row, key in enumerate(_keys(right))}
-    return np.array([known.get(key, -1) for key in _keys(left)], np.int64)
+    rows_by_key = {key: row for row, key in enumerate(_keys(right))}
+    return np.array([rows_by_key.get(key, -1) for key in _keys(left)], np.int64)
 
 
 def _keys(columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:

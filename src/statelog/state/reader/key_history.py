@@ -59,9 +59,9 @@ class KeyHistory:
         """
         if not self.unreadable:
             return self.versions
-        ids = ", ".join(str(one.checkpoint_id) for one in self.unreadable)
+        ids = ", ".join(str(each.checkpoint_id) for each in self.unreadable)
         first = self.unreadable[0]
-        damaged = any(one.state is CheckpointState.DAMAGED for one in self.unreadable)
+        damaged = any(each.state is CheckpointState.DAMAGED for each in self.unreadable)
         raise CheckpointError(
             f"the history has gaps: checkpoint {ids} cannot be read ({first.problem}). `statelog "
             "verify` says what is damaged; the state as of another checkpoint can be read by its id",
@@ -80,7 +80,7 @@ class _Checkpoints(Protocol):
 def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | None) -> KeyHistory:
     """Return the state of one key as of each retained checkpoint; see `LocationState.history`."""
     versions: list[KeyVersion] = []
-    known = False
+    was_present = False
     listed = state.checkpoints()
     for entry in listed:
         if not entry.is_retained:
@@ -90,7 +90,7 @@ def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | N
             time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
             present = has_variable(reader, variable)
             value = state_of_key(reader, variable, key, time_ms) if present else None
-            known = known or present
+            was_present = was_present or present
             versions.append(
                 KeyVersion(
                     checkpoint_id=entry.checkpoint_id,
@@ -99,7 +99,7 @@ def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | N
                     value=value,
                 )
             )
-    if not known:
+    if not was_present:
         state.reader().arrow_schema(variable)  # raises: it names the variables
     return KeyHistory(versions, tuple(entry for entry in listed if entry.state in _UNREADABLE))
 

@@ -33,15 +33,15 @@ def _parts(
 ) -> dict[int, list[str]]:
     """Return by key group what makes up its state, with the log up to a checkpoint."""
     whole = checkpoint.for_range(key_groups)
-    found: dict[int, list[str]] = {group: [] for group in key_groups}
+    handles: dict[int, list[str]] = {group: [] for group in key_groups}
     for snapshot in whole.materialized:
         for group in snapshot.key_group_range:
-            found[group].append(_name(snapshot.handle))
+            handles[group].append(_name(snapshot.handle))
     for log in whole.log:
         if log.checkpoint_id <= upto:
             for group in log.key_group_range:
-                found[group].append(log.state_handle_id)
-    return found
+                handles[group].append(log.state_handle_id)
+    return handles
 
 
 def _name(handle: StreamStateHandle) -> str:

@@ -138,15 +138,15 @@ class LocationState:
         Blocks: On the store.
         """
         readers = self._open_readers()
-        found: CompletedCheckpoint | None = None
+        checkpoint_found: CompletedCheckpoint | None = None
         if checkpoint is None:
-            found = find_checkpoint(self._store)
-            checkpoint = found.checkpoint_id
+            checkpoint_found = find_checkpoint(self._store)
+            checkpoint = checkpoint_found.checkpoint_id
         checkpoint = checkpoint_id_of(self._store, checkpoint)
         reader = readers.pop(checkpoint, None)
         if reader is None:
-            found = found or find_checkpoint(self._store, checkpoint)
-            reader = StateReader(self._store, found, operator=self._operator)
+            checkpoint_found = checkpoint_found or find_checkpoint(self._store, checkpoint)
+            reader = StateReader(self._store, checkpoint_found, operator=self._operator)
         readers[checkpoint] = reader  # the last one used is at the end
         while len(readers) > _READERS:
             readers.pop(next(iter(readers))).close()
@@ -273,12 +273,12 @@ class LocationState:
         """
         readers = self.reader(before), self.reader(after)
         if variable is None:
-            names = [one.name for reader in readers for one in reader.variables()]
+            names = [each.name for reader in readers for each in reader.variables()]
         else:
             if not any(has_variable(reader, variable) for reader in readers):
                 readers[1].arrow_schema(variable)  # raises: it names the variables
             names = [variable]
-        times = [as_of_ms(one.checkpoint) if now_ms is None else now_ms for one in readers]
+        times = [as_of_ms(each.checkpoint) if now_ms is None else now_ms for each in readers]
         return Differences(*readers, list(dict.fromkeys(names))).table(*times)
 
     @renamed(after="since_checkpoint", upto="checkpoint")
@@ -325,15 +325,15 @@ class LocationState:
         last = self.reader(checkpoint)
         if variable is not None:
             last.arrow_schema(variable)  # raises: it names the variables
-        wanted = None if variable is None else [variable]
+        names = None if variable is None else [variable]
         if since_checkpoint is None:
-            return ChangeFeed(last, [], wanted).batches(key_groups)
+            return ChangeFeed(last, [], names).batches(key_groups)
         after = checkpoint_id_of(self._store, since_checkpoint, "since_checkpoint")
         if after == last.checkpoint_id:
             return iter(())
         first = find_checkpoint(self._store, after)
         chain = chain_before(self._store, last.checkpoint, first.checkpoint_id)
-        return ChangeFeed(last, chain, wanted).batches(key_groups)
+        return ChangeFeed(last, chain, names).batches(key_groups)
 
     def follow(
         self, *, key_groups: KeyGroupRange | None = None, interval: float | None = 1.0

@@ -37,15 +37,15 @@ class LoggedOperations:
             IncompatibleFormatError: A newer statelog wrote it.
         """
         reader = self._reader
-        found = reader.batches(changes.column(0).to_pylist(), changes.column(1).to_pylist())
+        batches = reader.batches(changes.column(0).to_pylist(), changes.column(1).to_pylist())
         if reader.is_present:
-            for state_id, parts in found.items():
+            for state_id, parts in batches.items():
                 self._parts.setdefault(state_id, []).extend(
                     (checkpoint, key_group, batch) for key_group, batch in parts
                 )
             return
         # Of an earlier schema: through the values, which are converted one by one.
-        for state_id, parts in found.items():
+        for state_id, parts in batches.items():
             for part in parts:
                 for key_group, overlay in reader.overlays({state_id: [part]}).items():
                     self._add_deltas(checkpoint, key_group, overlay)
@@ -59,14 +59,14 @@ class LoggedOperations:
 
     def operations(self) -> dict[int, Operations]:
         """Return the operations by state id."""
-        found = {}
+        operations = {}
         for state_id, parts in self._parts.items():
             batch = one_batch(pa.Table.from_batches([part for _, _, part in parts]))
             counts = [part.num_rows for _, _, part in parts]
             if batch.num_rows:
-                found[state_id] = Operations(
+                operations[state_id] = Operations(
                     batch,
-                    np.repeat(np.array([one for _, one, _ in parts], np.int32), counts),
-                    np.repeat(np.array([one for one, _, _ in parts], np.int64), counts),
+                    np.repeat(np.array([each for _, each, _ in parts], np.int32), counts),
+                    np.repeat(np.array([each for each, _, _ in parts], np.int64), counts),
                 )
-        return found
+        return operations

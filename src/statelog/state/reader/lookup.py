@@ -61,8 +61,8 @@ class StateKey:
         Raises:
             UsageError: A key column has a type whose hash only Spark computes.
         """
-        found = groups.start + key_group_of(self.values, self._schema, len(groups))
-        return KeyGroupRange(found, found)
+        key_group = groups.start + key_group_of(self.values, self._schema, len(groups))
+        return KeyGroupRange(key_group, key_group)
 
     def columns(self) -> list[pa.Array]:
         """Return the key as columns of one row."""
@@ -119,17 +119,17 @@ def _rows(table: pa.Table, prefix: str, names: Sequence[str]) -> Iterator[tuple[
 
 def has_variable(reader: StateReader, variable: str) -> bool:
     """Return whether a checkpoint has a variable that can be read."""
-    return any(one.name == variable for one in reader.variables())
+    return any(each.name == variable for each in reader.variables())
 
 
 def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> pa.Table:
     """Return the rows of one key; raises `UsageError` for an unknown variable or another key."""
-    wanted = StateKey(key, reader.schema.key_schema)
+    sought = StateKey(key, reader.schema.key_schema)
     schema = reader.arrow_schema(variable)
     batches = reader.batches(
-        variable, key_groups=wanted.key_groups(reader.key_groups), now_ms=now_ms
+        variable, key_groups=sought.key_groups(reader.key_groups), now_ms=now_ms
     )
-    return pa.Table.from_batches(map(wanted.select, batches), schema=schema)
+    return pa.Table.from_batches(map(sought.select, batches), schema=schema)
 
 
 def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> Any:

@@ -33,10 +33,10 @@ def portions(
 def stored_bytes(checkpoint: CompletedCheckpoint) -> list[float]:
     """Return about how many stored bytes each key group has."""
     weights = np.zeros(checkpoint.max_parallelism)
-    sized = [(one.key_group_range, one.handle.size_bytes) for one in checkpoint.materialized]
-    sized += [(one.key_group_range, one.size_bytes) for one in checkpoint.log]
+    sized = [(each.key_group_range, each.handle.size_bytes) for each in checkpoint.materialized]
+    sized += [(each.key_group_range, each.size_bytes) for each in checkpoint.log]
     for part, size in sized:
         if len(part):
             weights[part.start : part.end + 1] += max(size, 0) / len(part)
-    found: list[float] = weights.tolist()
-    return found
+    sizes: list[float] = weights.tolist()
+    return sizes

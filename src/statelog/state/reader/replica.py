@@ -29,11 +29,11 @@ from statelog.notebook import facts_as_html
 from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.lock import ThreadLock
 from statelog.runtime.poller import Poller
+from statelog.state.cache import CatchUp
 from statelog.state.reader.following import ATTEMPTS, ReplicaStatus, newest_after
 from statelog.state.reader.held_state import HeldState
 from statelog.state.reader.sql import run_sql
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.replay import CatchUp
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import CachedStore, ObjectStore
 
@@ -222,12 +222,12 @@ class Replica:
                         return held
                     raise self._error or ClosedError("the replica is closed")
             if self._clock.now_ns() >= until_ns:
-                found = self.status()
-                why = f"; the last look for one failed: {found.error}" if found.error else ""
+                status = self.status()
+                why = f"; the last look for one failed: {status.error}" if status.error else ""
                 raise UnavailableError(
                     f"checkpoint {checkpoint} of {self._store.url} was not committed in "
-                    f"{timeout:g} s; the newest one is {found.checkpoint_id}{why}",
-                    checkpoint_id=found.checkpoint_id,
+                    f"{timeout:g} s; the newest one is {status.checkpoint_id}{why}",
+                    checkpoint_id=status.checkpoint_id,
                 )
 
     def _is_over(self, checkpoint: int) -> bool:
@@ -314,15 +314,15 @@ class Replica:
 
     def _checked(self, reader: StateReader) -> KeyGroupRange:
         """Return the key groups to hold."""
-        wanted, known = self._wanted, reader.key_groups
-        if wanted is None:
-            return known
-        if not len(wanted) or wanted.intersection(known) != wanted:
+        expected, present = self._wanted, reader.key_groups
+        if expected is None:
+            return present
+        if not len(expected) or expected.intersection(present) != expected:
             raise UsageError(
-                f"key groups {wanted} are not all in {known}, the key groups of "
+                f"key groups {expected} are not all in {present}, the key groups of "
                 f"{reader.schema.operator_id} in {self._store.url}"
             )
-        return wanted
+        return expected
 
     def get(self, variable: str, key: object) -> Any:
         """

@@ -103,6 +103,6 @@ class CollectionRows(VariableRows):
             column = pa.MapArray.from_arrays(
                 column.offsets, pairs.field(0), pairs.field(1), type=self._cell.type
             )
-        group, *parts = (one.filter(some) for one in keys.columns[: self._key_width])
+        group, *parts = (each.filter(some) for each in keys.columns[: self._key_width])
         columns = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*columns, column], schema=self.schema)

@@ -39,7 +39,7 @@ def whole_snapshots(
     """
     if handle.log:
         return None
-    parts = [(one, read_materialized(store, one)) for one in handle.materialized]
+    parts = [(each, read_materialized(store, each)) for each in handle.materialized]
     if not all(is_of_schema(codec, data) for _, data in parts):
         return None
     return sorted(parts, key=lambda part: part[0].key_group_range.start)
@@ -53,6 +53,6 @@ def snapshot_rows(parts: _Parts, codec: OperatorCodec) -> Iterator[pa.Table]:
         CorruptionError: A snapshot cannot be read.
     """
     schema = snapshot_table(codec, {}, {}, KeyGroupRange(0, 0), now_ms=-1).schema
-    for one, data in parts:
-        for _, table in snapshot_tables(data, one.key_group_range, schema, BLOCK):
+    for snapshot, data in parts:
+        for _, table in snapshot_tables(data, snapshot.key_group_range, schema, BLOCK):
             yield table

@@ -68,13 +68,13 @@ def run_sql(
                 connection.register(_EMPTY, schemas[variable].empty_table())
                 connection.execute(f"create table {_quoted(name)} as select * from {_EMPTY}")
             used = _used(connection, duckdb.Error, statement, variables)
-            named = {name: one for name, one in variables.items() if name in used}
+            named = {name: each for name, each in variables.items() if name in used}
             tables = read(list(dict.fromkeys(named.values())))
             for name, variable in named.items():
                 connection.execute(f"drop table {_quoted(name)}")
                 connection.register(name, tables[variable])
-            found = connection.sql(statement)
-            return pa.table({}) if found is None else found.to_arrow_table()
+            relation = connection.sql(statement)
+            return pa.table({}) if relation is None else relation.to_arrow_table()
         except duckdb.Error as error:
             names = ", ".join(map(_quoted, schemas)) or "none"
             if not allow_files and isinstance(error, duckdb.PermissionException):
@@ -105,8 +105,8 @@ def _used(
 ) -> set[str]:
     """Return the names of tables in a statement, or some more."""
     try:
-        found = {name.lower() for name in connection.get_table_names(statement)}
-        return {name for name in names if name.lower() in found}
+        used = {name.lower() for name in connection.get_table_names(statement)}
+        return {name for name in names if name.lower() in used}
     except error_class:  # it does not see through all queries with a WITH
         return {name for name in names if name.lower() in statement.lower()}
 

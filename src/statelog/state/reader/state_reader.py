@@ -112,8 +112,8 @@ class StateReader:
         """
         store = open_state(location, options=storage_options)
         chosen = None if checkpoint is None else checkpoint_id_of(store, checkpoint)
-        found = find_checkpoint(store, chosen)
-        return cls(store, found, operator=operator)
+        base = find_checkpoint(store, chosen)
+        return cls(store, base, operator=operator)
 
     def __enter__(self) -> StateReader:
         return self
@@ -233,14 +233,14 @@ class StateReader:
         Blocks: On the store.
         """
         names = [variable.name for variable in self.variables()] if variables is None else variables
-        found: dict[str, list[pa.RecordBatch]] = {name: [] for name in names}
+        by_name: dict[str, list[pa.RecordBatch]] = {name: [] for name in names}
         for name, batch in self.rows(
             names, key_groups=key_groups, now_ms=now_ms, include_expired=include_expired
         ):
-            found[name].append(batch)
+            by_name[name].append(batch)
         return {
             name: pa.Table.from_batches(batches, schema=self.arrow_schema(name))
-            for name, batches in found.items()
+            for name, batches in by_name.items()
         }
 
     def rows(
@@ -296,8 +296,8 @@ class StateReader:
         """
         rows = {variable: self._rows_of(variable, flatten)}
         expired_ms = None if include_expired else _time(now_ms)
-        found = self._scan(rows, self._checked(key_groups), expired_ms)
-        return (batch for _, batch in found)
+        batches = self._scan(rows, self._checked(key_groups), expired_ms)
+        return (batch for _, batch in batches)
 
     def keys(
         self,
@@ -316,8 +316,8 @@ class StateReader:
         """
         checked = self._checked(key_groups)
         expired_ms = None if include_expired else _time(now_ms)
-        found = (keys for part in self.portions(checked) for keys in self._keys(part))
-        return found if expired_ms is None else (self._live(keys, expired_ms) for keys in found)
+        parts = (keys for part in self.portions(checked) for keys in self._keys(part))
+        return parts if expired_ms is None else (self._live(keys, expired_ms) for keys in parts)
 
     def _live(self, keys: pa.RecordBatch, expired_ms: int) -> pa.RecordBatch:
         """Return the rows without the entries that expired by *expired_ms*."""
@@ -356,8 +356,8 @@ class StateReader:
         """Yield rows of several variables, with the variable's name, portion by portion."""
         for portion in self.portions(key_groups) if rows else ():
             for keys in self._keys(portion):
-                for name, one in rows.items():
-                    batch = one.of(keys, expired_ms)
+                for name, each in rows.items():
+                    batch = each.of(keys, expired_ms)
                     if batch.num_rows:
                         yield name, batch
 

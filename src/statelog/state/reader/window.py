@@ -65,20 +65,20 @@ class Window:
         asked = np.concatenate([layout.hashes(batch.columns[:width]) for batch in batches])
         hashes = layout.hashes(base.columns[1 : 1 + width])
         touched = _rows_with(hashes, asked)
-        known = base.take(pa.array(touched))
+        before = base.take(pa.array(touched))
         self._keys = [
-            pa.concat_arrays([known.column(1 + at), *(batch.column(at) for batch in batches)])
+            pa.concat_arrays([before.column(1 + at), *(batch.column(at) for batch in batches)])
             for at in range(width)
         ]
         self._key_groups = np.concatenate(
-            [known.column(0).to_numpy(), *(part.key_groups for part in parts)]
+            [before.column(0).to_numpy(), *(part.key_groups for part in parts)]
         )
         numbers, self._rows = numbered_keys(
             self._keys, np.concatenate([hashes[touched], asked]), codec.key.decode
         )
         # An event as one number: first by key, then by checkpoint.
         steps = len(times_ms)
-        codes, start = [], known.num_rows
+        codes, start = [], before.num_rows
         for part in parts:
             codes.append(numbers[start : start + len(part.checkpoints)] * steps + part.checkpoints)
             start += len(part.checkpoints)
@@ -90,9 +90,9 @@ class Window:
         self._checkpoint_of = self._events % steps
         has_event = np.zeros(len(self._rows), np.bool_)
         has_event[self._key_of] = True
-        self._replaced = touched[has_event[numbers[: known.num_rows]]]
+        self._replaced = touched[has_event[numbers[: before.num_rows]]]
         base_rows = np.full(len(self._rows), NO_ROW, np.int64)
-        base_rows[numbers[: known.num_rows]] = np.arange(known.num_rows)
+        base_rows[numbers[: before.num_rows]] = np.arange(before.num_rows)
         self._variables: dict[int, EventCells] = {}
         first = 0
         for state_id, position in layout.columns.items():
@@ -102,7 +102,7 @@ class Window:
                 done = operations[state_id], inverse[first : first + count]
                 first += count
             self._variables[state_id] = event_cells(
-                codec.states[state_id], known.column(position), base_rows, done, self._key_of
+                codec.states[state_id], before.column(position), base_rows, done, self._key_of
             )
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class Window:
             pa.array(self._key_groups[rows.to_numpy()]),
             *(column.take(rows) for column in self._keys),
         ]
-        cells = [self._variables[one].cells(last, True, None) for one in self._layout.columns]
+        cells = [self._variables[each].cells(last, True, None) for each in self._layout.columns]
         some = pa.array(_any_valid(cells, len(last)))
         schema = self._base.schema
         new = pa.RecordBatch.from_arrays([*changed, *cells], schema=schema).filter(some)

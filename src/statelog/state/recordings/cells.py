@@ -92,15 +92,15 @@ def cells_in(codec: OperatorCodec, schema: bytes, table: pa.Table) -> list[Cells
         CorruptionError: The schema is no earlier form of the codec's.
     """
     written = codec.written_by(schema)
-    found: list[Cells] = [{} for _ in range(table.num_rows)]
+    by_row: list[Cells] = [{} for _ in range(table.num_rows)]
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):
         if state is None or state.descriptor.name not in table.column_names:
             continue
         column = _whole(table.column(state.descriptor.name))
-        for cells, cell in zip(found, state.decode_cells(column), strict=True):
+        for cells, cell in zip(by_row, state.decode_cells(column), strict=True):
             if cell:
                 cells[state_id] = cell
-    return found
+    return by_row
 
 
 def keys_in(codec: OperatorCodec, schema: pa.Schema, table: pa.Table) -> list[Key]:

@@ -105,9 +105,9 @@ def list_recordings(store: ObjectStore) -> list[StoredRecording]:
     Blocks: On the store.
     """
     newest = Entries(store).newest()
-    found: list[StoredRecording] = []
+    stored: list[StoredRecording] = []
     if newest is not None:
-        found += [
+        stored += [
             StoredRecording(
                 path=recording.path,
                 size_bytes=recording.size,
@@ -118,7 +118,7 @@ def list_recordings(store: ObjectStore) -> list[StoredRecording]:
             )
             for recording in BatchRecord.of(newest).recordings
         ]
-    return found + failed_recordings(store)
+    return stored + failed_recordings(store)
 
 
 def failed_recordings(store: ObjectStore) -> list[StoredRecording]:
@@ -198,7 +198,7 @@ def steps_of_key(
             steps.append(step)
     if refused is not None and not fitted:
         raise refused
-    return sorted(steps, key=lambda one: (one.task.batch_id, one.failure is not None))
+    return sorted(steps, key=lambda each: (each.task.batch_id, each.failure is not None))
 
 
 def read_recordings(
@@ -236,9 +236,9 @@ def read_recordings(
         # A query deletes old ones meanwhile, and then no longer names them.
         named = {stored.path for stored in list_recordings(store)}
         unreadable += [
-            UnreadableRecording(one.path, "it does not exist, although a checkpoint names it")
-            for one in missing
-            if one.path in named
+            UnreadableRecording(each.path, "it does not exist, although a checkpoint names it")
+            for each in missing
+            if each.path in named
         ]
 
 
@@ -256,11 +256,11 @@ def objects_with_key(store: ObjectStore, key: object, *, operator: str | None = 
 
     Blocks: On the store; reads every recording.
     """
-    found = []
+    paths = []
     for stored, task in read_recordings(store):
         if (operator is None or task.operator_id == operator) and _holds(task, key):
-            found.append(stored.path)
-    return list(dict.fromkeys(found))
+            paths.append(stored.path)
+    return list(dict.fromkeys(paths))
 
 
 def forget_key(

@@ -155,12 +155,12 @@ def step_of(task: TaskRecording, key: object) -> RecordedStep | None:
 
 def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int | None:
     """Return the row of *keys*, a table of `cells_table`, with a key, or None."""
-    wanted = StateKey(key, schema.key_schema)
+    sought = StateKey(key, schema.key_schema)
     rows = pa.array(range(keys.num_rows), pa.int64())
     numbered = keys.append_column("", rows).combine_chunks()
     try:
         for batch in numbered.to_batches():
-            for number in wanted.select(batch).column(batch.num_columns - 1).to_pylist():
+            for number in sought.select(batch).column(batch.num_columns - 1).to_pylist():
                 return int(number)
     except (pa.ArrowException, LookupError) as error:
         raise damaged_recording("", f"its keys are not of its schema: {error}") from error
@@ -169,8 +169,8 @@ def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int |
 
 def recorded_rows(table: pa.Table, keep: pa.Array) -> pa.Table:
     """Return the rows of *table* whose key is in *keep*, numbered as in *keep*."""
-    found = pc.index_in(table.column(RECORD_COLUMN), value_set=keep)
-    kept = table.set_column(0, pa.field(RECORD_COLUMN, pa.int32()), found.cast(pa.int32()))
+    positions = pc.index_in(table.column(RECORD_COLUMN), value_set=keep)
+    kept = table.set_column(0, pa.field(RECORD_COLUMN, pa.int32()), positions.cast(pa.int32()))
     return kept.filter(pc.is_valid(kept.column(0)))
 
 

@@ -66,19 +66,19 @@ class CellColumn:
     def positions(self, slots: RowNumbers) -> RowNumbers:
         """Return the positions of cells with what is pending; `ABSENT` for no cell or no slot."""
         safe = np.maximum(slots, 0)
-        found = self._rows[safe]
+        rows = self._rows[safe]
         if self._written:
             pending = self._pending[safe]
-            found = np.where(pending == _UNCHANGED, found, pending)
-        found[slots < 0] = ABSENT
-        return found
+            rows = np.where(pending == _UNCHANGED, rows, pending)
+        rows[slots < 0] = ABSENT
+        return rows
 
     def live(self, slots: RowNumbers, now_ms: int) -> RowNumbers:
         """Return positions as `positions` does; `ABSENT` for a cell that expired by *now_ms*."""
-        found = self.positions(slots)
+        rows = self.positions(slots)
         if self.state.expires:
-            found[self.expiry_ms(found) <= now_ms] = ABSENT
-        return found
+            rows[self.expiry_ms(rows) <= now_ms] = ABSENT
+        return rows
 
     def expiry_ms(self, positions: RowNumbers) -> npt.NDArray[np.int64]:
         """Return when the cells at *positions* expire; `NEVER_MS` for no cell."""

@@ -133,16 +133,16 @@ class ColdRuns:
 
     def _runs(self, part: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
         """Return the runs of these key groups, with contiguous key groups of each."""
-        found: list[tuple[SortedRun, list[int]]] = []
+        runs: list[tuple[SortedRun, list[int]]] = []
         for key_group in part:
             run = self._by_group.get(key_group)
             if run is None:
                 continue
-            if found and found[-1][0] is run and found[-1][1][-1] == key_group - 1:
-                found[-1][1].append(key_group)
+            if runs and runs[-1][0] is run and runs[-1][1][-1] == key_group - 1:
+                runs[-1][1].append(key_group)
             else:
-                found.append((run, [key_group]))
-        return [(run, _span(some)) for run, some in found]
+                runs.append((run, [key_group]))
+        return [(run, _span(some)) for run, some in runs]
 
 
 def _span(key_groups: Sequence[int]) -> KeyGroupRange:

@@ -111,8 +111,8 @@ class ColumnTimers:
     def delete(self, keys: Keys, times_ms: Any) -> None:
         """Remove a timer for each key, if there is one; arguments and errors as `register`."""
         slots, times = self._table.find(keys), _times(times_ms, len(keys))
-        known = slots >= 0
-        self._change(slots[known], times[known], is_added=False)
+        is_known = slots >= 0
+        self._change(slots[is_known], times[is_known], is_added=False)
 
     def get(self, keys: Keys) -> pa.Array:
         """Return the timers of each key as a column of ascending lists; null for none."""
@@ -208,7 +208,7 @@ def _forbidden_null(field: pa.Field, column: pa.Array) -> str:
         inner = [(field.type.item_field, items)]
     elif pa.types.is_list(field.type):
         inner = [(field.type.value_field, column.flatten())]
-    nulls = (_forbidden_null(one, values) for one, values in inner)
+    nulls = (_forbidden_null(each, values) for each, values in inner)
     return next((f"{field.name}.{null}" for null in nulls if null), "")
 
 

@@ -66,10 +66,10 @@ class SlotIndex:
     @property
     def nbytes(self) -> int:
         """Memory of the index in bytes, the keys included."""
-        own = (
+        own_bytes = (
             self._table.nbytes + self._marks.nbytes + self._hashes.nbytes + self._key_groups.nbytes
         )
-        return own + self._keys.nbytes
+        return own_bytes + self._keys.nbytes
 
     def find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Slots:
         """
@@ -175,16 +175,16 @@ class SlotIndex:
             The slots of these cells, -1 for empty ones.
         """
         slots: Slots = np.full(len(hashes), NO_SLOT)
-        wanted = _marks_of(hashes)
-        rows = np.flatnonzero(self._skip(wanted, cells))
+        sought = _marks_of(hashes)
+        rows = np.flatnonzero(self._skip(sought, cells))
         ends = cells.take(rows)
         while len(rows):
-            found = self._table.take(ends)
-            slots[rows] = found
-            other = np.flatnonzero(self._hashes.take(found) != hashes.take(rows))
+            held = self._table.take(ends)
+            slots[rows] = held
+            other = np.flatnonzero(self._hashes.take(held) != hashes.take(rows))
             rows, ends = rows.take(other), (ends.take(other) + 1) & self._mask
             slots[rows] = NO_SLOT
-            marks = self._skip(wanted.take(rows), ends)
+            marks = self._skip(sought.take(rows), ends)
             cells[rows] = ends
             marked = np.flatnonzero(marks)
             rows, ends = rows.take(marked), ends.take(marked)
@@ -197,10 +197,10 @@ class SlotIndex:
         ends, sought = cells.take(rows), wanted.take(rows)
         while len(rows):
             ends = (ends + 1) & self._mask
-            found = self._marks.take(ends)
+            held = self._marks.take(ends)
             cells[rows] = ends
-            marks[rows] = found
-            going = np.flatnonzero((found != sought) & (found != _EMPTY))
+            marks[rows] = held
+            going = np.flatnonzero((held != sought) & (held != _EMPTY))
             rows, ends, sought = rows.take(going), ends.take(going), sought.take(going)
         return marks
 
@@ -225,16 +225,16 @@ class SlotIndex:
 
     def _insert(self, slots: Slots, hashes: Hashes, cells: _Cells) -> None:
         """Enter slots at the first empty cells from *cells* on."""
-        wanted = _marks_of(hashes)
+        marks = _marks_of(hashes)
         while len(slots):
             free = np.flatnonzero(self._marks.take(cells) == _EMPTY)
             taken = cells.take(free)
             self._table[taken] = slots.take(free)
-            self._marks[taken] = wanted.take(free)
+            self._marks[taken] = marks.take(free)
             # Of several slots for one cell, numpy keeps the last one; the others move on.  So does
             # the mark: it is written in the same order.
             left = np.flatnonzero(self._table.take(cells) != slots)
-            slots, wanted = slots.take(left), wanted.take(left)
+            slots, marks = slots.take(left), marks.take(left)
             cells = (cells.take(left) + 1) & self._mask
 
     def _fit_table(self, keys: int) -> bool:

@@ -1,9 +1,5 @@
 """
-The state of a columnar processor in one process, and how it is brought forward.
-
-It is a cache, as `KeyedState` is: `catch_up` brings a range of key groups to the checkpoint that a
-task starts from, from the last writes of the task itself if that attempt was committed, else from the
-log, else from snapshots and the log.
+State as columns, which one process holds for a columnar processor.
 
 Snapshots and changes are those of `KeyedState`: a processor of Rows and a columnar one can take over
 each other's state, as long as it consists of values and timers.  A change replaces the whole cell, so
@@ -12,16 +8,15 @@ that a change that is applied twice does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from statelog.changelog.read_ahead import read_logs
-from statelog.checkpoint.state_stream import read_materialized
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.state.cache import ABSENT, CatchUp, Staged, StateCache, logs_ahead
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import contiguous
 from statelog.state.columnar.sorted_run import RowLayout
@@ -34,29 +29,12 @@ from statelog.state.encoding.snapshot_file import (
 )
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.heap.tables import KeyGroupState
-from statelog.state.replay import (
-    CatchUp,
-    by_outcome,
-    changes_of,
-    logs_ahead,
-    snapshots_ahead,
-)
+from statelog.state.replay import changes_of
 from statelog.state.slots.slot_table import SlotTable, Writes
 from statelog.store import ObjectStore
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """The writes of an attempt that may be committed."""
-
-    checkpoint_id: int
-    base_id: int
-    state_handle_id: str
-    key_group_range: KeyGroupRange
-    writes: Writes
-
-
-class SlotState:
+class SlotState(StateCache[Writes]):
     """
     The state of some key groups of one operator, in this process.
 
@@ -79,10 +57,9 @@ class SlotState:
         limits: MemoryLimits | None = None,
         files: Callable[[RowLayout], RunFiles | None] = lambda _layout: None,
     ) -> None:
-        self.codec = codec
+        super().__init__(codec)
         self.table = SlotTable(codec, None if limits is None else limits.recent_bytes, files)
         self._versions: dict[int, int] = {}
-        self._staged: list[_Staged] = []
 
     def stage(
         self,
@@ -94,7 +71,7 @@ class SlotState:
         """Keep what is pending of an attempt for the next `catch_up`."""
         writes = self.table.writes()
         self._staged.append(
-            _Staged(checkpoint_id, base_id, state_handle_id, key_group_range, writes)
+            Staged(checkpoint_id, base_id, state_handle_id, key_group_range, writes)
         )
 
     def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
@@ -113,82 +90,50 @@ class SlotState:
         self.table.now_ms = now_ms
         return 0 if self._staged else self.table.expire()
 
-    def catch_up(
-        self,
-        key_group_range: KeyGroupRange,
-        base_id: int,
-        committed: Collection[str],
-        load: Callable[[], tuple[ObjectStore, ChangelogStateBackendHandle]],
-    ) -> CatchUp:
-        """
-        Bring the key groups of *key_group_range* to checkpoint *base_id*.
+    def version(self, key_group: int) -> int:
+        """Return the checkpoint of a key group; -1 for the empty state, `ABSENT` if it is not held."""
+        return self._versions.get(key_group, ABSENT)
 
-        Arguments, errors and `Blocks:` are those of `KeyedState.catch_up`.
-        """
-        done = CatchUp()
-        self.table.forget_pending()
-        made, earlier, self._staged = by_outcome(self._staged, base_id, committed)
-        for staged in made:
-            self._fold(staged, done)
-        # Newer than wanted can only be a leftover of a run that was rolled back.
-        self._begin([kg for kg in key_group_range if not self._is_usable(kg, base_id)])
-        missing = [kg for kg in key_group_range if self._versions[kg] < base_id]
-        if missing:
-            try:
-                store, handle = load()
-                logged = {log.state_handle_id for log in handle.log}
-                for staged in earlier:  # of a micro-batch before those that were missed
-                    if staged.state_handle_id in logged:
-                        self._fold(staged, done)
-                self._restore(store, handle, key_group_range, done)
-                self._replay(store, handle, key_group_range, done)
-            except BaseException:
-                self._begin(missing)
-                raise
-            self._versions.update(dict.fromkeys(missing, base_id))
-        if not self._staged:
-            self.table.tidy()
-            done.compacted += self.table.bound()
-        return done
+    def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
+        """Note the checkpoint of key groups."""
+        self._versions.update(dict.fromkeys(key_groups, checkpoint_id))
 
-    def _is_usable(self, key_group: int, base_id: int) -> bool:
-        version = self._versions.get(key_group)
-        return version is not None and version <= base_id
-
-    def _begin(self, key_groups: Sequence[int]) -> None:
-        """Empty some key groups."""
+    def forget(self, key_groups: Sequence[int]) -> None:
+        """Empty some key groups; the next `catch_up` restores them."""
         self.table.remove([kg for kg in key_groups if kg in self._versions])
-        self._versions.update(dict.fromkeys(key_groups, -1))
+        self.reached(key_groups, -1)
 
-    def _fold(self, staged: _Staged, done: CatchUp) -> None:
-        """Fold the writes of an attempt that was committed."""
-        ready = [kg for kg in staged.key_group_range if self._versions.get(kg) == staged.base_id]
-        every = len(ready) == len(staged.key_group_range)
+    def _fold(self, staged: Staged[Writes], key_groups: Sequence[int]) -> None:
+        every = len(key_groups) == len(staged.key_group_range)
         for state_id, (slots, positions) in staged.writes.items():
             if not every:
-                mine = np.isin(self.table.index.key_groups(slots), ready)
+                mine = np.isin(self.table.index.key_groups(slots), key_groups)
                 slots, positions = slots[mine], positions[mine]
             self.table.fold(state_id, slots, positions)
-        self._versions.update(dict.fromkeys(ready, staged.checkpoint_id))
-        done.folded += len(ready)
 
-    def _restore(
+    def _bring_forward(
         self,
         store: ObjectStore,
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
         done: CatchUp,
     ) -> None:
-        for snapshot, _, old in snapshots_ahead(
-            handle, key_group_range, self._versions.__getitem__
-        ):
-            data = read_materialized(store, snapshot)
-            done.restored += 1
-            self._begin(old)
-            for part in contiguous(old):
-                for block, table in self._tables_of(data, part):
-                    self.table.insert(block, table)
-            self._versions.update(dict.fromkeys(old, snapshot.checkpoint_id))
+        self._restore(store, handle, key_group_range, done)
+        self._replay(store, handle, key_group_range, done)
+
+    def _insert(self, data: memoryview, wanted: KeyGroupRange, key_groups: Sequence[int]) -> None:
+        for part in contiguous(key_groups):
+            for block, table in self._tables_of(data, part):
+                self.table.insert(block, table)
+
+    def _end_attempt(self) -> None:
+        self.table.forget_pending()
+
+    def _bound(self) -> int:
+        if self._staged:
+            return 0  # what is staged has positions in the table
+        self.table.tidy()
+        return self.table.bound()
 
     def _tables_of(
         self, data: memoryview, part: KeyGroupRange
@@ -212,8 +157,8 @@ class SlotState:
         key_group_range: KeyGroupRange,
         done: CatchUp,
     ) -> None:
-        logs = list(logs_ahead(handle, key_group_range, self._versions.__getitem__))
-        changes = read_logs(store, [(log, wanted) for log, wanted, _ in logs])
+        logs = list(logs_ahead(handle, key_group_range, self.version))
+        changes = read_logs(store, [(log, part) for log, part, _ in logs])
         for (log, _, old), batches in zip(logs, changes, strict=True):
             reader = self.codec.reader()
             for batch in batches:
@@ -222,7 +167,7 @@ class SlotState:
                 if self.table.is_full:
                     self._staged = []  # a task that comes back for one of them replays the log
                     done.compacted += self.table.bound()
-            self._versions.update(dict.fromkeys(old, log.checkpoint_id))
+            self.reached(old, log.checkpoint_id)
 
     def _take(self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int]) -> None:
         """Apply the changes of one set to the key groups in *old*."""

@@ -100,10 +100,10 @@ class SlotTable:
 
     def _without_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
         """Return which slots are -1 or have no cell: a key group that was emptied keeps its slots."""
-        found = np.zeros(len(slots), np.bool_)
+        is_empty = np.zeros(len(slots), np.bool_)
         for column in self.columns.values():
-            found |= column.committed(np.maximum(slots, 0)) >= 0
-        return (slots < 0) | ~found
+            is_empty |= column.committed(np.maximum(slots, 0)) >= 0
+        return (slots < 0) | ~is_empty
 
     def _warm(self, rows: Iterable[tuple[pa.Table, Hashes]]) -> bool:
         """Take rows of cold runs into slots; return whether there were any."""
@@ -189,10 +189,10 @@ class SlotTable:
         slots = np.setdiff1d(slots, written, assume_unique=True)
         positions = np.concatenate([column.committed(slots), positions])
         slots = np.concatenate([slots, written])
-        wanted = are_in(self.index.key_groups(slots), key_group_range)
-        (cells,) = column.heap.take(positions[wanted])
+        is_inside = are_in(self.index.key_groups(slots), key_group_range)
+        (cells,) = column.heap.take(positions[is_inside])
         times = cells.flatten().to_numpy()
-        owners = np.repeat(slots[wanted], np.diff(cells.offsets.to_numpy()))
+        owners = np.repeat(slots[is_inside], np.diff(cells.offsets.to_numpy()))
         due = times <= until_ms
         times, owners = times[due], owners[due]
         order = np.argsort(times, kind="stable")
@@ -304,7 +304,7 @@ class SlotTable:
 
         Nothing may be staged.  Expired cells are hidden from reads at once.
         """
-        expiring = [state_id for state_id, one in self.columns.items() if one.state.expires]
+        expiring = [state_id for state_id, each in self.columns.items() if each.state.expires]
         if not expiring or self.now_ms < 0 or 2 * self._folded < len(self.index):
             return 0
         self._folded = 0

@@ -1,0 +1,94 @@
+"""
+A run of a processor that records what chosen keys see, for a replay.
+
+Nothing that the processor gets or yields differs from `ProcessorRun`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.worker.processor_run import ProcessorRun
+from statelog.spark.worker.protocol import BatchContext
+from statelog.spark.worker.recorder import FailedCall, TaskRecorder
+from statelog.state.heap.tables import Key
+from statelog.state.keyed_state import KeyedState
+
+
+class RecordedRun(ProcessorRun):
+    """
+    Runs a processor as `ProcessorRun` does, and records the keys that a recorder chooses.
+
+    Args:
+        context, state, key_group_range, output: As for `ProcessorRun`.
+        recorder: Chooses the keys, and collects what they see.
+    """
+
+    def __init__(
+        self,
+        context: BatchContext,
+        state: KeyedState,
+        key_group_range: KeyGroupRange,
+        output: OutputCollector,
+        recorder: TaskRecorder,
+    ) -> None:
+        super().__init__(context, state, key_group_range, output)
+        self._recorder = recorder
+        self._of_timers: set[tuple[int, Key]] = set()
+
+    def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
+        """Run the processor over keys with all their rows; see `ProcessorRun.take`."""
+        self._recorder.begin_part(rows, initial)
+        super().take(rows, initial)
+
+    def retire(self, changes: ChangeBatch) -> None:
+        """Drop the overlays, which were appended to the log as *changes*."""
+        self._recorder.settle(self._group, self.overlays)
+        self._recorder.end_part()
+        super().retire(changes)
+
+    def _close(self) -> None:
+        self._recorder.settle(self._group, self.overlays)
+        super()._close()
+
+    def _begin_initial(self, key: Key) -> None:
+        if key in self._recorder.marked(self._key_group):
+            self._recorder.called(self._begin_key(key), "handleInitialState")
+
+    def _handle_keys(self, key_group: int, rows_of: KeyedInput) -> None:
+        marked = self._recorder.marked(key_group)
+        if not marked:
+            super()._handle_keys(key_group, rows_of)
+            return
+        for key, key_object, rows in rows_of.keys(key_group):
+            self._cursor.key = key
+            number = self._begin_key(key) if key in marked else -1
+            produced = self._processor.handleInputRows(key_object, rows, self._times)
+            rows_made = () if produced is None else self._returned(produced)
+            if number >= 0:
+                rows_made = self._recorder.watch(number, "handleInputRows", -1, rows_made)
+            self.output.extend(rows_made)
+            self._calls.ends.append(len(self.output.items))
+
+    def _begin_timers(self, due: Sequence[tuple[int, int, Key]]) -> None:
+        self._of_timers = self._recorder.of_timers(due)
+
+    def _handle_timer(self, time: int, key: Key) -> Any:
+        if (self._key_group, key) not in self._of_timers:
+            return super()._handle_timer(time, key)
+        number = self._begin_key(key)
+        produced = super()._handle_timer(time, key)
+        rows_made = () if produced is None else self._returned(produced)
+        return self._recorder.watch(number, "handleExpiredTimer", time, rows_made)
+
+    def _begin_key(self, key: Key) -> int:
+        """Begin to record the key of the next call; return its number."""
+        return self._recorder.begin(self._key_group, key, self._group(self._key_group))
+
+    def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
+        if key_group >= 0:
+            group = self._group(key_group)
+            self._recorder.failed = FailedCall(key_group, key, method, timer_ms, group)

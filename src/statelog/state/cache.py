@@ -1,0 +1,268 @@
+"""
+What a process keeps of the state of an operator, and how it is brought forward.
+
+It is a cache.  Any key group may be missing, or be at another checkpoint than the one a task starts
+from.  `StateCache.catch_up` brings a range to that checkpoint from the cheapest source: what the task itself
+staged, if that attempt was committed, else the log, else files of this host or a snapshot, then the log.
+
+`KeyedState` holds Python objects, and columns where they are too many; `SlotState` holds columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from statelog.checkpoint.state_stream import read_materialized
+from statelog.errors import CorruptionError
+from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.store import ObjectStore
+
+ABSENT: Final = -2
+"""The version of a key group that is not held."""
+
+WritesT = TypeVar("WritesT")
+
+
+@dataclass(slots=True)
+class CatchUp:
+    """
+    Count what one `catch_up` did, for the report of a batch.
+
+    Args:
+        folded: Key groups brought forward by what their own attempt staged.
+        replayed: Change sets read from the log.
+        restored: Snapshots read.
+        local: Key groups taken from files of this host.
+        compacted: Blocks of key groups whose dict tables were put into columns.
+    """
+
+    folded: int = 0
+    replayed: int = 0
+    restored: int = 0
+    local: int = 0
+    compacted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged(Generic[WritesT]):
+    """
+    What an attempt of a task wrote, kept until it is known whether it was committed.
+
+    Args:
+        checkpoint_id: The checkpoint that it is part of, if it was committed.
+        base_id: The checkpoint that it began from.
+        state_handle_id: Its part of the log.
+        key_group_range: The key groups of the task.
+        writes: What it wrote.
+    """
+
+    checkpoint_id: int
+    base_id: int
+    state_handle_id: str
+    key_group_range: KeyGroupRange
+    writes: WritesT
+
+
+class StateCache(ABC, Generic[WritesT]):
+    """
+    The state of some key groups of one operator, in this process.
+
+    Args:
+        codec: The operator's codec.
+
+    Thread: one at a time; Spark runs one task in a Python worker.
+    """
+
+    def __init__(self, codec: OperatorCodec) -> None:
+        self.codec = codec
+        self._staged: list[Staged[WritesT]] = []
+
+    def catch_up(
+        self,
+        key_group_range: KeyGroupRange,
+        base_id: int,
+        committed: Collection[str],
+        load: Callable[[], tuple[ObjectStore, ChangelogStateBackendHandle]],
+    ) -> CatchUp:
+        """
+        Bring the key groups of *key_group_range* to checkpoint *base_id*.
+
+        Args:
+            key_group_range: What the task owns.
+            base_id: The checkpoint to start from; -1 for the empty state.
+            committed: Ids of the log handles that make up checkpoint *base_id*.
+            load: Returns the store and what to restore from; called only if something is missing.
+
+        Raises:
+            CorruptionError: A snapshot or log file is damaged.
+
+        Blocks: While objects are read.
+        """
+        done = CatchUp()
+        self._end_attempt()
+        committed_now, earlier, self._staged = by_outcome(self._staged, base_id, committed)
+        for staged in committed_now:
+            self._fold_committed(staged, done)
+        # Newer than *base_id* can only be a leftover of a run that was rolled back.
+        self.forget([kg for kg in key_group_range if not -1 <= self.version(kg) <= base_id])
+        missing = [kg for kg in key_group_range if self.version(kg) < base_id]
+        if missing:
+            try:
+                store, handle = load()
+                logged = {log.state_handle_id for log in handle.log}
+                for staged in earlier:  # of a micro-batch before those that were missed
+                    if staged.state_handle_id in logged:
+                        self._fold_committed(staged, done)
+                self._bring_forward(store, handle, key_group_range, done)
+                self.reached(missing, base_id)
+            except BaseException:
+                self.forget(missing)  # half brought forward: an append applied twice would be wrong
+                raise
+        done.compacted += self._bound()
+        return done
+
+    def _fold_committed(self, staged: Staged[WritesT], done: CatchUp) -> None:
+        base_id = staged.base_id
+        ready = [kg for kg in staged.key_group_range if self.version(kg) == base_id]
+        self._fold(staged, ready)
+        self.reached(ready, staged.checkpoint_id, staged.state_handle_id)
+        done.folded += len(ready)
+
+    def _restore(
+        self,
+        store: ObjectStore,
+        handle: ChangelogStateBackendHandle,
+        key_group_range: KeyGroupRange,
+        done: CatchUp,
+    ) -> None:
+        """Read the snapshots of *handle* that bring the key groups forward."""
+        for snapshot, part, old in snapshots_ahead(handle, key_group_range, self.version):
+            data = read_materialized(store, snapshot)
+            done.restored += 1
+            self.forget(old)
+            self.reached(old, snapshot.checkpoint_id, path_of(snapshot))
+            self._insert(data, part, old)
+
+    @abstractmethod
+    def version(self, key_group: int) -> int:
+        """Return the checkpoint of a key group; -1 for the empty state, `ABSENT` if it is not held."""
+
+    @abstractmethod
+    def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
+        """Note the checkpoint of key groups, and the handle or snapshot applied last."""
+
+    @abstractmethod
+    def forget(self, key_groups: Sequence[int]) -> None:
+        """Empty some key groups; the next `catch_up` restores them."""
+
+    @abstractmethod
+    def _fold(self, staged: Staged[WritesT], key_groups: Sequence[int]) -> None:
+        """Apply what a committed attempt wrote to *key_groups*."""
+
+    @abstractmethod
+    def _bring_forward(
+        self,
+        store: ObjectStore,
+        handle: ChangelogStateBackendHandle,
+        key_group_range: KeyGroupRange,
+        done: CatchUp,
+    ) -> None:
+        """Restore snapshots and replay the log, where a key group is older than *handle*."""
+
+    @abstractmethod
+    def _insert(self, data: memoryview, wanted: KeyGroupRange, key_groups: Sequence[int]) -> None:
+        """Take *key_groups*, which are empty, from the bytes of a snapshot; all are in *wanted*."""
+
+    @abstractmethod
+    def _end_attempt(self) -> None:
+        """End what an attempt has begun that was not staged."""
+
+    @abstractmethod
+    def _bound(self) -> int:
+        """Keep to the limit of memory; return how many blocks were put into columns."""
+
+
+def by_outcome(
+    staged: Iterable[Staged[WritesT]], base_id: int, committed: Collection[str]
+) -> tuple[list[Staged[WritesT]], list[Staged[WritesT]], list[Staged[WritesT]]]:
+    """
+    Return the attempts that made checkpoint *base_id*, earlier ones, and later ones.
+
+    Those that were meant for it and are not in *committed* failed, and are in no list.
+    """
+    parts: tuple[list[Staged[WritesT]], list[Staged[WritesT]], list[Staged[WritesT]]] = ([], [], [])
+    for attempt in staged:
+        if attempt.checkpoint_id != base_id:
+            parts[1 if attempt.checkpoint_id < base_id else 2].append(attempt)
+        elif attempt.state_handle_id in committed:
+            parts[0].append(attempt)
+    return parts
+
+
+def path_of(snapshot: MaterializedHandle) -> str:
+    """Return the path of a snapshot, which identifies it, or ''."""
+    return snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""
+
+
+def snapshots_ahead(
+    handle: ChangelogStateBackendHandle,
+    key_group_range: KeyGroupRange,
+    version_of: Callable[[int], int],
+) -> Iterator[tuple[MaterializedHandle, KeyGroupRange, list[int]]]:
+    """
+    Yield the snapshots that bring a state forward.
+
+    Args:
+        handle: A checkpoint.
+        key_group_range: The key groups of the state.
+        version_of: Returns the checkpoint of a key group; asked before each snapshot.
+
+    Returns:
+        Each snapshot with its key groups in *key_group_range*, and which of them are older.
+    """
+    lowest = _lowest(key_group_range, version_of)
+    for snapshot in handle.materialized:
+        if snapshot.checkpoint_id <= lowest:
+            continue
+        part = snapshot.key_group_range.intersection(key_group_range)
+        old = [kg for kg in part if version_of(kg) < snapshot.checkpoint_id]
+        if old:
+            yield snapshot, part, old
+
+
+def logs_ahead(
+    handle: ChangelogStateBackendHandle,
+    key_group_range: KeyGroupRange,
+    version_of: Callable[[int], int],
+) -> Iterator[tuple[ChangelogStateHandle, KeyGroupRange, set[int]]]:
+    """
+    Yield the parts of the log that bring a state forward, as `snapshots_ahead` does.
+
+    Raises:
+        CorruptionError: They are not in the order of checkpoints, as those of every checkpoint are.
+    """
+    last, lowest = -1, _lowest(key_group_range, version_of)
+    for log in handle.log:
+        if log.checkpoint_id < last:
+            raise CorruptionError(
+                f"damaged checkpoint {handle.checkpoint_id}: the log of checkpoint {log.checkpoint_id} "
+                f"follows that of {last}",
+                checkpoint_id=handle.checkpoint_id,
+            )
+        last = log.checkpoint_id
+        if last <= lowest:
+            continue
+        part = log.key_group_range.intersection(key_group_range)
+        old = {kg for kg in part if version_of(kg) < log.checkpoint_id}
+        if old:
+            yield log, part, old
+
+
+def _lowest(key_group_range: KeyGroupRange, version_of: Callable[[int], int]) -> int:
+    """Return the oldest version in the range; replay skips the log before it."""
+    return min(map(version_of, key_group_range))
