@@ -90,8 +90,8 @@ MUTANTS = (
     ),
     Mutant(
         "a_snapshot_is_skipped",
-        "                if key_group in tables:",
-        "                if not tables:",
+        "            if key_group in tables:",
+        "            if not tables:",
     ),
     Mutant(
         "runs_outlive_their_key_groups",

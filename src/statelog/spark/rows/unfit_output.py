@@ -123,9 +123,12 @@ class OutputCalls:
         self.ends: list[int] = []
         self._spans: list[_Span] = []
 
-    def begin(self, keys: Sequence[Key], key_group: int, method: str, timer_ms: int = -1) -> None:
-        """Begin calls of one method in one key group, one for each key."""
+    def begin(
+        self, keys: Sequence[Key], key_group: int, method: str, timer_ms: int = -1
+    ) -> list[int]:
+        """Begin calls of one method in one key group, one for each key; return `ends`."""
         self._spans.append(_Span(len(self.ends), keys, key_group, method, timer_ms))
+        return self.ends
 
     def call_of(self, at: int) -> OutputCall:
         """Return the call that yielded the item at a position."""
