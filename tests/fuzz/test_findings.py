@@ -128,7 +128,7 @@ def test_log_handles_out_of_order_are_damage() -> None:
     handle: ChangelogStateBackendHandle = base.for_range(groups)
     ids = [log.checkpoint_id for log in handle.log]
     assert ids[0] < ids[-1]
-    with pytest.raises(CorruptionError, match="follows that of"):
+    with pytest.raises(CorruptionError, match="follows the log of"):
         list(logs_ahead(replace(handle, log=handle.log[::-1]), groups, lambda group: -1))
 
 

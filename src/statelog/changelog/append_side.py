@@ -156,7 +156,7 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
         and not ~INT32_MAX <= column.min() <= column.max() <= INT32_MAX
     ):
         raise KeyGroupOutOfRangeError(
-            "a key group exceeds 32 bits; use those of the writer's range",
+            "a key group exceeds 32 bits; use a key group of the writer's range",
             key_group=int(column.max()),
         )
     if pa.types.is_large_binary(values.type) and value_bytes(values) > INT32_MAX:

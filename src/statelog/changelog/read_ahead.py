@@ -26,7 +26,7 @@ _WINDOW_BYTES: Final = 32 * 1024 * 1024
 
 def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa.RecordBatch]]:
     """
-    Yield the changes of several handles, as `read_change_batches` yields those of each.
+    Yield the changes of several handles, as `read_change_batches` does for each.
 
     Args:
         store: The store of the handles.

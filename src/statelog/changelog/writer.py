@@ -174,7 +174,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
             call.  An empty range gives a handle without entries.  It fails with
             `UploadFailedError`, or with `WriterClosedError` if the writer is closed first.  It
             cannot be cancelled.  Callbacks run in the writer's mailbox, or without one on the
-            storage's callback threads; never on those of uploads or timers and never under a lock,
+            storage's callback threads; never on threads of uploads or timers and never under a lock,
             so a blocking callback delays only other callbacks.  All of them may call the writer.
             One added after the end runs at once, in the thread that adds it.  On local
             disk and in memory, a wait without a time-out runs pending uploads itself, and a disk

@@ -2,7 +2,7 @@
 The record of a micro-batch in its checkpoint, beside the state.
 
 A query with one operator writes version 1 of the record, which has no version number and the figures of
-the operator beside those of the micro-batch.  A query with several operators writes version 2, which
+the operator with the micro-batch's.  A query with several operators writes version 2, which
 has a list of operators.  Format: docs/reference/formats/checkpoint_metadata.md.
 """
 
@@ -181,7 +181,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, checkpoint: CompletedCheckpoint) -> BatchRecord:
-        """Return the record in a checkpoint; errors are those of `of_properties`."""
+        """Return the record in a checkpoint; errors: see `of_properties`."""
         return cls.of_properties(checkpoint.properties, checkpoint.checkpoint_id)
 
     @classmethod

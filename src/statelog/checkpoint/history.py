@@ -103,7 +103,7 @@ def read_checkpoint(
     store: ObjectStore, checkpoint_id: int, *, whole: bool = False
 ) -> StoredCheckpoint:
     """
-    Read one checkpoint, verified; arguments, errors and `Blocks:` are those of `read_entry`.
+    Read one checkpoint, verified; arguments, errors and `Blocks:` as for `read_entry`.
 
     Raises:
         ObjectNotFoundError: There is no such checkpoint: nothing has the number, or a claim has it.

@@ -2,7 +2,7 @@
 Record checkpoints and snapshots in the metrics, under Flink's names.
 
 Source: Flink, ChangelogMaterializationMetricGroup and ChangelogStateBackendMetricGroup.
-Deviation: the values are those of the whole job, on the side that completes its checkpoints.
+Deviation: the values are about the whole job, on the side that completes its checkpoints.
 """
 
 from __future__ import annotations

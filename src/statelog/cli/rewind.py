@@ -61,7 +61,7 @@ def rewind(
     interrupted rewind with the same command.
 
     A sink that stores batch ids must drop those after --to.  Exit status 1 if the rewind is not
-    possible: the checkpoint is not retained, the offsets are missing or are not those of the state,
+    possible: the checkpoint is not retained, the offsets are missing or do not match the state,
     or a run seems to be active.
     """
     query = StoredQuery(open_query_files(checkpoint_location))

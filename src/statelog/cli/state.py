@@ -165,7 +165,7 @@ def diff(
 
 
 def _shown(state: LocationState, variable: str, version: KeyVersion) -> object:
-    """Return the state of a version; that of a map as a list of its entries."""
+    """Return the state of a version; a map as a list of its entries."""
     by_name = {each.name: each for each in state.variables(version.checkpoint_id)}.get(variable)
     is_map = by_name is not None and by_name.user_key_schema is not None
     return list(version.value.items()) if is_map else version.value

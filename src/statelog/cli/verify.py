@@ -37,7 +37,7 @@ def verify(
     """
     Read and verify every object that retained checkpoints need.
 
-    Every object they reach is read once and every checksum verified; the log of each checkpoint is compared with that of the one before it.  With a finding, the newest sound checkpoint is named.  Exit status 1 if an object is damaged or missing, or was written by a newer statelog.
+    Every object they reach is read once and every checksum verified; the log of each checkpoint is compared with the log before it.  With a finding, the newest sound checkpoint is named.  Exit status 1 if an object is damaged or missing, or was written by a newer statelog.
 
     Checksums and encryption do not show that the newest checkpoints were deleted: give --at-least the newest one that you know of.
     """

@@ -55,7 +55,7 @@ def start_program(
     in_session: bool = False,
 ) -> subprocess.Popen[bytes]:
     """
-    Start a program in a session of its own, or in that of this process.
+    Start a program in a session of its own, or in this process's.
 
     Its standard input is a pipe that ends when this process ends, also by a signal.
 

@@ -56,7 +56,7 @@ class MetricsJournal(Metrics):
 
 
 def add_entries(metrics: Metrics, entries: Iterable[tuple[str, float]]) -> None:
-    """Record the entries of a journal, those of unknown metrics excepted."""
+    """Record the entries of a journal, without entries of unknown metrics."""
     for name, value in entries:
         spec = METRICS.get(name)
         if spec is not None and spec.kind is MetricKind.COUNTER:

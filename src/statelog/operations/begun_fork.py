@@ -63,7 +63,7 @@ class BegunFork:
         return any(parse_parent_path(path) is not None for path in paths)
 
     def is_of(self, checkpoint_location: str | None) -> bool:
-        """Return whether the committed checkpoint is that of a query with this checkpointLocation."""
+        """Return whether the committed checkpoint is of a query with this checkpointLocation."""
         if self.checkpoint is None:
             return False
         record = BatchRecord.of(self.checkpoint)

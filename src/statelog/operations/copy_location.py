@@ -120,7 +120,7 @@ def copy_location(
         source: The location.
         target: An empty location, or one that an earlier call began.
         checkpoint_id: The newest checkpoint of the copy; None for the newest there is.
-        parallelism: Objects copied at once, >= 1.  The memory needed is that of so many objects, and at
+        parallelism: Objects copied at once, >= 1.  They are in memory together, at
             most 256 MiB or one object.
         on_progress: Called after each object, on the caller's thread.
         pause: Waits so many seconds before a failed object is tried again.
@@ -372,7 +372,7 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
 
 
 def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
-    """Check that no checkpoint of the copy is newer than those of the plan."""
+    """Check that no checkpoint of the copy is newer than all in the plan."""
     newest = Entries(target).newest_id()
     if newest is not None and newest > plan.checkpoints[-1]:
         raise UsageError(

@@ -220,7 +220,7 @@ def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
 
     Args:
         store: The location of the fork.
-        paths: Names in it; those of its own objects are ignored.
+        paths: Names in it; names of its own objects are ignored.
 
     Raises:
         CheckpointError: A parent cannot be opened (`reason` "parent").

@@ -276,7 +276,7 @@ class _Forgetting:
         return batch.take(pa.array(kept, pa.int64()))
 
     def _output(self) -> StagedRows:
-        """Return the staged rows of the micro-batch without those of the key."""
+        """Return the staged rows of the micro-batch without the key's rows."""
         stored = read_checkpoint(self._store, self._base.checkpoint_id)
         section = stored.sections.get(OUTPUT_TAG)
         inline = [self._filtered(stream) for stream in decode_streams(section)]

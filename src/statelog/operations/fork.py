@@ -369,7 +369,7 @@ def _leave_out(
 
 
 def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> BatchRecord:
-    """Return the record of a micro-batch as that of the new query."""
+    """Return the record of a micro-batch as a record of the new query."""
     files = [_moved(staged_file, fork_id).to_json() for staged_file in record.staged_files()]
     new = msgspec.structs.replace(
         record, output_files=files, went_back_to=None, rewound=None, recordings=()

@@ -40,7 +40,7 @@ def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
         The files by name, without `metadata`.
 
     Raises:
-        CheckpointError: The files are not those of the state: another query ("other_query"), files
+        CheckpointError: The files do not match the state: another query ("other_query"), files
             removed ("not_found"), planned anew ("gap"); or the micro-batch is not finished yet
             ("in_progress"), or the query has state of Spark's own ("foreign_state").
         UsageError: *query* is no checkpointLocation.

@@ -148,7 +148,7 @@ class Recommit:
             base: The checkpoint given to `begin`.
             changes: What was written, by disjoint ranges of key groups.
             timers_changed: Positions of the operators whose timers may be due at another time.
-            output: The staged rows of the micro-batch, in place of those of the base.
+            output: The staged rows of the micro-batch, in place of the base's.
 
         Returns:
             The new checkpoint.

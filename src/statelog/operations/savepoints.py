@@ -63,7 +63,7 @@ _SINK_PAUSE_S: Final = 0.1
 @renamed(store_options="storage_options")
 def tags(location: Location, *, storage_options: Mapping[str, object] | None = None) -> list[Tag]:
     """
-    Return the tags of a state location, those of forks and readers too.
+    Return the tags of a state location, tags of forks and readers too.
 
     Args:
         location: Path or URL of the state location.
@@ -105,7 +105,7 @@ def tag(
 
     Raises:
         CheckpointError: The checkpoint is not retained ("subsumed", "not_found"), or its micro-batch
-            is not finished yet ("in_progress"), or its files are not those of the state.
+            is not finished yet ("in_progress"), or its files do not match the state.
         UsageError: The name is taken or not valid, or *location* or *checkpoint_location* is none.
         StoreError: A store failed; repeat the call.
 
@@ -256,7 +256,7 @@ def fork(
 
     Raises:
         CheckpointError: The checkpoint or tag does not exist or is not retained, or its micro-batch is
-            not finished yet ("in_progress"), or the files of the query are not those of the state.
+            not finished yet ("in_progress"), or the files of the query do not match the state.
         UsageError: A new location is in use, or an argument is missing.
         CorruptionError: An object to copy is damaged.
         StoreError: A store failed; repeat the call.

@@ -3,7 +3,7 @@ Options as values: plain, typed, with their units in the name or the type.
 
 There is one class for each component that takes options.  Each field declares an option, once:
 `declaration.py` makes keys, parsers and documentation from it, and a new field needs no other
-place.  The defaults are those of Flink 2.3.0 unless a comment says otherwise.
+place.  The defaults are Flink 2.3.0's unless a comment says otherwise.
 """
 
 from __future__ import annotations

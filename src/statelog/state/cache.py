@@ -251,7 +251,7 @@ def logs_ahead(
         if log.checkpoint_id < last:
             raise CorruptionError(
                 f"damaged checkpoint {handle.checkpoint_id}: the log of checkpoint {log.checkpoint_id} "
-                f"follows that of {last}",
+                f"follows the log of {last}",
                 checkpoint_id=handle.checkpoint_id,
             )
         last = log.checkpoint_id

@@ -1,7 +1,7 @@
 """
 A store that encrypts what it writes, and authenticates what it reads.
 
-Sizes that it returns are those of the content.  Names, sizes and times of objects are not hidden.
+It returns the sizes of the content.  Names, sizes and times of objects are not hidden.
 """
 
 from __future__ import annotations

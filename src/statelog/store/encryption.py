@@ -200,7 +200,7 @@ class ObjectCipher:
         where: Names the object in errors.
 
     Raises:
-        CorruptionError: The header is not that of an encrypted object.
+        CorruptionError: The header does not belong to an encrypted object.
         InvalidOptionsError: Its key is missing.
     """
 

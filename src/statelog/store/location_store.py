@@ -77,14 +77,14 @@ def parse_parent_path(path: str) -> tuple[str, str] | None:
 
 class LocationStore:
     """
-    An `ObjectStore` whose names below `parent/` are those of the parents of a fork.
+    An `ObjectStore` whose names below `parent/` belong to the parents of a fork.
 
     Picklable: the copy opens its own clients.
 
     Args:
         own: The store of the location.
-        options: Options of its client, which are those of its parents in stores of the same kind, and
-            of its encryption, which are those of all parents; and the parents that the caller names,
+        options: Options of its client, which its parents in stores of the same kind share, and
+            of its encryption, which all parents share; and the parents that the caller names,
             see `named_parents`.
         depth: Number of forks above this one.
 
@@ -307,7 +307,7 @@ class LocationStore:
         return self._own.list_folders(prefix)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects of the location itself; those of a parent are left."""
+        """Delete objects of the location itself; objects of a parent are left."""
         doomed = [path for path in paths if not path.startswith(_PREFIX)]
         if doomed:
             self._change()

@@ -157,7 +157,7 @@ def confirmed_by(parent: ObjectStore, path: str) -> str | None:
 
 
 def is_same_location(one: str, other: str) -> bool:
-    """Return whether two URLs are those of one location; on local disk, links are followed."""
+    """Return whether two URLs name one location; on local disk, links are followed."""
     first, second = _plain_url(one), _plain_url(other)
     if first == second:
         return True

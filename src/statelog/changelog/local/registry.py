@@ -3,7 +3,7 @@ The registry of host-local copies: which checkpoint uses which, and deletion of 
 
 A thin shell around `core/local_copies.py`.
 Source: Flink, LocalChangelogRegistry and LocalChangelogRegistryImpl.  Deviations: `abort` beside
-`discard_up_to_checkpoint` (H9); deletions run on the same pool as those of remote files.
+`discard_up_to_checkpoint` (H9); deletions run on the same pool as deletions of remote files.
 """
 
 from __future__ import annotations

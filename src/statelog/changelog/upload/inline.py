@@ -110,7 +110,7 @@ class InlineStateChangeUploadScheduler:
     @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
-        Upload *task*; errors are those of the delegate.
+        Upload *task*; errors as the delegate raises them.
 
         Blocks: Only where the delegate does.   Thread: any.
 

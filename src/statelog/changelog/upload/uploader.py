@@ -95,7 +95,7 @@ class StateChangeFsUploader(ClosesAtExit, FlinkNames):
     Args:
         store: The store of the files, or its path or URL.
         job_id: Folder of the job: files are stored in `<job_id>/dstl/`.  "" for none.
-        paths: Makes their paths; None for those of the job.
+        paths: Makes their paths; None: the job's.
         ids: Makes unique names; None for random ones.
         compress: Snappy-frame the payload.
         registry: Tracks the files; None if the clean-up alone deletes files.

@@ -202,7 +202,7 @@ def _started(writer: Any) -> SparkQuery:
                 raise UsageError(
                     "the Python of Spark's server has no statelog: install statelog[spark,connect] "
                     "there, in the interpreter that PYSPARK_PYTHON of the server's environment "
-                    "names, and in that of the executors"
+                    "names, and in the executors' environment"
                 ) from error
             if _NO_ANSWER not in text:
                 raise

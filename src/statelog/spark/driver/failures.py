@@ -34,7 +34,7 @@ def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> Statel
     Return the task's error in a failed Spark job, or None.
 
     Args:
-        error: The error of the job, whose text contains that of the tasks.
+        error: The error of the job, whose text contains the tasks' error.
         processor: The processor that the tasks ran.
         batch_id: The micro-batch.
     """

@@ -156,7 +156,7 @@ def kept_recordings(
     now_ms: int,
 ) -> tuple[RecordingEntry, ...]:
     """
-    Return the recordings that a checkpoint names: its own, and those of earlier ones still kept.
+    Return the recordings that a checkpoint names: its own, and earlier ones that are still kept.
 
     Args:
         before: Those that the checkpoint before it names.

@@ -106,7 +106,7 @@ class NoDataStream(_PythonObject):
         return self._initial
 
     def deserializeOffset(self, json: str) -> JavaObject:
-        """Return the offset of *json*; older queries have those of `rate-micro-batch`."""
+        """Return the offset of *json*; older queries have offsets of `rate-micro-batch`."""
         return self._offset_of(json)
 
     def getDefaultReadLimit(self) -> JavaObject:
@@ -227,7 +227,7 @@ def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
 
 
 def _count(offset: str) -> int:
-    """Return the number of no-data batches in an offset, 0 in that of another source."""
+    """Return the number of no-data batches in an offset, 0 in an offset of another source."""
     try:
         count = msgspec.json.decode(offset, type=dict[str, int]).get(_COUNT, 0)
     except msgspec.MsgspecError:

@@ -26,6 +26,6 @@ CHECKPOINT_COLUMN: Final = "statelog_checkpoint"
 """
 The checkpoint that the row is from; only in frames of statelog's state.
 
-The timestamps in their state are those of UTC, without a zone: Spark hands a timestamp with a zone
+The timestamps in their state are in UTC, without a zone: Spark hands a timestamp with a zone
 to pandas as local time, in which an hour of each year is ambiguous.
 """

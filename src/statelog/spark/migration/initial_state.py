@@ -56,7 +56,7 @@ def plain_struct(schema: T.StructType, *, is_utc: bool) -> Callable[[Any], tuple
     Return a function that makes a tuple of a struct.
 
     Args:
-        schema: The declared fields, which are those of the struct in their order.
+        schema: The declared fields, the same as the struct's, in their order.
         is_utc: Whether a timestamp without a zone is one of UTC.
 
     Raises:
@@ -69,7 +69,7 @@ def plain_struct(schema: T.StructType, *, is_utc: bool) -> Callable[[Any], tuple
         if len(values) != len(converters):
             raise UsageError(
                 f"the initial state has {len(values)} values where init() declares the "
-                f"{len(converters)} fields ({', '.join(schema.names)}); declare those of the frame"
+                f"{len(converters)} fields ({', '.join(schema.names)}); declare the frame's"
             )
         return tuple(convert(value) for convert, value in zip(converters, values, strict=True))
 
@@ -252,7 +252,7 @@ class _Cells:
         state: The cell of each variable; None for none.
         timers: Times in milliseconds.
         expiry: When the entries of variables expire, for those that have it.
-        is_utc: Whether timestamps are those of UTC; see `CHECKPOINT_COLUMN`.
+        is_utc: Whether timestamps are in UTC; see `CHECKPOINT_COLUMN`.
     """
 
     state: Mapping[str, Any]

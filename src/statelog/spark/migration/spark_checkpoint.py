@@ -58,7 +58,7 @@ class _Planned(msgspec.Struct):
 _commit: Final = msgspec.json.Decoder(_Commit)
 _planned: Final = msgspec.json.Decoder(_Planned)
 _LEFT_OUT: Final = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateStore.providerClass")
-"""Settings that the new query takes from its own session; those of the old one mean nothing."""
+"""Settings that the new query takes from its own session; the old session's mean nothing."""
 
 
 @renamed(storeOptions="storageOptions", checkpointId="checkpoint")
@@ -91,9 +91,9 @@ def spark_checkpoint(
         `startingOffsets`.
 
     Raises:
-        UsageError: *path* is not empty, or the state is that of another query.
+        UsageError: *path* is not empty, or the state is of another query.
         CheckpointError: There is no such checkpoint (`reason` "not_found"), or it is damaged; its
-            offsets are no longer stored ("not_found") or are not those of the state ("gap"), or its
+            offsets are no longer stored ("not_found") or do not match the state ("gap"), or its
             output may not have been delivered ("undelivered").
         IncompatibleFormatError: The offset log has named sources, or is from a newer Spark.
     """
@@ -124,7 +124,7 @@ def new_files(
         setting: Returns a setting of the new query, given its name and its value in the old one.
 
     Raises:
-        UsageError: The state is that of another query.
+        UsageError: The state is of another query.
         CheckpointError, IncompatibleFormatError: See `spark_checkpoint`.
 
     Blocks: On the files.
@@ -150,7 +150,7 @@ def new_files(
             "the query on statelog once more, which delivers it, and stop it; or use an earlier checkpoint",
             reason="undelivered",
         )
-    # The log comes last: without it Spark would take the folder for that of a new query.
+    # The log comes last: without it Spark would take the folder for a new query's.
     files = {"metadata": msgspec.json.encode({"id": str(uuid.uuid4())})}
     folders = record.source_folders or [str(at) for at in range(len(offsets))]
     kept: list[str | None] = []
@@ -182,7 +182,7 @@ def _offsets_of_user(entry: OffsetEntry, record: BatchRecord, batch: str) -> Off
         offsets = offsets[:-1]
     if record.position not in (None, position_of(offsets)):
         raise CheckpointError(
-            f"{batch} was planned again: its offsets are not those of the state. Use another checkpoint",
+            f"{batch} was planned again: its offsets do not match the state. Use another checkpoint",
             reason="gap",
         )
     return offsets

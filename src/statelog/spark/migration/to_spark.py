@@ -59,7 +59,7 @@ def to_spark(
         variable: a struct, an array of structs, or an array of (key, value) entries; null if the key
         has none), `statelog_timers` (an array, null if there are none), `statelog_expiry` (when
         values expire, where a variable has a time to live) and `statelog_checkpoint`.  Timestamps in
-        state are those of UTC.  Expired values are left out.
+        state are in UTC.  Expired values are left out.
 
     Raises:
         CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is damaged.

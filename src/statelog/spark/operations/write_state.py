@@ -1,7 +1,7 @@
 """
 Write the state of an operator from frames, without a stream.
 
-The rows are shuffled by key group, as those of a micro-batch.  Each task writes its key groups as
+The rows are shuffled by key group, as the rows of a micro-batch are.  Each task writes its key groups as
 one snapshot, and the driver commits all of them as the first checkpoint of a new location.  The
 checkpoint belongs to no query: the first new query of the same operator goes on from it.
 """

@@ -71,7 +71,7 @@ def writer_id(frame: DataFrame) -> str:
     Args:
         frame: The frame that `foreachBatch` was called with.
 
-    Thread: that of the call, which has the local properties of the query.
+    Thread: the call's, which has the local properties of the query.
     """
     query_id, rewound = _query_and_rewound(frame)
     return f"{query_id}{_SEPARATOR}{rewound}" if rewound else query_id

@@ -45,7 +45,7 @@ class BatchProgress:
         object_bytes: Their size.
         uploads, upload_bytes: Uploads of the tasks that succeeded, and their bytes before
             compression: files of changes, snapshots, staged rows and recordings.
-        upload_attempts, upload_failures, upload_timeouts: Attempts of all uploads, those of them that
+        upload_attempts, upload_failures, upload_timeouts: Attempts of all uploads, those that
             raised an error, and those that took longer than the time-out.
         upload_retries: Attempts after the first of the uploads that succeeded.
         slowest_upload_ms: The longest upload, with all its attempts.

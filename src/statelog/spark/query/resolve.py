@@ -127,7 +127,7 @@ def resolve_settings(
         conf: The session's configuration; only keys that begin with `spark.statelog.` are read.
         arguments: Settings given in the code; None counts as not given.
         written: Options of the writer, without `statelog.`; None before there is a writer.
-        environ: Environment variables; None for those of this process.
+        environ: Environment variables; None: this process's.
 
     Raises:
         InvalidOptionsError: A key is unknown or is set twice in one place, a value cannot be

@@ -267,7 +267,7 @@ class QuerySettings:
         "recordAge",
         parse_duration,
         "duration",
-        "Older recordings are deleted, also those of keys that failed.",
+        "Older recordings are deleted, also of keys that failed.",
         default=DEFAULT_AGE,
     )
     on_progress: Callable[[BatchProgress], None] | None = setting(

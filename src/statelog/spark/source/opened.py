@@ -85,7 +85,7 @@ class Location:
         )
 
     def reader(self, checkpoint_id: int | None, operator: str | None) -> StateReader:
-        """Open the reader of a checkpoint; errors are those of `StateReader.open`."""
+        """Open the reader of a checkpoint; errors: see `StateReader.open`."""
         return StateReader.open(
             self.path, checkpoint_id, storage_options=self.options, operator=operator
         )

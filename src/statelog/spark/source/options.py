@@ -1,5 +1,5 @@
 """
-The options of the format statelog: how they are declared, and those of a read.
+The options of the format statelog: how they are declared, and the options of a read.
 
 Each is declared once, by a field of `SourceOptions` or of `table.options.TableOptions`.
 """

@@ -101,13 +101,13 @@ class StateSource:
             schema: The columns as Spark has them.
 
         Raises:
-            UsageError: They are not those of `schema`.
+            UsageError: They are not the columns of `schema`.
         """
         return self._view.reader(self._checked(schema))
 
     def stream(self, schema: StructType) -> DataSourceStreamReader:
         """
-        Return what reads the rows of a stream; arguments and errors are those of `reader`.
+        Return what reads the rows of a stream; arguments and errors: see `reader`.
 
         Raises:
             UsageError: The view has no stream.
@@ -231,5 +231,5 @@ def _checkpoints(options: SourceOptions, location: Location) -> _View:
 
 
 def _given(options: SourceOptions, *names: str) -> str:
-    """Return those of the options that were given, as text."""
+    """Return which of the options were given, as text."""
     return ", ".join(name for name in names if getattr(options, name) is not None)

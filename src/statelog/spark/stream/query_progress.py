@@ -46,7 +46,7 @@ class Observations:
     """
     The metrics of one query, in the micro-batch that runs.
 
-    Thread: that of the query.
+    Thread: the query's.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class ProgressFigures:
     """
     The figures of the newest micro-batches of one run of a query, as many as Spark keeps.
 
-    Thread: `note` that of the query, `added_to` any.
+    Thread: `note` the query's, `added_to` any.
     """
 
     def __init__(

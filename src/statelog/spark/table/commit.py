@@ -76,7 +76,7 @@ def commit_batch(options: TableOptions, columns: TableColumns, batch: TableBatch
 
     Raises:
         UsageError: The frame has another key than the table, or a key has several rows.
-        CheckpointError: The location holds other state, or its schema cannot become that of the frame.
+        CheckpointError: The location holds other state, or its schema cannot become the frame's.
         FencedError: Other writers commit too often; Spark repeats the micro-batch.
         StoreError: The store failed; Spark repeats the micro-batch.
 
@@ -104,7 +104,7 @@ def delete_parts(options: TableOptions, parts: Sequence[TablePart]) -> None:
 
 def table_groups(options: TableOptions) -> int:
     """
-    Return the number of key groups of a table; that of the options for a new one.
+    Return the number of key groups of a table; for a new one the options'.
 
     Blocks: On the store.
     """

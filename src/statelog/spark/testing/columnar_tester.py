@@ -42,7 +42,7 @@ class ColumnarTests:
         Run one micro-batch of many keys through a `ColumnarProcessor`.
 
         Args:
-            rows: All columns of the input, those of the key by the names of keySchema: an Arrow
+            rows: All columns of the input, the key's by the names of keySchema: an Arrow
                 table, a frame of pandas or Polars, or a dict of columns.
             initialState: Rows with which `initialize` is called before.
 

@@ -148,7 +148,7 @@ def recorded_steps(
     from_checkpoint: CheckpointName | None = None,
 ) -> list[RecordedStep]:
     """
-    Return what was recorded of a key; arguments and errors are those of `replay`.
+    Return what was recorded of a key; arguments and errors: see `replay`.
 
     *unreadable* receives the recordings that are left out.
 
@@ -200,7 +200,7 @@ def replay_step(
     processor: StatefulProcessor,
     run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
 ) -> ReplayedStep:
-    """Replay one recorded step; arguments and errors are those of `replay_steps`."""
+    """Replay one recorded step; arguments and errors: see `replay_steps`."""
     try:
         tester = ReplayTester(processor, step, row_format_of(step))
     except CheckpointError as error:

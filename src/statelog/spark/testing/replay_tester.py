@@ -22,7 +22,7 @@ from statelog.state.recordings import RecordedStep
 from statelog.state.recordings.cells import cells_in
 
 TIME_MODES = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
-"""Spark's names of time modes, by those of recordings."""
+"""Spark's names of time modes, by the names in recordings."""
 
 
 def time_mode_of(step: RecordedStep) -> str:

@@ -137,7 +137,7 @@ class TesterState:
     Args:
         processor: The processor, whose `init` declares the state variables.
         time_mode: "none", "processingtime" or "eventtime".
-        keys: Names and types of the key's columns; None for those of the first key.
+        keys: Names and types of the key's columns; None: taken from the first key.
         stored: The schema of the state that the test begins with, which the processor's has to be
             a later form of, and whose key is taken; None for none.
         stored_ms: The time from which a time to live counts that the processor adds.

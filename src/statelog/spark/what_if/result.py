@@ -19,7 +19,7 @@ class BatchOutcome:
     One micro-batch in the fork.
 
     Args:
-        batch_id: Its number, which is that of the running query.
+        batch_id: Its number, the same as in the running query.
         input_rows: Rows that it read.
         output_rows: Rows that the changed processor yielded.
         differences: Rows that only one of the two runs has; None if the rows of the running query are
@@ -35,7 +35,7 @@ class BatchOutcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """
-    How the changed processor's output and state differ from those of the running query.
+    How the changed processor's output and state differ from the running query's.
 
     Args:
         fork: The fork, which has the state of the changed processor after the last micro-batch.

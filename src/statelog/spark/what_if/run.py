@@ -49,7 +49,7 @@ from statelog.store import (
     open_store,
 )
 
-# The output rows that a micro-batch staged, and how those of two runs differ.
+# The output rows that a micro-batch staged, and how the rows of two runs differ.
 
 ONLY_BEFORE: Final = "removed"
 ONLY_AFTER: Final = "added"
@@ -253,7 +253,7 @@ class _Source:
         entry = self.query.offsets(batch_id)
         if entry is None or entry.offsets is None:
             raise CheckpointError(
-                f"{self.query.url} has no offsets of batch {batch_id}; Spark keeps those of the last "
+                f"{self.query.url} has no offsets of batch {batch_id}; Spark keeps the offsets of the last "
                 "spark.sql.streaming.minBatchesToRetain micro-batches. Fork a newer checkpoint",
                 reason="not_found",
             )

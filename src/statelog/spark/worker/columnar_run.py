@@ -1,7 +1,7 @@
 """
 Run a columnar processor over the keys of a task.
 
-The order is that of `ProcessorRun`: `init`, then `initialize` and `process` for each part of the rows,
+The order is the same as in `ProcessorRun`: `init`, then `initialize` and `process` for each part of the rows,
 then `expired` for the timers that are due, then `close`.
 """
 
@@ -97,7 +97,7 @@ class ColumnarTaskHandle:
 
 class ColumnarRun:
     """
-    One run of a columnar processor; the methods are those of `ProcessorRun`.
+    One run of a columnar processor; the methods are described at `ProcessorRun`.
 
     Args:
         context: The micro-batch.

@@ -437,7 +437,7 @@ def whole_table(
     """
     Return all state of these key groups, sorted by key group.
 
-    The columns are those of a snapshot.
+    The columns are a snapshot's.
 
     Args:
         layout: The columns.

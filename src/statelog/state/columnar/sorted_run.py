@@ -32,7 +32,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 class RowLayout:
     """
-    The columns of runs: those of a snapshot, and the hash.
+    The columns of runs: a snapshot's, and the hash.
 
     Args:
         codec: The operator's codec.

@@ -9,7 +9,7 @@ without its schema::
     change := kind:1  state_id:2 (big-endian)  Arrow IPC record batch message
     kind   := 01 deltas
 
-The columns are those of `StateCodec`.
+`StateCodec` makes the columns.
 """
 
 from __future__ import annotations

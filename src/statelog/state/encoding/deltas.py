@@ -67,7 +67,7 @@ class StateCodec:
         return pa.schema(fields)
 
     def entry_fields(self) -> list[pa.Field]:
-        """Return the fields of an entry: those of the value, then its expiry."""
+        """Return the fields of an entry: the value's, then its expiry."""
         fields = list(self.value.stored)
         return [*fields, pa.field(EXPIRES_FIELD, pa.int64())] if self.expires else fields
 
@@ -175,7 +175,7 @@ class StateCodec:
         return list(zip(columns[width].to_pylist(), values, strict=True))
 
     def _values(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """Return the values in *columns*, which are those of the value schema."""
+        """Return the values in *columns*, one for each field of the value schema."""
         return self.value.decode(columns)
 
     def _user_keys(self, columns: Sequence[pa.Array]) -> list[Values]:

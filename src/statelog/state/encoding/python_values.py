@@ -1,7 +1,7 @@
 """
 Arrow columns as lists of Python values.
 
-The values are those of Arrow's own `to_pylist`.  For times and decimals, which Arrow converts one by
+The values are the same as of Arrow's own `to_pylist`.  For times and decimals, which Arrow converts one by
 one, they are made many at once: a column of timestamps with a zone takes a twentieth of the time.
 """
 

@@ -46,7 +46,7 @@ def write_snapshot(
     """
     Return the state of *key_group_range*, with *overlays* folded in, as a Parquet file.
 
-    The arguments are those of `snapshot_table`.
+    See `snapshot_table` for the arguments.
     """
     return parquet_of([snapshot_table(codec, groups, overlays, key_group_range, now_ms=now_ms)])
 
@@ -263,7 +263,7 @@ def snapshot_tables(
         data: The snapshot.
         key_group_range: Which key groups.
         schema: The columns of the snapshot, which is of the present schema.
-        block: Key groups of a table; those of one table have the same quotient by it.
+        block: Key groups of a table; key groups of one table have the same quotient by it.
 
     Raises:
         CorruptionError: The bytes are no snapshot.

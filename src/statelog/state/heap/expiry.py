@@ -33,7 +33,7 @@ def choose_groups(
     Return the key groups to look through now, and the credit left.
 
     The longest due are first.  A key group too large for the credit waits until
-    enough is saved up, so that the work of many small batches is as bounded as that of large ones.
+    enough is saved up, so that the work of many small batches is as bounded as the work of large ones.
 
     Args:
         candidates: Due time and number of entries by key group.

@@ -147,7 +147,7 @@ class Kind(ABC, Generic[Cell, Delta]):
     Attributes: `name`: the kind in JSON and messages.  `replaces`: whether a delta replaces the
     whole cell, so that a replay needs only the last delta of each key.  `is_single`: whether a key
     has one entry.  `fires`: whether entries are times at which the processor is called, which `init`
-    does not ask for.  `row_columns`: the columns of a row after those of its key, without the
+    does not ask for.  `row_columns`: the columns of a row after its key's, without the
     expiry; `order_column`: the column that sorts the rows of a key, if any.
     """
 
@@ -226,7 +226,7 @@ class Kind(ABC, Generic[Cell, Delta]):
 
         Args:
             columns: One for each of *fields*.
-            fields: Those of the value, then that of the expiry where there is one.
+            fields: The value's fields, then the expiry where there is one.
         """
         raise InvariantError(f"operations of {self.name} state are not cells")
 
@@ -268,7 +268,7 @@ class Kind(ABC, Generic[Cell, Delta]):
     # --- rows, one for each entry -----------------------------------------------------------------
 
     def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
-        """Return the columns of a row, behind those of its key."""
+        """Return the columns of a row, after its key's."""
         return codec.row_fields()
 
     @abstractmethod

@@ -68,7 +68,7 @@ class ListKind(Kind[ListCell, ListDelta]):
         return ListDelta(replaced=True)
 
     def replacing_delta(self, cell: ListCell) -> ListDelta:
-        """Return a delta that removes all entries, then appends those of *cell*."""
+        """Return a delta that removes all entries, then appends the entries of *cell*."""
         delta = ListDelta(replaced=True)
         delta.tail = list(cell)
         return delta

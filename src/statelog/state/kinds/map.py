@@ -70,7 +70,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         return MapDelta(cleared=True)
 
     def replacing_delta(self, cell: MapCell) -> MapDelta:
-        """Return a delta that removes all entries, then sets those of *cell*."""
+        """Return a delta that removes all entries, then sets the entries of *cell*."""
         delta = MapDelta(cleared=True)
         delta.entries.update(cell)
         return delta
@@ -80,7 +80,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         for key, delta in deltas.items():
             cell = {} if delta.cleared else table.get(key, {})
             for user_key, entry in delta.entries.items():
-                # Popped first, so that the order is that of the last writes.
+                # Popped first, so that the order is the order of the last writes.
                 cell.pop(user_key, None)
                 if entry is not None:
                     cell[user_key] = entry

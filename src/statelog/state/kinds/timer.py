@@ -197,7 +197,7 @@ class TimerTable(dict[Key, TimerCell]):
         """
         Yield (time, key) of the timers up to *until_ms*, unordered.
 
-        The cost is that of the timers due, not of all: the heap is walked from its root.
+        The timers due cost time, the others do not: the heap is walked from its root.
         """
         heap = self._index()
         seen: set[tuple[int, Key]] = set()
@@ -217,7 +217,7 @@ class TimerTable(dict[Key, TimerCell]):
         """
         Return the earliest timer of keys not in *changed*, or None.
 
-        The cost is that of the timers before it.
+        Only the timers before it cost time.
         """
         heap = self._index()
         while heap and not holds_time(self.get(heap[0][1].key, ()), heap[0][0]):

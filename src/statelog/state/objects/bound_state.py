@@ -6,7 +6,7 @@ the overlay first, then into the table; a write changes the overlay only.  Eleme
 behave as copies.
 Source: Flink's ValueState, ListState, MapState; the rules of time to live are Spark's (expired
 values are hidden at once, a write restarts the time).  Deviation: a map's entries are in the order
-of their last write, in Spark in that of their encoded keys.
+of their last write, in Spark in the order of their encoded keys.
 """
 
 from __future__ import annotations

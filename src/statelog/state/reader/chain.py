@@ -18,7 +18,7 @@ def chain_before(
     Args:
         store: Where the location is.
         last: The last checkpoint.
-        after: Id of the first one; that of *last* gives none.
+        after: Id of the first one; the id of *last* gives none.
 
     Raises:
         UsageError: *after* is newer than *last*.

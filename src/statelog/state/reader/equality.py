@@ -25,7 +25,7 @@ def equal_rows(left: pa.Array, right: pa.Array) -> Mask:
 
     Args:
         left: A column.
-        right: Another one as long; its type may be that of another schema.
+        right: Another one as long; its type may be of another schema.
     """
     valid, other = valid_rows(left), valid_rows(right)
     both = valid & other

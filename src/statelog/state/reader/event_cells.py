@@ -1,7 +1,7 @@
 """
 The cells of one variable before and after events, see `statelog.state.reader.window`.
 
-All are found at once when an object is made; `cells` takes those of some events.
+All are found at once when an object is made; `cells` takes the cells of some events.
 """
 
 from __future__ import annotations

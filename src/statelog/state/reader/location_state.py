@@ -111,7 +111,7 @@ class LocationState:
 
     def variables(self, checkpoint: CheckpointName | None = None) -> tuple[StateDescriptor, ...]:
         """
-        Return the state variables; arguments and errors are those of `reader`.
+        Return the state variables; arguments and errors: see `reader`.
 
         Blocks: On the store.
         """

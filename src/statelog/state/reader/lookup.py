@@ -35,7 +35,7 @@ class StateKey:
         schema: The operator's key columns.
 
     Raises:
-        UsageError: The number or the types of the values are not those of the columns.
+        UsageError: The number or the types of the values do not match the columns.
     """
 
     def __init__(self, key: object, schema: pa.Schema) -> None:

@@ -47,7 +47,7 @@ class Replica:
     """
     The state of one operator, one micro-batch behind the query that writes it.
 
-    Made by `LocationState.follow`.  Every answer is that of one whole checkpoint: what
+    Made by `LocationState.follow`.  Every answer comes from one whole checkpoint: what
     `LocationState` returns for it.  The state is held in memory.
 
     Args:
@@ -164,7 +164,7 @@ class Replica:
         """
         Come to the newest checkpoint; return its id.
 
-        Without a newer one, one request is made.  After an error the state is that of the
+        Without a newer one, one request is made.  After an error the state is the
         checkpoint held before, and a later call tries again.
 
         Raises:

@@ -204,7 +204,7 @@ class StateReader:
         include_expired: bool = False,
     ) -> pa.Table:
         """
-        Return the rows of one variable in one table; arguments and errors are those of `batches`.
+        Return the rows of one variable in one table; arguments and errors: see `batches`.
 
         Blocks: On the store.
         """
@@ -226,7 +226,7 @@ class StateReader:
 
         Args:
             variables: Their names; None for all.
-            key_groups: These and the others are those of `batches`.
+            key_groups: See `batches` for all arguments.
             now_ms: See there.
             include_expired: See there.
 
@@ -254,7 +254,7 @@ class StateReader:
         """
         Return the rows of several variables, each batch with its variable, restored once.
 
-        Arguments and errors are those of `batches`.
+        Arguments and errors: see `batches`.
 
         Blocks: On the store, between batches.
         """
@@ -310,7 +310,7 @@ class StateReader:
         Return all state in the columns of a snapshot: one row for each key.
 
         The columns are described in `statelog.state.encoding.snapshot_file`.  A key whose state has
-        expired may have a row of nulls.  Arguments and errors are those of `batches`.
+        expired may have a row of nulls.  Arguments and errors: see `batches`.
 
         Blocks: On the store, between batches.
         """

@@ -1,5 +1,5 @@
 """
-The recordings of a location: list them, find those of a key, remove a key from them.
+The recordings of a location: list them, find the recordings of a key, remove a key from them.
 
 The newest checkpoint names the recordings of the micro-batches before it, as far as they are kept.
 Recordings of keys that failed belong to no checkpoint; they are found by their folder.
@@ -96,7 +96,7 @@ class ForgottenRecordings:
 
 def list_recordings(store: ObjectStore) -> list[StoredRecording]:
     """
-    Return the recordings of a location: those of checkpoints, then failures; oldest first.
+    Return the recordings of a location: of checkpoints, then of failures; oldest first.
 
     Raises:
         CheckpointError: The newest checkpoint is damaged.

@@ -5,7 +5,7 @@ State in columns: each key has a slot, each variable a column of cells.
     slot_index     keys -> slots, and the keys in columns; chunked_column: a column that grows
     entry_heap     entries in columns, found by position; cell_column: the position of each slot's cell
     cold_runs      keys beyond the memory budget
-    zoned          the types in which a processor gets columns: those of state, in the session's time zone
+    zoned          the types in which a processor gets columns: the types of state, in the session's time zone
     slot_table     cells of all variables, and their rows in a snapshot; slot_state: the cache of a worker
     column_state   what a columnar processor holds
 """

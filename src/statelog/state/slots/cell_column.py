@@ -133,7 +133,7 @@ class CellColumn:
     # --- committed state --------------------------------------------------------------------------
 
     def fold(self, slots: RowNumbers, positions: RowNumbers) -> None:
-        """Make the cells at *positions* those of *slots*."""
+        """Make the cells at *positions* the cells of *slots*."""
         self._rows[slots] = positions
         if self.is_timers:
             self.first_ms[slots] = self.first_times(positions)

@@ -19,7 +19,7 @@ from statelog.state.kinds.kind import RowNumbers
 _CHUNK_BYTES: Final = 1 << 30
 """Chunks are not merged beyond this size: an Arrow column of text holds 2 GiB at most."""
 _GROWTH: Final = 2
-"""Minimum ratio of the rows of a chunk to those of the next chunk."""
+"""Minimum ratio of the rows of a chunk to the rows of the next chunk."""
 
 Part = tuple[pa.Array, int, RowNumbers]
 """A chunk, the number of its first row, and places in the rows asked for."""

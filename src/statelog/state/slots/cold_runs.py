@@ -86,7 +86,7 @@ class ColdRuns:
         self, hashes: Hashes, key_groups: npt.NDArray[np.int32]
     ) -> Iterator[tuple[pa.Table, Hashes]]:
         """
-        Yield the rows that may be those of some keys, with their hashes; they are cold no more.
+        Yield the rows that some keys may have, with their hashes; they are cold no more.
 
         A row of another key with the same hash may be among them.
 

@@ -25,7 +25,7 @@ class ColumnState:
         table: The cells of the worker.
         state_id: The variable.
 
-    Thread: that of the processor.
+    Thread: the processor's.
     """
 
     kind: ClassVar = StateKind.VALUE
@@ -86,7 +86,7 @@ class ColumnTimers:
         table: The cells of the worker.
         state_id: The variable of timers.
 
-    Thread: that of the processor.
+    Thread: the processor's.
     """
 
     def __init__(self, table: SlotTable, state_id: int) -> None:

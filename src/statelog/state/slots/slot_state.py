@@ -1,7 +1,7 @@
 """
 State as columns, which one process holds for a columnar processor.
 
-Snapshots and changes are those of `KeyedState`: a processor of Rows and a columnar one can take over
+Snapshots and changes are the same as of `KeyedState`: a processor of Rows and a columnar one can take over
 each other's state, as long as it consists of values and timers.  A change replaces the whole cell, so
 that a change that is applied twice does no harm.
 """
@@ -181,7 +181,7 @@ class SlotState(StateCache[Writes]):
     def _in_present_schema(
         self, reader: ChangesReader, changes: Mapping[int, list[tuple[int, pa.RecordBatch]]]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return changes that an earlier schema wrote as those of the present one."""
+        """Return changes that an earlier schema wrote as changes of the present one."""
         converted: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         overlays = reader.overlays({at: part for at, part in changes.items() if part})
         for key_group, overlay in overlays.items():

@@ -227,7 +227,7 @@ class SlotTable:
     # --- committed cells --------------------------------------------------------------------------
 
     def fold(self, state_id: int, slots: RowNumbers, positions: RowNumbers) -> None:
-        """Make the cells at *positions* those of *slots*; -1 removes a cell."""
+        """Make the cells at *positions* the cells of *slots*; -1 removes a cell."""
         if not len(slots):
             return
         column = self.columns[state_id]
@@ -405,7 +405,7 @@ def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -
 
 
 def whole_rows(table: SlotTable, slots: RowNumbers, part: KeyGroupRange, now_ms: int) -> pa.Table:
-    """Return the rows of some key groups: those of slots, ascending, and the cold ones."""
+    """Return the rows of some key groups: the rows of slots, ascending, and the cold ones."""
     hot = slot_rows(table, slots, now_ms)
     cold = [without_expired(table.layout, rows, now_ms) for rows in table.cold.table(part)]
     if not any(rows.num_rows for rows in cold):

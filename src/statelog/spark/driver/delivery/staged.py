@@ -110,7 +110,7 @@ def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) 
     Spark converts less than 48 MB in the driver, to optimize the plan with the values.  Here that
     has no use, and takes about half of a delivery's time.
     """
-    if is_connect(session):  # before 4.3 its configuration is that of the user's own session
+    if is_connect(session):  # before 4.3 it has the configuration of the user's own session
         return frame_of_arrow(session, table, schema)
     with with_setting(session, _LOCAL_ROWS, "0"):
         return frame_of_arrow(session, table, schema)

@@ -87,7 +87,7 @@ def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_file
     if target.source is not None and table.source not in ("", source):
         raise UsageError(
             f"the table {name} has the format {table.source}, and the query writes {source}: leave "
-            "format out, or name that of the table"
+            "format out, or name the table's"
         )
     if not _is_table_of_files(context.session, table):
         return batch_writer(replace(target, source=table.source or target.source), table.source)

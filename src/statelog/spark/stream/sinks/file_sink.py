@@ -151,7 +151,7 @@ class FileEntries:
             return  # a query of Spark's own operator, continued with a copy of its checkpoint
         if written is None or not written.is_of(query_id):
             _log.warning(
-                "%s has the rows of another query; those of this query are appended to them",
+                "%s has the rows of another query; the rows of this query are appended to them",
                 self._path,
             )
         elif written.batch_id > self._planned:

@@ -59,7 +59,7 @@ def idempotent(
         UsageError: Not exactly one of *location* and *written* is given, or *record* is neither of
             its values.
 
-    Blocks: The function that is returned, for the store.   Thread: that of the query.
+    Blocks: The function that is returned, for the store.   Thread: the query's.
     """
     if not callable(sink):
         raise UsageError(f"idempotent takes a function of frame and batch id, not {sink!r}")
