@@ -1,5 +1,5 @@
 """
-Many seeds of random programs beside Spark's own transformWithState, batch by batch.
+Many seeds of random programs against Spark's own transformWithState, batch by batch.
 
 Both flavours, processing time and event time, staged and direct delivery, other numbers of tasks at
 every restart. `STATELOG_DIFFERENTIAL_SEED=7 make chaos` tries other programs, and

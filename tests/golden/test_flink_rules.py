@@ -3,7 +3,7 @@ Files of ours, read by Flink's rules.
 
 `FlinkReader` below is Flink's reader written down from its description, and shares no code with
 statelog: flag byte, Snappy's own framed decoder, skip to the offset, one change set.  It looks at
-nothing else, so what statelog adds behind the payload must not disturb it.
+nothing else, so what statelog adds after the payload must not disturb it.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class SequenceModel:
         """
         Yield deletions of a checkpoint that is deleted already, which meet a claim in its place.
 
-        A checkpoint that an owner left behind names the metadata of older ones, where its changes are.  Who
+        A checkpoint that an owner left names the metadata of older ones, where its changes are.  Who
         deletes it deletes them too, at any time later.
         """
         newest = _newest_ever(state)

@@ -1,4 +1,4 @@
-"""`aggregate` beside Spark's own `groupBy(...).agg(...)`: of all rows so far, and of its streams."""
+"""`aggregate` against Spark's own `groupBy(...).agg(...)`: of all rows so far, and of its streams."""
 
 import random
 import re

@@ -34,7 +34,7 @@ TASKS = (1, 3)  # with a restart in between
 
 
 def documented(flavour: str) -> tuple[str, dict[str, Any]]:
-    """Return the code of a docstring's processor, and the schemas beside it."""
+    """Return the code of a docstring's processor, and the schemas next to it."""
     examples = doctest.DocTestParser().get_examples(FLAVOURS[flavour][0].__doc__)
     names = {
         "IntegerType": IntegerType,

@@ -1,4 +1,4 @@
-"""The pandas flavour and initial state beside Spark's own, over restarts and a crash."""
+"""The pandas flavour and initial state against Spark's own, over restarts and a crash."""
 
 import datetime as dt
 import decimal

@@ -126,7 +126,7 @@ def test_an_older_checkpoint_location_from_a_backup_is_refused(
 def test_a_batch_after_one_that_was_planned_anew_elsewhere_is_refused(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """The batch was planned anew, and finished, by a run on a copy of the state."""
+    """The batch was planned again, and finished, by a run on a copy of the state."""
     job = a_job(spark, tmp_path, {})
     for rows in BATCHES[:2]:
         job.source.add(rows)
@@ -153,7 +153,7 @@ def test_an_offset_file_that_a_power_failure_emptied_stops_spark_and_touches_no_
     with pytest.raises(CheckpointError, match=r"offset log of .*offsets/1 is empty.*log rewind"):
         job.run()
     assert before == (claims(job.state), committed(job.state))
-    # The usual advice is to delete the file: then the batch is planned anew.
+    # The usual advice is to delete the file: then the batch is planned again.
     remove(tmp_path / "query" / "offsets", 1)
     remove(tmp_path / "query" / "commits", 1)
     refused(job, "planned batch 1 anew")

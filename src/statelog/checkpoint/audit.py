@@ -152,7 +152,7 @@ def read_audit_log(store: ObjectStore, limit: int | None = None) -> AuditLog:
 
     Args:
         store: The store of the location.
-        limit: Read only so many of the newest lines; None for all.
+        limit: Read only this many of the newest lines; None for all.
 
     Raises:
         StoreError: The store failed.

@@ -1,5 +1,5 @@
 """
-The record of a micro-batch in its checkpoint, beside the state.
+The record of a micro-batch in its checkpoint, next to the state.
 
 A query with one operator writes version 1 of the record, which has no version number and the figures of
 the operator with the micro-batch's.  A query with several operators writes version 2, which

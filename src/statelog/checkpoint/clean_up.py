@@ -111,7 +111,7 @@ class CleanUpReport:
         reachable: Number of objects that retained checkpoints need.
         too_young: Number of orphans kept because of their age.
         unknown: Number of objects kept because statelog does not make such names.
-        released: Ids of forks that need nothing of their parent any more.  The tags that kept it are
+        released: Ids of forks that need nothing of their parent.  The tags that kept it are
             deleted in the parent; in a dry run, they would be.
         outside: What that deletes outside of the location, and what was left there with the reason.
         reason: Why objects could not be deleted, or why none was tried; "" without a problem.

@@ -63,7 +63,7 @@ class CheckpointCoordinator:
         options: Retention and compression.
         clock_ms: Milliseconds since 1970 (UTC).
         recorder: Records completed checkpoints; None disables it.
-        pause: Waits so many seconds between two puts of one name.
+        pause: Waits the given number of seconds between two puts of one name.
 
     Thread: Not for several at once.
     """

@@ -56,7 +56,7 @@ def fence_drivers(
         store: The store of the location.
         owner_id: Name of the owner, for information.
         clock_ms: Milliseconds since 1970, for information.
-        pause: Waits so many seconds if the store answers "exists" and returns no claim.
+        pause: Waits the given number of seconds if the store answers "exists" and returns no claim.
 
     Returns:
         The epoch; 0 if no driver of 0.2 has ever claimed the location, so that there is none to fence.

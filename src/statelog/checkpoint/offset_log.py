@@ -2,7 +2,7 @@
 Read a query's id and its offset log, from the files of the checkpointLocation.
 
 Spark writes `metadata` before the first micro-batch of a query, and `offsets/<batch>` before each.
-On local disk Hadoop writes a file of checksums beside each of them.
+On local disk Hadoop writes a file of checksums next to each of them.
 Source: Spark's StreamMetadata, OffsetSeqLog; Hadoop's ChecksumFileSystem.
 """
 

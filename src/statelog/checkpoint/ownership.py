@@ -95,7 +95,7 @@ def claim_location(
             checkpoint if that can be read.
         owner_id: Name of the owner, for information.
         clock_ms: Milliseconds since 1970, for information.
-        pause: Waits so many seconds if the store answers "exists" and returns no claim.
+        pause: Waits the given number of seconds if the store answers "exists" and returns no claim.
         verify: Called before the first put, at the same time as other requests; raises if the location
             must not be claimed.
 
@@ -184,7 +184,7 @@ def put_claim(
     Args:
         store: The store of the location.
         claim: The claim.
-        pause: Waits so many seconds if the store answers "exists" and returns no entry.
+        pause: Waits the given number of seconds if the store answers "exists" and returns no entry.
 
     Returns:
         Whether it has its number; False if another entry has it.

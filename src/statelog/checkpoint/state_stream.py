@@ -1,5 +1,5 @@
 """
-Read the bytes behind a handle, verified: snapshots, staged rows, state that is copied.
+Read the bytes of a handle, verified: snapshots, staged rows, state that is copied.
 
 Changelog files are read by `statelog.changelog.reader` instead: they carry their own checksums, and
 their handles count uncompressed bytes.
@@ -22,7 +22,7 @@ def read_stream(
     store: ObjectStore, handle: StreamStateHandle, *, what: str = "state"
 ) -> memoryview:
     """
-    Return the bytes behind a handle, verified as far as the handle can tell.
+    Return the bytes of a handle, verified as far as the handle can tell.
 
     Args:
         store: Where the handle's path counts from.

@@ -4,7 +4,7 @@ Tags: checkpoints that stay readable and restorable although newer ones subsume 
 A tag is one object, `tags/<kind>/<name>/<checkpoint>-<attempt>`.  Its name alone pins the checkpoint, so
 one listing tells a clean-up what it must keep; its content is for people and for `fork`.
 
-A tag is safe beside a running query without a lock.  The query lists the tags after a commit and
+A tag is safe while a query runs, without a lock.  The query lists the tags after a commit and
 before it deletes what that commit subsumed, once for many commits.  A new tag is put first, and then counts only if the newest
 checkpoint still retains the tagged one: every later clean-up sees the tag.
 Format: docs/reference/formats/tags.md.
@@ -421,7 +421,7 @@ class ReaderPosition:
         what was not read.
 
         Raises:
-            CheckpointError: The checkpoint is not retained any more (`reason` "subsumed").
+            CheckpointError: The checkpoint is no longer retained (`reason` "subsumed").
             StoreError: The store failed.
 
         Blocks: On the store.

@@ -2,7 +2,7 @@
 Verify every object that a retained checkpoint reaches.
 
 These are the objects that garbage collection keeps.  Each is read once and dropped, so that memory
-depends on the number of objects only.  Beside the checksums of the objects, the checkpoints are
+depends on the number of objects only.  Besides the checksums of the objects, the checkpoints are
 compared with each other: what a checkpoint has of the log of the one before it must be all of it.
 """
 

@@ -48,7 +48,7 @@ def forget(
 
     Without --apply nothing is changed.  With it the key is deleted in a new checkpoint, and its bytes leave
     with the snapshots and checkpoints that the report lists.  With --now too, the affected key groups are
-    written anew without the key, older checkpoints are given up, and their objects are deleted.
+    written again without the key, older checkpoints are given up, and their objects are deleted.
     The query must be stopped; one that runs is fenced, and its next start goes on.
     Parents of a fork are not changed: the last line is the command for each that holds the key too.
     """

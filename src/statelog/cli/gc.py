@@ -41,7 +41,7 @@ def gc(
 
     Safe during a running job as long as --min-age exceeds the time from the upload of a change set
     to the commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.
-    In a fork that needs nothing of its parent any more, it deletes the tag that keeps a checkpoint there.
+    In a fork that needs nothing of its parent, it deletes the tag that keeps a checkpoint there.
     Exit status 1 in that case, or if an object could not be deleted.
     """
     dry_run = is_dry_run(dry_run, old=delete, name="--delete")

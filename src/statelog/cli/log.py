@@ -32,7 +32,7 @@ _STYLES = {"done": "green", "failed": "bold red", UNFINISHED: "yellow"}
 def log(
     location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
     limit: Annotated[
-        int, typer.Option(help="Read only so many of the newest lines; 0 reads all.", min=0)
+        int, typer.Option(help="Read only this many of the newest lines; 0 reads all.", min=0)
     ] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:

@@ -56,7 +56,7 @@ def repair(
 
     That is: left-over temporary objects and files of writes that were killed, metadata of checkpoints that an unfinished clean-up left, and objects of unfinished checkpoints.  Claims, unknown names and everything younger than --min-age are kept.
 
-    Damaged checkpoints are never dropped by that.  --give-up-after N commits the state of checkpoint N anew as the newest one, after all its objects were verified, and lists the checkpoints that are lost.  It fences a run that is active.  It does not take the sources back: for a query whose checkpointLocation exists, use statelog rewind instead.
+    Damaged checkpoints are never dropped by that.  --give-up-after N commits the state of checkpoint N again as the newest one, after all its objects were verified, and lists the checkpoints that are lost.  It fences a run that is active.  It does not take the sources back: for a query whose checkpointLocation exists, use statelog rewind instead.
 
     Exit status 1 if something cannot be repaired or could not be removed.
     """

@@ -1,4 +1,4 @@
-"""`statelog tag`, `untag` and `fork`: keep a checkpoint, and go on from it beside the query."""
+"""`statelog tag`, `untag` and `fork`: keep a checkpoint, and go on from it next to the query."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tag(
     The checkpoint stays readable and restorable until `untag`, whatever the query retains.  `statelog
     fork --tag NAME` goes on from it.  The query may run meanwhile: the call waits up to 10 s until the sink
     of the micro-batch has taken its rows.  The same call may be repeated.  Exit status 1 if the checkpoint
-    is not retained any more, or the sink takes longer.
+    is no longer retained, or the sink takes longer.
     """
     store = open_location(location)
     if name is None:
@@ -81,7 +81,7 @@ def untag(
     """
     Remove a tag; the next clean-up deletes what only the tag kept.
 
-    --kind fork releases a fork, which cannot be read any more if it still needs objects from here.
+    --kind fork releases a fork, which can no longer be read if it still needs objects from here.
     A call without such a tag changes nothing and says so, so that an interrupted one may be repeated.
     """
     open_location(location)
@@ -132,7 +132,7 @@ def fork(
     as_json: JsonOption = False,
 ) -> None:
     """
-    Go on from a checkpoint with a second query, beside the first, in constant time.
+    Go on from a checkpoint with a second query, next to the first, in constant time.
 
     Without --copy no state is copied: the new location refers to objects of LOCATION, which a tag keeps there until
     the fork needs them no more (`statelog gc --apply NEW_LOCATION` releases it).  Repeat an interrupted

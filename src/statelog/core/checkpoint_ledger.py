@@ -71,7 +71,7 @@ class CheckpointLedger:
 
     Args:
         max_parallelism: Number of key groups of the job.
-        retained: How many checkpoints to keep, >= 1; pinned ones are kept beside them.
+        retained: How many checkpoints to keep, >= 1; pinned ones are kept in addition.
     """
 
     def __init__(self, *, max_parallelism: int, retained: int) -> None:

@@ -72,7 +72,7 @@ def choose_key_groups(
 
     Args:
         policy: The bounds of the log and of one micro-batch.
-        distances: The log behind the snapshots.
+        distances: The log after the snapshots.
         sizes: By key group: expected bytes of a snapshot.
         failures: By key group: failed snapshots in a row; these key groups are last.
     """

@@ -187,7 +187,7 @@ def _decode_lone_changes(view: memoryview, offset: int) -> DecodedChangeSet | No
 
 
 def _decode_group(view: memoryview, start: int, count: int, where: str) -> tuple[pa.Array, int]:
-    """Return the values of one group and the position behind it."""
+    """Return the values of one group and the position after it."""
     if count == 0:
         return pa.array([], pa.binary()), start
     (first,) = _unpack(INT, view, start, where, "a length")

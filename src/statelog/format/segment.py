@@ -7,7 +7,7 @@ A changelog file: Flink's bytes, then a trailer that Flink's reader does not rea
     flag    := 00 plain | 01 Snappy-framed
     payload := changeSet*                       (format/change_set_layout.py), framed if flag is 01
     trailer := index, other sections, checksum  (format/trailer.py)
-                                                plain file: behind the last change set
+                                                plain file: after the last change set
                                                 framed: inside one skippable chunk at the end
 
 Every offset and length counts *uncompressed* payload bytes without the flag, as Flink's handles

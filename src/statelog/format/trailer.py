@@ -3,7 +3,7 @@ The trailer of a changelog file: an index of its change sets, other sections, an
 
 ::
 
-    trailer := section*  footer                 plain file: behind the last change set
+    trailer := section*  footer                 plain file: after the last change set
                                                 framed: inside one skippable chunk at the end
     section := tag:4  length:u32  body
     footer  := sections_length:u32  trailer_crc32c:u32  payload_length:u64  payload_crc32c:u32
@@ -60,14 +60,14 @@ class SetEntry:
 @dataclass(frozen=True, slots=True)
 class Trailer:
     """
-    The trailer of a file, behind its payload.
+    The trailer of a file, after its payload.
 
     Args:
         payload_length: Uncompressed payload bytes.
         payload_crc32c: Checksum over them.
         sets: The index.
         sections: All sections by tag.
-        start: File position of the first byte behind the payload (with framing: of the skippable
+        start: File position of the first byte after the payload (with framing: of the skippable
             chunk).
     """
 
@@ -88,7 +88,7 @@ def pack_trailer(
 
 
 def _checksum(body: Buffer, *fields: int | bytes) -> int:
-    """Return the checksum of a trailer with these sections, and *fields* behind it in the footer."""
+    """Return the checksum of a trailer with these sections, and *fields* after it in the footer."""
     return checksum([body, FOOTER.pack(len(body), 0, *fields)])
 
 

@@ -123,7 +123,7 @@ def copy_location(
         parallelism: Objects copied at once, >= 1.  They are in memory together, at
             most 256 MiB or one object.
         on_progress: Called after each object, on the caller's thread.
-        pause: Waits so many seconds before a failed object is tried again.
+        pause: Waits the given number of seconds before a failed object is tried again.
 
     Raises:
         UsageError: The target is no copy of this location, or was written to by an owner.

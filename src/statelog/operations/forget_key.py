@@ -2,7 +2,7 @@
 Remove a key from a location: from its state at once, from its objects in time or now.
 
 The default commits the key's deletion.  Its bytes leave with the snapshots and checkpoints that hold
-them, and the report says when.  `now` writes the affected key groups anew without the key, gives up all
+them, and the report says when.  `now` writes the affected key groups again without the key, gives up all
 older checkpoints, and deletes what they needed.
 """
 

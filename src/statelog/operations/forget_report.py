@@ -1,4 +1,4 @@
-"""What a forgotten key leaves behind, and what makes each trace go away."""
+"""What a forgotten key leaves, and what makes each trace go away."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ForgetReport:
         parents: URLs of the parents of this fork that hold the key in objects which the fork needs, or
             needed before the call.  Their state is not changed.
         outside: The tags that keep checkpoints of parents for this fork and were deleted there, because
-            no checkpoint of the fork needs them any more; in a dry run all that may be.
+            no checkpoint of the fork needs them; in a dry run all that may be.
         dry_run: Whether nothing was changed.
     """
 

@@ -1,5 +1,5 @@
 """
-Fork a location: a second query goes on from a checkpoint of the first, at once, beside it.
+Fork a location: a second query goes on from a checkpoint of the first, at once, next to it.
 
 The first checkpoint of the new location refers to the objects of the parent, which never change, so a
 fork copies no state and its cost does not depend on the size of the state.  A tag of the parent keeps
@@ -62,7 +62,7 @@ _CLAIM: Final = 0
 _RECORDED: Final = {
     field.name for kind in (BatchRecord, OperatorRecord) for field in msgspec.structs.fields(kind)
 }
-"""Properties that the record of the micro-batch writes anew; others are kept as they are."""
+"""Properties that the record of the micro-batch writes again; others are kept as they are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
 
     Raises:
         CheckpointError: The files do not match the state: another query ("other_query"), files
-            removed ("not_found"), planned anew ("gap"); or the micro-batch is not finished yet
+            removed ("not_found"), planned again ("gap"); or the micro-batch is not finished yet
             ("in_progress"), or the query has state of Spark's own ("foreign_state").
         UsageError: *query* is no checkpointLocation.
         StoreError: The store failed.

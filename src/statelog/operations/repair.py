@@ -16,7 +16,7 @@ Kept are claims, unknown names, and entries above the newest checkpoint.  While 
 its needs are unknown, so that only temporary and staged files are removed.
 
 A damaged newest checkpoint is never dropped by that.  `give_up_after` is the one repair with a loss: it
-commits the state of an older checkpoint anew, as the newest one, and fences a run that is active.
+commits the state of an older checkpoint again, as the newest one, and fences a run that is active.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Tags and forks by the names of locations: what the command line and Python callers use.
 
     tag, untag, tags   keep a checkpoint, with the position of its sources, under a name
-    fork               go on from a checkpoint with a second query, beside the first
+    fork               go on from a checkpoint with a second query, next to the first
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def untag(
         location: Path or URL of the state location.
         name: Its name.
         kind: "tag", or "fork" or "reader" to remove what a fork or a reader has put.  A fork that
-            still needs objects of the checkpoint cannot be read any more afterwards.
+            still needs objects of the checkpoint can no longer be read afterwards.
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
@@ -238,7 +238,7 @@ def fork(
 
     The new location refers to objects of the first, which a tag keeps there.  A query with the new
     checkpointLocation and stateLocation reads what the first query reads after the checkpoint.  Both
-    run beside each other.  The same call repeated goes on where an interrupted one ended.
+    run next to each other.  The same call repeated goes on where an interrupted one ended.
 
     Args:
         location: Path or URL of the state location.

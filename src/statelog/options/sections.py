@@ -349,7 +349,7 @@ class SnapshotPolicy:
         64,
         "max-slices",
         OptionKind.COUNT,
-        "Slices of a state at most; a state too large for so many is cut into larger slices.",
+        "Slices of a state at most; a state too large for that is cut into larger slices.",
         least=1,
     )
 

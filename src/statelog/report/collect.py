@@ -295,7 +295,7 @@ def _of_record(
 
 
 def _older_changes(listing: _Listing) -> tuple[tuple[int, int], ...]:
-    """Return bytes of changes by checkpoint, of those that are not stored any more."""
+    """Return bytes of changes by checkpoint, of those that are no longer stored."""
     stored = {summary.checkpoint_id for summary, _ in listing}
     handles = {
         handle.state_handle_id: handle

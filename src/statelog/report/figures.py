@@ -28,7 +28,7 @@ class CheckpointFigures:
         commit_bytes: Size of its `_metadata`.
         objects: Objects that it created, the commit included.
         snapshots, snapshot_bytes: Snapshots that it created.
-        log_handles, log_bytes: The log behind the snapshots, as of it.
+        log_handles, log_bytes: The log after the snapshots, as of it.
         full_snapshots, full_snapshot_bytes: The snapshots that it refers to.
         durations_ms: By phase: plan, run, commit, deliver, clean_up, as far as known.
         task_ms: Phases inside of run, of the slowest task in each.
@@ -111,7 +111,7 @@ class Figures:
         newest_id: The newest retained checkpoint, or None.
         checkpoints: All that are stored, ascending.
         older_changes: Checkpoint id and bytes of changes of checkpoints that are not stored any
-            more, as far as the log behind the snapshots still has them.
+            more, as far as the log after the snapshots still has them.
         stored: Objects by folder.
         restart: What a restart reads; None without a checkpoint.
         bill: Requests and storage; None without a checkpoint.

@@ -92,7 +92,7 @@ def _restart(figures: Figures) -> Iterator[Finding]:
     if newest.log_bytes > max(_LONG_LOG * newest.full_snapshot_bytes, _MIN_BYTES):
         yield Finding(
             "attention",
-            f"The log behind the snapshots ({texts.size(newest.log_bytes)}) is larger than the "
+            f"The log after the snapshots ({texts.size(newest.log_bytes)}) is larger than the "
             f"snapshots ({texts.size(newest.full_snapshot_bytes)}), so a restart replays much; "
             "the options snapshot.* bound it.",
         )

@@ -77,14 +77,14 @@ def state_section(figures: Figures) -> Html:
             chart(
                 Chart(
                     identity="stored-state",
-                    title="Snapshots, and the log behind them",
+                    title="Snapshots, and the log after them",
                     note="What a restart from the checkpoint needs: stored bytes of snapshots, and "
                     "bytes of changes after them. A snapshot makes the log shorter.",
                     head="Checkpoint",
                     labels=labels,
                     series=[
                         Series("Snapshots", [row.full_snapshot_bytes for row in rows], 1),
-                        Series("Log behind them", [row.log_bytes for row in rows], 2),
+                        Series("Log after them", [row.log_bytes for row in rows], 2),
                     ],
                     show=texts.size,
                     binary=True,
@@ -140,7 +140,7 @@ def _bytes(figures: Figures, rows: Sequence[CheckpointFigures]) -> Chart:
     note = "Changes of state and staged rows before compression, and the snapshots that it wrote."
     if older:
         note += (
-            f" {texts.plural(len(older), 'older checkpoint')} are not stored any more; the log "
+            f" {texts.plural(len(older), 'older checkpoint')} are no longer stored; the log "
             "behind the snapshots still has their changes."
         )
     return Chart(

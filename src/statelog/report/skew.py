@@ -2,7 +2,7 @@
 How keys and changes are spread over the key groups of an operator.
 
 The keys are counted in the state as of a checkpoint, which is read whole for it, a few key groups at
-a time.  The changes are those in the log behind the snapshots.
+a time.  The changes are those in the log after the snapshots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KeyGroups:
     Args:
         operator: Its name.
         keys: Number of keys of each key group; empty if the state was not read.
-        change_bytes: Bytes of changes of each key group in the log behind the snapshots.
+        change_bytes: Bytes of changes of each key group in the log after the snapshots.
     """
 
     operator: str

@@ -28,5 +28,5 @@ def wall_clock_seconds() -> float:
 
 
 def pause(seconds: float) -> None:
-    """Block the calling thread for so many seconds."""
+    """Block the calling thread for a number of seconds."""
     time.sleep(seconds)

@@ -31,11 +31,11 @@ _Job = tuple[Callable[[], object], Done]
 _log = logging.getLogger("statelog")
 
 SPARE_THREADS: Final = 8
-"""Threads beside the configured ones that work while those hang."""
+"""Threads in addition to the configured ones that work while those hang."""
 
 
 class Pool(Protocol):
-    """Runs blocking work beside the caller."""
+    """Runs blocking work while the caller goes on."""
 
     def submit(
         self, work: Callable[[], T], done: Callable[[T, BaseException | None], None]

@@ -37,7 +37,7 @@ def put_or_find(
         path: Its name; no other name is tried.
         data: Its content.
         find: Reads the object back and raises `ObjectNotFoundError` if there is none.
-        pause: Waits so many seconds between two attempts.
+        pause: Waits the given number of seconds between two attempts.
 
     Returns:
         None if the put was answered with success; else what *find* returned, which may be this

@@ -167,7 +167,7 @@ def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
 
     Raises:
         FileNotFoundError: The folder was deleted during the write; try again.
-        OSError: The disk failed; nothing is left behind.
+        OSError: The disk failed; nothing is left.
 
     Blocks: For the disk.
     """
@@ -222,7 +222,7 @@ def _write(descriptor: int, data: Buffers) -> None:
 
 
 def _rest(pieces: list[memoryview], written: int) -> list[memoryview]:
-    """Return what is left of *pieces* behind the first *written* bytes."""
+    """Return what is left of *pieces* after the first *written* bytes."""
     for index, piece in enumerate(pieces):
         if written < piece.nbytes:
             return [piece.cast("B")[written:], *pieces[index + 1 :]]

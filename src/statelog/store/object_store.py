@@ -65,12 +65,12 @@ class Listing:
     """
     The objects below a folder, page by page.
 
-    After an error the next page continues behind the last name.  Where a store does not list in
+    After an error the next page continues after the last name.  Where a store does not list in
     order, the listing begins again and the names that were returned are left out.
 
     Args:
         prefix: The folder, "" for the root.
-        resumable: Whether a listing can begin behind a name (`lists_in_order`).
+        resumable: Whether a listing can begin after a name (`lists_in_order`).
 
     Thread: one at a time.
     """

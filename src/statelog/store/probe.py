@@ -57,7 +57,7 @@ def verify_put_if_absent(
 
     Args:
         store: The store of the location.
-        pause: Waits so many seconds if the store answers "exists" and returns no object.
+        pause: Waits the given number of seconds if the store answers "exists" and returns no object.
 
     Raises:
         StoreError: The store let several writers win, or overwrote (`reason` "put_if_absent"), or it

@@ -109,7 +109,7 @@ class Requests:
         worked: Whether the store has accepted these credentials before, perhaps in the process
             that pickled the store.
         clock: A monotonic clock.
-        sleep: Waits so many seconds.
+        sleep: Waits the given number of seconds.
         ids: The source of jitter.
     """
 

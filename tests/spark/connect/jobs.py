@@ -57,7 +57,7 @@ class ConnectJob:
         processor: The processor.
         output: DDL of the output.
         options: More arguments of `transform_with_state`.
-        steps: The steps behind the operator.
+        steps: The steps after the operator.
         checkpoint: The checkpointLocation, if it is not in *folder*.
     """
 

@@ -1,4 +1,4 @@
-"""Time on a Connect session: event time beside Spark's own operator, and timers without data."""
+"""Time on a Connect session: event time against Spark's own operator, and timers without data."""
 
 import random
 import time

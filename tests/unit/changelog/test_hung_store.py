@@ -124,7 +124,7 @@ def test_attempts_share_one_encoding_under_different_names() -> None:
 
 
 def test_a_store_that_hangs_takes_a_bounded_number_of_threads_and_bytes() -> None:
-    """Many persists against a hung store; then it works again, and nothing is left behind."""
+    """Many persists against a hung store; then it works again, and nothing is left."""
     store, before = HungStore(), upload_threads()
     with storage_on(store, limit=10_000) as storage:
         writers = [storage.create_writer(f"operator {number}", ALL) for number in range(10)]

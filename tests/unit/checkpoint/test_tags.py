@@ -54,7 +54,7 @@ def test_a_tagged_checkpoint_outlives_the_retention():
     one = started(store, retained=1)
     for checkpoint_id in range(1, 7):
         log = log_in_file(store, ALL, [[(1, f"v{checkpoint_id}".encode())]])
-        # Each checkpoint begins anew with a snapshot, so that it needs its own file alone.
+        # Each checkpoint begins again with a snapshot, so that it needs its own file alone.
         store.put(f"taskowned/s{checkpoint_id}", b"state")
         handle = FileStateHandle(f"taskowned/s{checkpoint_id}", 5)
         snapshot = MaterializedHandle(ALL, max(0, checkpoint_id - 1), handle)

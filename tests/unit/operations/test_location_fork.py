@@ -409,7 +409,7 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["checkpoint_id"] is None
     assert run(["untag", state, found[0]["name"], "--kind", "other"]) == 2
     assert run(["untag", state, found[0]["name"], "--kind", "fork"]) == 0
-    assert run(["verify", new]) == 1  # released, so it cannot be read any more
+    assert run(["verify", new]) == 1  # released, so it can no longer be read
     assert run(["fork", state, str(root / "x")]) == 2
     assert run(["fork", state, str(root / "q3" / "statelog"), "--json"]) == 0
     capsys.readouterr()

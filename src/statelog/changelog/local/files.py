@@ -73,7 +73,7 @@ class LocalFiles:
         Write a file as *temporary* and rename it; create its folder.
 
         Raises:
-            OSError: *temporary* exists, or the disk fails; nothing is left behind.
+            OSError: *temporary* exists, or the disk fails; nothing is left.
 
         Blocks: For the disk.   Thread: any.
         """

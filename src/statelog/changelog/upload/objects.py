@@ -132,7 +132,7 @@ class _ObjectUploader:
         self._size_bytes = sum(len(memoryview(piece).cast("B")) for piece in pieces)
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
-        """Put the object, or raise and leave nothing behind."""
+        """Put the object, or raise and leave nothing."""
         path = self._new_path()
         try:
             self._store.put(path, self._pieces)

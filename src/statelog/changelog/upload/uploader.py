@@ -48,7 +48,7 @@ class StateChangeUploader(Protocol):
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """
-        Make all sets of *tasks* durable, or raise and leave nothing behind.
+        Make all sets of *tasks* durable, or raise and leave nothing.
 
         Must not complete or fail a task, and must not return before the bytes are durable.
         Each call writes under new names.

@@ -88,7 +88,7 @@ class ConnectEngine:
             return cls(cloudpickle.dumps(sent))
         except Exception as error:
             raise UsageError(
-                "the sink, or a function in a step behind the operator, cannot be pickled, so Spark "
+                "the sink, or a function in a step after the operator, cannot be pickled, so Spark "
                 f"cannot send it to the server: {error}. Create such objects inside the function"
             ) from error
 

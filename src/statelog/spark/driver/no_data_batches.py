@@ -2,7 +2,7 @@
 Decide which queries have no-data batches, when one is due, and which batches to skip.
 
 Under `foreachBatch` Spark runs no micro-batch without new input, so that timers would wait for the
-next row.  Therefore a query that can have timers gets one more source beside the user's, see
+next row.  Therefore a query that can have timers gets one more source besides the user's, see
 `jvm/no_data_source`.  It has no watermark, so it does not change the query's watermark.
 
 The number of sources of a query never changes, and its offset log records it.  Queries of older

@@ -311,15 +311,15 @@ class StateLocation:
             _log.warning("deletion of rows between operators failed: %s", error)
 
     def clean_up(self) -> None:
-        """Delete in batches what no retained checkpoint needs any more, or log the failure."""
+        """Delete in batches what no retained checkpoint needs, or log the failure."""
         try:
             self.coordinator.clean_up_when_due()
         except StoreError as error:  # harmless: the next collection of orphans deletes the rest
-            _log.warning("deletion of what no checkpoint needs any more failed: %s", error)
+            _log.warning("deletion of what no checkpoint needs failed: %s", error)
 
     def finish_clean_up(self) -> None:
         """
-        Delete everything that no retained checkpoint needs any more, or log the failure; once.
+        Delete everything that no retained checkpoint needs, or log the failure; once.
 
         Blocks: On the store, for at most ten seconds.
         """

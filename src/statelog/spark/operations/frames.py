@@ -2,7 +2,7 @@
 Check frames of state variables, and bring them into one frame of rows.
 
 A frame has the columns of `spark.read.format("statelog")`: `key`, `value` and, by kind, `position`,
-`user_key`, `expires_at_ms` or `fires_at_ms`.  `key_group` may be present and is computed anew.
+`user_key`, `expires_at_ms` or `fires_at_ms`.  `key_group` may be present and is computed again.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _refusal(kind: StateKind, method: str, name: str) -> Callable[..., NoReturn]
     def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise DeletedStateError(
             f"{words}: state {name!r} was deleted by deleteIfExists() in init(), after init() had "
-            "asked for it; ask for it behind the deletion, or leave the deletion out"
+            "asked for it; ask for it after the deletion, or leave the deletion out"
         )
 
     return refuse

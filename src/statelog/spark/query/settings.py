@@ -103,7 +103,7 @@ class QuerySettings:
         choice_of(FileOutput),
         '"exactly-once" or "append"',
         "How files and tables of files are written. exactly-once: with the log of Spark's "
-        "streaming file sink beside them, so that a micro-batch that is delivered again is "
+        "streaming file sink next to them, so that a micro-batch that is delivered again is "
         "written once. append: without the log, at least once.",
         default=FileOutput.EXACTLY_ONCE,
     )

@@ -213,7 +213,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             keep = f"raise readerMaxCheckpoints, which is {self._reader[1]}"
         return CheckpointError(
             f"{name} has read up to checkpoint {after} of {location.url} and cannot go on from "
-            f"there{newest_text}. Begin anew {anew}; to keep checkpoints until they are read, {keep}. "
+            f"there{newest_text}. Begin again {anew}; to keep checkpoints until they are read, {keep}. "
             f"({error})",
             reason=error.reason,
             checkpoint_id=after,

@@ -112,7 +112,7 @@ def ranges_of(
 
 
 def only_variable(reader: StateReader) -> str:
-    """Return the variable of an operator that has only one; timers do not count beside it."""
+    """Return the variable of an operator that has only one; timers do not count."""
     variables = reader.variables()
     declared = [variable.name for variable in variables if not variable.kind.rules.fires]
     names = declared or [each.name for each in variables]

@@ -218,7 +218,7 @@ class _Commit:
         )
 
     def _snapshot(self, base: CompletedCheckpoint) -> MaterializedHandle | None:
-        """Write a snapshot of a part of the base, if the log behind the snapshots is long."""
+        """Write a snapshot of a part of the base, if the log after the snapshots is long."""
         stored = sum(max(each.handle.size_bytes, 0) for each in base.materialized)
         size = sum(each.size_bytes for each in base.log)
         if len(base.log) < _LOG_LENGTH and size < max(_LOG_BYTES, stored):

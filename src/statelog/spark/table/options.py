@@ -29,7 +29,7 @@ from statelog.store import open_query_files
 from statelog.store.location import is_known, normalize_url
 
 ROW: Final = "row"
-"""Name of the variable that holds the columns of a table beside its key."""
+"""Name of the variable that holds the columns of a table besides its key."""
 # Options of Spark's own writer that are passed on with the others.
 _CHECKPOINT_LOCATION: Final = "checkpointlocation"
 _QUERY_NAME: Final = "queryname"
@@ -191,7 +191,7 @@ class TableColumns:
         arrow = arrow_schema(frame)
         row = [field for field in arrow if field.name not in (*options.key, delete)]
         if not row:
-            raise UsageError("a table needs a column beside its key")
+            raise UsageError("a table needs a column besides its key")
         key = pa.schema([arrow.field(name) for name in options.key])
         schema = OperatorStateSchema(
             TABLE,

@@ -1,5 +1,5 @@
 """
-What-if: a changed processor over the rows that a running query has read, beside the query.
+What-if: a changed processor over the rows that a running query has read, next to the query.
 
     run         the micro-batches of the running query, one by one, in a fork; how their output rows differ
     result      what differed: output rows by micro-batch, state by key

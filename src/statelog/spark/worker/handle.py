@@ -108,7 +108,7 @@ class TaskHandle(StateVariables):
         Delete a state variable for all keys; in `init` only.
 
         Where `init` asks for the variable behind it, each batch begins without what was in it.
-        What `init` asked for before it cannot be used any more.
+        What `init` asked for before it can no longer be used.
         """
         self._only_in_init(stateName, "deleted")
         check_not_reserved(stateName)

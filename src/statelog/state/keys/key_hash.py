@@ -222,7 +222,7 @@ _HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], _ColumnHasher], ...]]
 
 
 def _of_one_length(words: npt.NDArray[np.uint64], length: int, seeds: Hashes) -> Hashes:
-    """Hash rows of whole words; bytes behind *length* are not read."""
+    """Hash rows of whole words; bytes after *length* are not read."""
     matrix = words.view(np.uint8)
     position = 0
     if length >= 32:

@@ -235,10 +235,10 @@ class Kind(ABC, Generic[Cell, Delta]):
         Return the stored columns of operations as elements of cells.
 
         Only for a kind that does not `replaces`: its cells are lists, and an operation adds an
-        element behind the others, or removes some.
+        element after the others, or removes some.
 
         Args:
-            columns: Those of an operation behind `op`.
+            columns: The columns of an operation after `op`.
             element: The type of an element in a column of cells.
         """
         raise InvariantError(f"operations of {self.name} state are not elements")

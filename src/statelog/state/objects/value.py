@@ -51,7 +51,7 @@ class ExpiringValueState(ValueState):
         return stored[1] if self._copy is None else self._copy(stored[1])
 
     def update(self, newValue: Values) -> None:  # noqa: N803  # Spark's name
-        """Set the value and start its time anew."""
+        """Set the value and start its time again."""
         if newValue is None:
             raise UsageError("a value state takes a tuple, not None; use clear()")
         self._overlay[self._cursor.key] = (self._expires(), self._normalize(newValue))

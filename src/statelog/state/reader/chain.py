@@ -42,7 +42,7 @@ def chain_before(
                 f"checkpoint {last.checkpoint_id} of {store.url} does not continue checkpoint "
                 f"{after}: its history goes from {checkpoint.checkpoint_id} back to "
                 f"{'the empty state' if parent is None else parent}, because the query was rewound. "
-                "Begin anew with the whole state",
+                "Begin again with the whole state",
                 reason="not_newer",
                 checkpoint_id=after,
             )
@@ -52,7 +52,7 @@ def chain_before(
             raise CheckpointError(
                 f"the changes from checkpoint {after} to {last.checkpoint_id} of {store.url} are not "
                 f"whole: checkpoint {parent} was deleted{_retained(store)}. Let the query "
-                "retain more checkpoints, compare the two states instead, or begin anew with the "
+                "retain more checkpoints, compare the two states instead, or begin again with the "
                 "whole state",
                 reason="subsumed",
                 checkpoint_id=parent,

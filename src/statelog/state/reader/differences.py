@@ -34,7 +34,7 @@ _WORDS: Final = ("insert", "update", "delete")
 _BEFORE: Final = 0
 _AFTER: Final = 1
 _ROWS: Final = 65_536
-"""Key groups are compared together up to about so many rows."""
+"""Key groups are compared together up to about this many rows."""
 
 
 class Differences:

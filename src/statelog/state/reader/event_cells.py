@@ -130,7 +130,7 @@ class _Gathered:
     """
     A variable whose operations add elements to a cell, or remove some: a list or a map.
 
-    The elements of each key stand one behind the other: those at the beginning, then those that
+    The elements of each key stand one after the other: those at the beginning, then those that
     operations added.  The cell at an event is a span of them, without those that a later element
     of the span replaced.
     """

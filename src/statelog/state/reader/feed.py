@@ -32,7 +32,7 @@ from statelog.state.reader.state_reader import StateReader
 from statelog.state.reader.window import Window
 
 _WINDOW_BYTES: Final = 32 * 1024 * 1024
-"""Checkpoints are taken together up to about so many bytes of changes, one of them at least."""
+"""Checkpoints are taken together up to about this many bytes of changes, one of them at least."""
 CHECKPOINT_COLUMN: Final = "checkpoint_id"
 
 

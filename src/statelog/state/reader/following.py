@@ -29,7 +29,7 @@ class ReplicaStatus:
         checkpoints: How many checkpoints it came to, the first one included.
         replayed: Change sets read from the log, all in all.
         snapshots: Snapshots read.
-        reloads: How often key groups were restored anew, because the log did not lead on from
+        reloads: How often key groups were restored again, because the log did not lead on from
             what was held.
     """
 

@@ -40,7 +40,7 @@ class ForwardPlan:
     Args:
         newest: The newer checkpoint.
         handle: What makes up the state of the key groups held in it.
-        reload: Key groups that are restored anew.
+        reload: Key groups that are restored again.
         held_id: The checkpoint that the others are held of.
     """
 
@@ -121,7 +121,7 @@ class HeldState:
     def plan(
         self, newest: CompletedCheckpoint, schema: OperatorStateSchema, key_groups: KeyGroupRange
     ) -> ForwardPlan | None:
-        """Return how to come to a newer checkpoint; None if all must be restored anew."""
+        """Return how to come to a newer checkpoint; None if all must be restored again."""
         if key_groups != self.key_groups or schema.to_json() != self._codec.schema.to_json():
             return None
         reload = groups_to_reload(self.checkpoint, newest, key_groups)
@@ -135,7 +135,7 @@ class HeldState:
         Come to a newer checkpoint.
 
         Raises:
-            CorruptionError: An object is damaged; the state cannot be used any more.
+            CorruptionError: An object is damaged; the state can no longer be used.
         """
         self._keyed.changed.clear()
         self._keyed.forget(plan.reload)

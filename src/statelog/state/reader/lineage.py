@@ -4,7 +4,7 @@ Whether state that is held goes on in a newer checkpoint.
 A checkpoint is a list of snapshots and log handles, and every handle has a unique name.  State as of
 one checkpoint can be brought forward by the log of another one if both have the same handles up to
 the older one.  That is decided for each key group, so that a snapshot of some key groups, a rewind
-or a lost log makes only those be read anew.
+or a lost log makes only those be read again.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class LocationState:
 
         Raises:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is
-                damaged, or not retained any more.
+                damaged, or no longer retained.
             UsageError: The query has several operators and none was named, or has no such one.
             IncompatibleFormatError: A newer statelog wrote the checkpoint.
             ClosedError: The state is closed.

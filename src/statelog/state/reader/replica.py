@@ -3,7 +3,7 @@ A live replica: a copy of the state of a location that follows the query which w
 
 A replica holds the state as of one checkpoint, as a task does, and comes to a newer one by
 replaying the log behind what it holds.  So a micro-batch costs it the changes of that micro-batch.
-Key groups whose log was replaced by a snapshot since, or given up by a rewind, are restored anew,
+Key groups whose log was replaced by a snapshot since, or given up by a rewind, are restored again,
 and no others.  The query is not asked anything: all is read from the location.
 """
 
@@ -168,7 +168,7 @@ class Replica:
         checkpoint held before, and a later call tries again.
 
         Raises:
-            CheckpointError: The location has no checkpoint any more (`reason` "not_found"), the
+            CheckpointError: The location no longer has a checkpoint (`reason` "not_found"), the
                 newest one is damaged, or the query deleted each one while it was read
                 ("subsumed").
             CorruptionError: An object is damaged; nothing can be read until a refresh succeeds.
@@ -202,7 +202,7 @@ class Replica:
 
         Raises:
             UnavailableError: It was not committed in time; the message has the last error.
-            CheckpointError: The location has no checkpoint any more.
+            CheckpointError: The location no longer has a checkpoint.
             ClosedError: The replica is closed, before or meanwhile.
 
         Blocks: Up to *timeout*, and for a refresh under way.
@@ -300,7 +300,7 @@ class Replica:
             try:
                 done = held.apply(plan, fetched)
             except BaseException as error:
-                # Some key groups are half brought forward: what was held cannot be read any more.
+                # Some key groups are half brought forward: what was held can no longer be read.
                 failed = StatelogError(f"a refresh failed: {error!r}")
                 self._broken = error if isinstance(error, StatelogError) else failed
                 raise

@@ -9,7 +9,7 @@ map entry and timer is a row of flat columns, whose form the kind defines::
     key_group  key.<name>...  user_key.<name>...  value.<name>...          map
     key_group  key.<name>...  fires_at_ms                                  timers
 
-A variable with a time to live has `expires_at_ms` behind them.  `CollectionRows` makes one row of
+A variable with a time to live has `expires_at_ms` after them.  `CollectionRows` makes one row of
 a key instead::
 
     key_group  key.<name>...  value                 list of structs, map of structs

@@ -1,5 +1,5 @@
 """
-Rows straight from the snapshots of a checkpoint, where no log is behind them.
+Rows straight from the snapshots of a checkpoint, where no log follows them.
 
 Restoring would sort and hash them first, so that changes can be applied; without changes that is not
 needed.
@@ -28,7 +28,7 @@ def whole_snapshots(
     """
     Return the snapshots of some key groups if they are all of their state, else None.
 
-    That is: there is no log behind them, and they were written with the present schema.
+    That is: there is no log after them, and they were written with the present schema.
 
     Raises:
         CorruptionError: A snapshot is damaged.

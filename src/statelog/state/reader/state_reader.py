@@ -37,7 +37,7 @@ from statelog.state.schema.descriptors import OperatorStateSchema, StateDescript
 from statelog.store import CachedStore, ObjectStore
 
 _PORTION_BYTES: Final = 32 * 1024 * 1024
-"""Key groups are restored together up to about so many stored bytes, one of them at least."""
+"""Key groups are restored together up to about this many stored bytes, one of them at least."""
 _CACHED_BYTES: Final = 128 * 1024 * 1024
 """Objects kept in memory, because several portions need them."""
 _BUDGET_BYTES: Final = 256 * 1024 * 1024
@@ -103,7 +103,7 @@ class StateReader:
 
         Raises:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"; the message
-                names those it has), or it is damaged, or not retained any more.
+                names those it has), or it is damaged, or no longer retained.
             UsageError: There is no such directory, or *operator* is needed or unknown.
             IncompatibleFormatError: A newer statelog wrote the checkpoint.
             StoreError: The store failed.

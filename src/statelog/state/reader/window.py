@@ -5,7 +5,7 @@ An *event* is a key and a checkpoint that changed it.  For every event the state
 and after it is found at once, without a Python object for any of them: operations and the state at
 the beginning are numbered by key, sorted, and each event refers to a place in that order.  For a
 kind whose deltas replace the cell (see `Kind.replaces`) that is the last operation up to the event;
-for lists and maps it is a span of elements, behind the last operation that cleared them.
+for lists and maps it is a span of elements, after the last operation that cleared them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Recordings: what some keys of a query saw, kept beside the state to be replayed.
+Recordings: what some keys of a query saw, kept next to the state to be replayed.
 
     format     recordings of tasks as bytes, and back
     cells      the state of some keys as Arrow columns, and back

@@ -1,7 +1,7 @@
 """
 The state schema of an operator: its key, and its variables with their types.
 
-The schema is stored beside the data in every changelog file and checkpoint, so that state can be
+The schema is stored next to the data in every changelog file and checkpoint, so that state can be
 read without the program that wrote it.  Types are Arrow types; no object is pickled.
 """
 

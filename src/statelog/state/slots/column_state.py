@@ -137,7 +137,7 @@ class ColumnTimers:
         same[1:] = (owners[1:] == owners[:-1]) & (every[1:] == every[:-1])
         keep = ~same
         if not is_added:
-            # A pair that was given is removed, with the equal one beside it.
+            # A pair that was given is removed, with the equal one next to it.
             given = np.bincount(np.cumsum(~same) - 1, order >= len(before)) > 0
             keep &= ~given[np.cumsum(~same) - 1]
         owners, every = owners[keep], every[keep]

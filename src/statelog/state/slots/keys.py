@@ -20,7 +20,7 @@ class Keys:
     """
     Distinct keys, and where the rows of each are.
 
-    A columnar processor gets it beside the rows, and names by it the keys whose state it reads and
+    A columnar processor gets it with the rows, and names by it the keys whose state it reads and
     writes.  `len(keys)` is the number of keys; `keys["customer"]` one column of `table`.
 
     Args:
@@ -28,7 +28,7 @@ class Keys:
         columns: The columns, one row for each key.
         key_groups: The key group of each key.
         starts: For each key the number of its first row.
-        ends: For each key the number behind its last row.
+        ends: For each key the number after its last row.
         hashes: The hash of each key, where it is known already.
     """
 

@@ -160,7 +160,7 @@ class SlotIndex:
         while len(hits):
             columns = keys if len(hits) == len(hashes) else taken(keys, hits)
             other = hits[~self._keys.equal(slots[hits], columns)]
-            # Another key with the same hash: the search continues behind it.
+            # Another key with the same hash: the search continues after it.
             ends = (cells[other] + 1) & self._mask
             slots[other] = self._walk(hashes[other], ends)
             cells[other] = ends

@@ -1,4 +1,4 @@
-"""Local copies: written beside the upload, read before the store, and never in the way of either."""
+"""Local copies: written next to the upload, read before the store, and never in the way of either."""
 
 import os
 import stat

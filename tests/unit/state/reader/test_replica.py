@@ -336,7 +336,7 @@ def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
     history.micro_batch()
     replica = sl.open(tmp_path / "state").follow(interval=None)
     shutil.rmtree(tmp_path / "state")
-    with pytest.raises(CheckpointError, match="has no checkpoint any more") as caught:
+    with pytest.raises(CheckpointError, match="no longer has a checkpoint") as caught:
         replica.refresh()
     assert caught.value.reason == "not_found"
     assert str(tmp_path / "state") in str(caught.value)

@@ -1,4 +1,4 @@
-"""The schema of state lies beside the data and is read without the program that wrote it."""
+"""The schema of state lies next to the data and is read without the program that wrote it."""
 
 from __future__ import annotations
 
