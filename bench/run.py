@@ -69,28 +69,16 @@ _ALL_FAST = (
 _QUICK_CASES = "--events 500 --batches 3 --rounds 1"
 BENCHMARKS = {
     "peers-100k": _peers(
-        "peers-100k", "--events 100000", 25, "all ways to keep totals, 100,000 events"
+        "peers-100k",
+        "--events 100000 --batches 16",
+        35,
+        "all ways to keep totals, 100,000 events",
     ),
     "peers-1m": _peers(
         "peers-1m",
-        f"--events 1000000 --batches 6 --rounds 2 --seconds 100 --peers {_ALL_FAST}",
-        20,
+        f"--events 1000000 --batches 10 --rounds 3 --seconds 100 --peers {_ALL_FAST}",
+        30,
         "the same with a million events",
-    ),
-    "peers-1m-again": _peers(
-        "peers-1m-again",
-        "--events 1000000 --batches 20 --rounds 4 --seconds 60 --minutes 9 --peers "
-        "spark-agg-rocksdb,spark-agg-heap,statelog-aggregate-direct,statelog-columns-direct",
-        15,
-        "the fastest ways with a million events, in more micro-batches",
-    ),
-    "peers-100k-again": _peers(
-        "peers-100k-again",
-        "--events 100000 --batches 20 --rounds 3 --minutes 5 --peers spark-agg-rocksdb,"
-        "spark-agg-heap,statelog-columns-direct,statelog-columns-staged,"
-        "statelog-aggregate-direct,statelog-aggregate-staged,statelog-direct,statelog-staged",
-        10,
-        "all ways but Spark's own in Python, 100,000 events, in more micro-batches",
     ),
     "peers-50": _peers(
         "peers-50",

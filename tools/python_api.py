@@ -154,7 +154,7 @@ def annotation_text(annotation: object) -> str:
 
 
 def code(text: str) -> str:
-    """Return a block of a signature; the language `py` says that no test runs it."""
+    """Return a block of code; the language `py` says that the test of its page does not run it."""
     return f"```py\n{text}\n```\n\n"
 
 
@@ -195,6 +195,8 @@ def _section(title: str, rest: str, inner: str) -> str:
             for name, text in _entries(inner)
         )
         return f"**{title}:**\n\n{items}\n"
+    if title == "Example":
+        return code(inner.rstrip())
     text = " ".join(f"{rest} {inner}".split())
     return f"**{title}:** {escaped(text)}\n\n"
 

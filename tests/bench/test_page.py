@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
         "statelog-direct": batches(100) | {"title": "statelog, <rows>"},
         "statelog-columns-direct": {"runs": [], "skipped": "not there", "title": "columns"},
     }
-    for name in ("peers-50", "peers-100k", "peers-100k-again", "peers-1m", "peers-1m-again"):
+    for name in ("peers-50", "peers-100k", "peers-1m"):
         write(tmp_path / f"{name}.json", document(name, peers, events=1000))
     jobs = {
         f"top-k/{engine}": batches(ms, compared_rows=1) | {"compared_rows": 1234}

@@ -27,7 +27,7 @@ from bench.harness.figures import (
 )
 from bench.harness.plots import Bar, bars, colour_of
 
-PEERS = ("peers-50", "peers-100k", "peers-100k-again", "peers-1m", "peers-1m-again")
+PEERS = ("peers-50", "peers-100k", "peers-1m")
 BESIDE = ("queries", "variety")
 _BASES = (("spark-tws", "TWS"), ("spark-agg-rocksdb", "RocksDB"), ("spark-agg-heap", "heap"))
 

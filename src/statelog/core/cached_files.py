@@ -19,8 +19,9 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
+from statelog.core.transitions import Transitions
 from statelog.errors import check
 
 
@@ -114,6 +115,15 @@ class _State(enum.Enum):
     READY = "ready"
 
 
+FILES: Final = Transitions(
+    {
+        _State.FETCHING: {FileFetched: _State.WRITING},
+        _State.WRITING: {FileWritten: _State.READY},
+        _State.READY: {},
+    }
+)
+
+
 @dataclass(slots=True)
 class _File:
     state: _State = _State.FETCHING
@@ -179,14 +189,14 @@ class CachedFiles:
             case FileFetched(path, size_bytes, whole):
                 if not whole or size_bytes > self._max_bytes:
                     self._passing[path] = None
-                return self._admit(path, size_bytes)
+                return self._admit(event)
             case FileWritten(path):
                 file = self._files.get(path)
                 if file is None:
                     return [RemoveFile(path, Reason.LOST)]
                 if self._closed:
                     return self._forget(Reason.CLOSED, path)
-                file.state, file.last_use_ns = _State.READY, now_ns
+                file.state, file.last_use_ns = FILES.after(file.state, event), now_ns
                 self._files.move_to_end(path)
                 return self._next_check()
             case FetchFailed(path):
@@ -209,8 +219,9 @@ class CachedFiles:
             case _:
                 assert_never(event)
 
-    def _admit(self, path: str, size_bytes: int) -> list[Action]:
+    def _admit(self, event: FileFetched) -> list[Action]:
         """Reserve space for a file, evicting others, or drop it."""
+        path, size_bytes = event.path, event.size_bytes
         file = self._files.get(path)
         if file is None:
             return []
@@ -227,7 +238,7 @@ class CachedFiles:
                 evicted.append(key)
                 free_bytes += each.size_bytes
         actions = self._forget(Reason.EVICTED, *evicted)
-        file.state, file.size_bytes = _State.WRITING, size_bytes
+        file.state, file.size_bytes = FILES.after(file.state, event), size_bytes
         self._used_bytes += size_bytes
         return [*actions, WriteFile(path)]
 

@@ -11,6 +11,7 @@ object that a pending acknowledgement names is never garbage.
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from statelog.core.checkpoint_events import (
     WriteMetadata,
 )
 from statelog.core.pins import Pin, pinned, retained_ids
+from statelog.core.transitions import Transitions
 from statelog.errors import CheckpointError, FencedError, UsageError, check
 from statelog.model import (
     CompletedCheckpoint,
@@ -56,6 +58,36 @@ class _Pending:
     snapshots: dict[KeyGroupRange, TaskStateSnapshot]
     expected: frozenset[KeyGroupRange]  # the ranges: thousands of tasks look theirs up
     committing: bool = False
+
+
+class Phase(enum.Enum):
+    """What an owner is doing."""
+
+    IDLE = "no checkpoint under way"
+    COLLECTING = "waiting for tasks"
+    COMMITTING = "committing"
+    FENCED = "fenced"
+
+
+PHASES: Final = Transitions(
+    {
+        Phase.IDLE: {Triggered: Phase.COLLECTING, Fenced: Phase.FENCED},
+        Phase.COLLECTING: {
+            CommitRequested: Phase.COMMITTING,
+            Committed: Phase.IDLE,
+            Declined: Phase.IDLE,
+            Restored: Phase.IDLE,
+            Fenced: Phase.FENCED,
+        },
+        Phase.COMMITTING: {
+            Committed: Phase.IDLE,
+            Declined: Phase.IDLE,
+            Restored: Phase.IDLE,
+            Fenced: Phase.FENCED,
+        },
+        Phase.FENCED: {Restored: Phase.IDLE},
+    }
+)
 
 
 class CheckpointLedger:
@@ -101,6 +133,15 @@ class CheckpointLedger:
     def subsumed(self) -> tuple[int, ...]:
         """Checkpoints no longer retained, which the next clean-up settles."""
         return tuple(self._subsumed)
+
+    @property
+    def phase(self) -> Phase:
+        """What this owner is doing; `PHASES` has what leads from one phase to another."""
+        if self._fenced is not None:
+            return Phase.FENCED
+        if self._pending is None:
+            return Phase.IDLE
+        return Phase.COMMITTING if self._pending.committing else Phase.COLLECTING
 
     @property
     def is_fenced(self) -> bool:

@@ -21,18 +21,18 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
+from statelog.core.transitions import Transitions
 from statelog.errors import UsageError, check
 
 
 class FileOwner(enum.Enum):
     """Who may delete a file."""
 
-    TASK = "task"
-    OFFERED = "offered"
-    CHECKPOINT = "checkpoint"
-    GARBAGE = "garbage"
+    TASK = "owned by the task"
+    OFFERED = "offered to the checkpoint coordinator"
+    CHECKPOINT = "owned by a checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,15 @@ Event = FileTracked | FileOffered | FileConfirmed | SetReleased | FileDiscarded
 Action = DeleteFile | DropCopy | ReleaseCopy
 
 
+OWNERS: Final = Transitions(
+    {
+        FileOwner.TASK: {FileOffered: FileOwner.OFFERED, FileConfirmed: FileOwner.CHECKPOINT},
+        FileOwner.OFFERED: {FileConfirmed: FileOwner.CHECKPOINT},
+        FileOwner.CHECKPOINT: {},
+    }
+)
+
+
 @dataclass(slots=True)
 class _File:
     owner: FileOwner
@@ -110,7 +119,7 @@ class FileOwnership:
 
     Invariants:
       1. a tracked file has at least one set that is not released;
-      2. no tracked file is garbage: garbage is returned as a `DeleteFile`, once;
+      2. a file that is not tracked any longer was returned as a `DeleteFile`, once, unless a checkpoint owns it;
       3. a file of a checkpoint never becomes garbage;
       4. a local copy is dropped or released once: when its file is no longer tracked.
     """
@@ -147,15 +156,10 @@ class FileOwnership:
                     raise UsageError(f"file {path} is already tracked; give each file a new name")
                 self._files[path] = _File(FileOwner.TASK, num_sets, copy)
                 return []
-            case FileOffered(path):
-                file = self._files.get(path)
-                if file is not None and file.owner is FileOwner.TASK:
-                    file.owner = FileOwner.OFFERED
-                return []
-            case FileConfirmed(path):
+            case FileOffered(path) | FileConfirmed(path):
                 file = self._files.get(path)
                 if file is not None:
-                    file.owner = FileOwner.CHECKPOINT
+                    file.owner = OWNERS.after(file.owner, event)
                 return []
             case SetReleased(path):
                 return self._release(path)
@@ -184,7 +188,6 @@ class FileOwnership:
         """
         for path, file in self._files.items():
             check(file.num_sets > 0, f"{path} has {file.num_sets} sets")
-            check(file.owner is not FileOwner.GARBAGE, f"{path} is garbage but tracked")
 
 
 def _leave(path: str, file: _File) -> list[Action]:

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from statelog.core.retry_policy import NS_PER_S, RetryPolicy
+from statelog.core.transitions import Transitions
 from statelog.errors import check
 
 # The events and actions of `core/upload_retry.py`.
@@ -201,6 +202,26 @@ class _State(enum.Enum):
     FAILED = "failed"
 
 
+ATTEMPTS: Final = Transitions(
+    {
+        _State.SUBMITTED: {
+            AttemptStarted: _State.RUNNING,
+            AttemptSucceeded: _State.SUCCEEDED,
+            AttemptFailed: _State.FAILED,
+        },
+        _State.RUNNING: {
+            AttemptSucceeded: _State.SUCCEEDED,
+            AttemptFailed: _State.FAILED,
+            TimerFired: _State.TIMED_OUT,
+        },
+        _State.TIMED_OUT: {
+            AttemptSucceeded: _State.SUCCEEDED,
+            AttemptFailed: _State.FAILED,
+        },
+        _State.SUCCEEDED: {},
+        _State.FAILED: {},
+    }
+)
 _WITH_THREAD = (_State.RUNNING, _State.TIMED_OUT)
 
 
@@ -252,14 +273,14 @@ class UploadRetry:
         match event:
             case UploadRequested():
                 return self._start()
-            case AttemptStarted(attempt):
-                return self._started(attempt, now_ns)
-            case AttemptSucceeded(attempt):
-                return self._attempt_succeeded(attempt)
+            case AttemptStarted():
+                return self._started(event, now_ns)
+            case AttemptSucceeded():
+                return self._attempt_succeeded(event)
             case AttemptFailed():
                 return self._attempt_failed(event, now_ns)
-            case TimerFired(threads_hang):
-                return self._on_timer(now_ns, threads_hang)
+            case TimerFired():
+                return self._on_timer(event, now_ns)
             case TimerLost(at_ns, error):
                 # The timer of a time-out is not needed to end the upload; that of a retry is.
                 alone = at_ns == self._retry_at_ns and not self._any_active()
@@ -276,24 +297,24 @@ class UploadRetry:
         self._attempts[number] = _Attempt()
         return [StartAttempt(number)]
 
-    def _started(self, number: int, now_ns: int) -> list[Action]:
+    def _started(self, event: AttemptStarted, now_ns: int) -> list[Action]:
         if self._done:  # the shell does not run it
             return []
         self._starved_at_ns = None
-        attempt = self._attempts[number]
-        attempt.state = _State.RUNNING
+        attempt = self._attempts[event.attempt]
+        attempt.state = ATTEMPTS.after(attempt.state, event)
         if self._policy.timeout_ns is None:
             return []
         attempt.deadline_ns = now_ns + self._policy.timeout_ns
         return [SetTimer(attempt.deadline_ns)]
 
-    def _return_thread(self, number: int, state: _State) -> list[Action]:
-        attempt = self._attempts[number]
-        attempt.state, attempt.deadline_ns = state, None
-        return [ThreadBack(number)] if attempt.timed_out else []
+    def _return_thread(self, event: AttemptSucceeded | AttemptFailed) -> list[Action]:
+        attempt = self._attempts[event.attempt]
+        attempt.state, attempt.deadline_ns = ATTEMPTS.after(attempt.state, event), None
+        return [ThreadBack(event.attempt)] if attempt.timed_out else []
 
-    def _attempt_succeeded(self, number: int) -> list[Action]:
-        actions = self._return_thread(number, _State.SUCCEEDED)
+    def _attempt_succeeded(self, event: AttemptSucceeded) -> list[Action]:
+        number, actions = event.attempt, self._return_thread(event)
         if self._done:
             return [*actions, *self._released(), DiscardAttempt(number)]
         return [*actions, UploadWon(number, len(self._attempts), self._end())]
@@ -316,7 +337,7 @@ class UploadRetry:
         attempt = self._attempts[event.attempt]
         attempt.error = event.error
         timed_out = attempt.timed_out
-        actions = self._return_thread(event.attempt, _State.FAILED)
+        actions = self._return_thread(event)
         if self._done:
             return actions + self._released()
         if not timed_out and event.retryable and self._may_retry():
@@ -354,18 +375,18 @@ class UploadRetry:
         self._starved_at_ns = now_ns + self._policy.timeout_ns * self._policy.max_attempts
         return [SetTimer(self._starved_at_ns)]
 
-    def _on_timer(self, now_ns: int, threads_hang: bool) -> list[Action]:
+    def _on_timer(self, event: TimerFired, now_ns: int) -> list[Action]:
         actions: list[Action] = []
         if self._starved_at_ns is not None and now_ns >= self._starved_at_ns:
             self._starved_at_ns = None
-            if threads_hang:
+            if event.threads_hang:
                 return self._give_up(self._time_out("no thread was free in time"))
         if self._retry_at_ns is not None and now_ns >= self._retry_at_ns:
             self._retry_at_ns = None
             actions += self._start()
         for number, attempt in list(self._attempts.items()):
             if attempt.deadline_ns is not None and now_ns >= attempt.deadline_ns:
-                attempt.state, attempt.deadline_ns = _State.TIMED_OUT, None
+                attempt.state, attempt.deadline_ns = ATTEMPTS.after(attempt.state, event), None
                 attempt.timed_out = True
                 actions.append(ThreadStuck(number))
                 if self._done:  # only the thread still matters

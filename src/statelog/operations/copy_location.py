@@ -191,6 +191,9 @@ def copy(
 
     See `copy_location`, which has the errors too.
 
+    Example:
+        statelog.copy("s3://bucket/jobs/totals", "s3://bucket/backup/totals")
+
     Args:
         location: Path or URL of the location.
         new: Path or URL of the copy.

@@ -50,6 +50,11 @@ def edit(
     A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
     same source position from the edited state.
 
+    Example:
+        statelog.edit(
+            "s3://bucket/jobs/totals", set={"total": {"c1": {"total": 12.5}}}, delete=["c2"], apply=True
+        )
+
     Args:
         location: Path or URL of the state location.
         set: For each variable the new state by key, in the form that `LocationState.get` returns:

@@ -73,6 +73,9 @@ def forget(
     A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
     same source position.  Rows of the source, and of the sink, are the caller's.
 
+    Example:
+        report = statelog.forget("s3://bucket/jobs/totals", "c1", apply=True)
+
     Args:
         location: Path or URL of the state location.
         key: The values of the key columns as a tuple; for one column the value alone will do.

@@ -65,6 +65,10 @@ def tags(location: Location, *, storage_options: Mapping[str, object] | None = N
     """
     Return the tags of a state location, tags of forks and readers too.
 
+    Example:
+        for tag in statelog.tags("s3://bucket/jobs/totals"):
+            print(tag.name, tag.checkpoint_id)
+
     Args:
         location: Path or URL of the state location.
         storage_options: Options of the store's client, as for `open_store`.
@@ -94,6 +98,9 @@ def tag(
     The checkpoint, and all it needs, stays until `untag`.  `fork` goes on from it, with the same rows
     of the sources as the query did, even when Spark has deleted the files of that micro-batch.  The same
     call repeated returns the tag of the first one.
+
+    Example:
+        statelog.tag("s3://bucket/jobs/totals", "before-release")
 
     Args:
         location: Path or URL of the state location.
@@ -195,6 +202,9 @@ def untag(
     """
     Remove a tag; the next clean-up deletes the checkpoint, if nothing else keeps it.
 
+    Example:
+        statelog.untag("s3://bucket/jobs/totals", "before-release")
+
     Args:
         location: Path or URL of the state location.
         name: Its name.
@@ -239,6 +249,14 @@ def fork(
     The new location refers to objects of the first, which a tag keeps there.  A query with the new
     checkpointLocation and stateLocation reads what the first query reads after the checkpoint.  Both
     run next to each other.  The same call repeated goes on where an interrupted one ended.
+
+    Example:
+        statelog.fork(
+            "s3://bucket/jobs/totals",
+            "s3://bucket/jobs/next",
+            checkpoint_location="s3://bucket/queries/totals",
+            new_checkpoint_location="s3://bucket/queries/next",
+        )
 
     Args:
         location: Path or URL of the state location.

@@ -97,6 +97,16 @@ def transform_with_state(
     """
     Run an unmodified `StatefulProcessor`, or a `ColumnarProcessor`, over a grouped frame.
 
+    Example:
+        totals = transform_with_state(
+            events.groupBy("customer"),
+            Totals(),
+            "customer string, total double",
+            stateLocation="s3://bucket/jobs/totals",
+        )
+        writer = totals.writeStream.option("checkpointLocation", "s3://bucket/queries/totals")
+        query = writer.foreachBatch(write).start()
+
     Args:
         grouped: `df.groupBy(...)` of a stream, also of the output of another stateful operator in
             the same query; or of a batch frame, whose state is discarded at the end, as in Spark.
@@ -149,6 +159,11 @@ def transform_with_state_in_pandas(
 ) -> DataFrame:
     """
     Run an unmodified `StatefulProcessor` of pandas frames over a grouped frame.
+
+    Example:
+        totals = transform_with_state_in_pandas(
+            events.groupBy("customer"), PandasTotals(), "customer string, total double"
+        )
 
     Args:
         grouped: As for `transform_with_state`.

@@ -46,6 +46,14 @@ def enable(spark: SparkSession) -> None:
     Spark 4.0 does not have a `transformWithState` of Rows.  It is added for as long as a session is
     enabled.
 
+    Example:
+        from statelog.spark import enable
+
+        enable(spark)
+        totals = events.groupBy("customer").transformWithState(
+            Totals(), "customer string, total double", "Update", "none"
+        )
+
     Args:
         spark: A session.  Sessions made from it by `newSession` are not enabled: each needs a call of
             its own, and a warning names the first call of `transformWithState` in one without.
@@ -69,6 +77,9 @@ def disable(spark: SparkSession) -> None:
     Run `transformWithState` of a session on Spark's own state again.
 
     Running queries are not affected.
+
+    Example:
+        disable(spark)
     """
     kind = _grouped_data(spark)
     for name in _OPERATORS:

@@ -19,7 +19,7 @@ from statelog.core.checkpoint_events import (
     Triggered,
     WriteMetadata,
 )
-from statelog.core.checkpoint_ledger import CheckpointLedger
+from statelog.core.checkpoint_ledger import PHASES, CheckpointLedger, Phase
 from statelog.errors import CheckpointError, FencedError, InvariantError, UsageError
 from statelog.model import (
     CompletedCheckpoint,
@@ -207,9 +207,10 @@ def test_invariants_hold_in_any_order_of_events(seed):
     refusals = commits = 0
     for step in range(400):
         event = random_event(dice, ledger, step)
-        before = (ledger.latest, ledger.retained, ledger.pending_id)
+        before, phase = (ledger.latest, ledger.retained, ledger.pending_id), ledger.phase
         try:
             actions = ledger.handle(event, step)
+            assert ledger.phase is PHASES.after(phase, event)
         except (CheckpointError, UsageError):
             refusals += 1
             assert (ledger.latest, ledger.retained, ledger.pending_id) == before
@@ -222,7 +223,9 @@ def test_invariants_hold_in_any_order_of_events(seed):
             elif dice.random() < 0.7:
                 checkpoint = completed(action)
                 objects = (*checkpoint.referenced_paths(), f"m{action.checkpoint_id}")
-                ledger.handle(Committed(checkpoint, objects), step)
+                phase, done = ledger.phase, Committed(checkpoint, objects)
+                ledger.handle(done, step)
+                assert ledger.phase is PHASES.after(phase, done)
                 retained[action.checkpoint_id] = objects
                 retained = {i: o for i, o in retained.items() if i in checkpoint.retained}
                 commits += 1
@@ -230,6 +233,15 @@ def test_invariants_hold_in_any_order_of_events(seed):
         assert ledger.retained == tuple(retained)
     assert commits > 5
     assert refusals > 5
+
+
+def test_only_a_restore_ends_the_phase_of_a_fenced_owner():
+    ledger = ledger_with(1)
+    for event in (Fenced("taken over"), Restored(None, (), ())):
+        phase = ledger.phase
+        ledger.handle(event, 0)
+        assert ledger.phase is PHASES.after(phase, event)
+    assert ledger.phase is Phase.IDLE
 
 
 def test_the_invariants_find_what_they_are_for():

@@ -42,6 +42,11 @@ def aggregate(
     The results have the types that Spark's own functions give them.  Output columns are the keys, then the
     aggregates.
 
+    Example:
+        totals = aggregate(
+            events.groupBy("customer"), count().alias("n"), sum_("amount").alias("amount")
+        )
+
     Args:
         grouped: `df.groupBy(...)` of a stream, also of the output of another stateful operator in
             the same query, by columns and `window(...)` expressions; or of a batch frame.

@@ -71,6 +71,9 @@ def count(column: ColumnOrName | None = None) -> Aggregate:
     """
     Count the rows, or the values that are not null.
 
+    Example:
+        aggregate(events.groupBy("customer"), count().alias("rows"), count("amount").alias("n"))
+
     Args:
         column: The values; None for the rows.
     """
@@ -86,6 +89,9 @@ def sum_(column: ColumnOrName) -> Aggregate:
 
     The sum of integers is a long, of decimals a decimal with ten digits more, else a double.
 
+    Example:
+        aggregate(events.groupBy("customer"), sum_("amount").alias("total"))
+
     Args:
         column: The values.
     """
@@ -96,6 +102,9 @@ def sum_(column: ColumnOrName) -> Aggregate:
 def min_(column: ColumnOrName) -> Aggregate:
     """
     Keep the least value.
+
+    Example:
+        aggregate(events.groupBy("customer"), min_("amount").alias("least"))
 
     Args:
         column: The values, in Spark's order.
@@ -108,6 +117,9 @@ def max_(column: ColumnOrName) -> Aggregate:
     """
     Keep the greatest value.
 
+    Example:
+        aggregate(events.groupBy("customer"), max_("amount").alias("greatest"))
+
     Args:
         column: The values, in Spark's order.
     """
@@ -118,6 +130,9 @@ def max_(column: ColumnOrName) -> Aggregate:
 def mean(column: ColumnOrName) -> Aggregate:
     """
     Take the mean of the values.
+
+    Example:
+        aggregate(events.groupBy("customer"), mean("amount").alias("mean"))
 
     Args:
         column: The values; of decimals the mean is a decimal, else a double.
@@ -130,6 +145,9 @@ def variance(column: ColumnOrName) -> Aggregate:
     """
     Take the sample variance of the values.
 
+    Example:
+        aggregate(events.groupBy("customer"), variance("amount").alias("variance"))
+
     Args:
         column: The values.  The variance of fewer than two is null.
     """
@@ -140,6 +158,9 @@ def variance(column: ColumnOrName) -> Aggregate:
 def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     """
     Keep the value of the row in which another column is least.
+
+    Example:
+        aggregate(events.groupBy("customer"), first("amount", by="at").alias("first"))
 
     Args:
         column: The value; it may be null.
@@ -154,6 +175,9 @@ def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     """
     Keep the value of the row in which another column is greatest.
 
+    Example:
+        aggregate(events.groupBy("customer"), last("amount", by="at").alias("last"))
+
     Args:
         column: The value; it may be null.
         by: The column that orders the rows, such as an event time.  Rows where it is null do not
@@ -166,6 +190,9 @@ def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
 def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
     """
     Keep the row in which a column is greatest, as a struct.
+
+    Example:
+        aggregate(events.groupBy("customer"), latest_row("at", "amount").alias("newest"))
 
     Args:
         by: The column that orders the rows, as for `last`.
@@ -181,6 +208,9 @@ def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
 def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggregate:
     """
     Keep the values of the rows in which another column is greatest, greatest first.
+
+    Example:
+        aggregate(events.groupBy("customer"), top_k("amount", 3).alias("largest"))
 
     Args:
         column: The values, of any type.
@@ -199,6 +229,9 @@ def approx_count_distinct(column: ColumnOrName, rsd: float = 0.05) -> Aggregate:
     Count the distinct values approximately.
 
     Needs the extra `sketches`.
+
+    Example:
+        aggregate(events.groupBy("customer"), approx_count_distinct("amount").alias("amounts"))
 
     Args:
         column: The values.

@@ -161,6 +161,16 @@ def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
     the operator of Spark or statelog together with `initialState=frame.groupBy(...)`.  It may be
     kept after the first start, or replaced by *processor*.
 
+    Example:
+        state = to_spark(spark, "s3://bucket/jobs/totals", "s3://bucket/exported")
+        totals = events.groupBy("customer").transformWithState(
+            with_initial_state(Totals()),
+            "customer string, total double",
+            "Update",
+            "none",
+            initialState=state.groupBy("customer"),
+        )
+
     Args:
         processor: Any processor; its own `handleInitialState`, if it has one, is not called.
 
@@ -176,6 +186,15 @@ def from_spark(processor: StatefulProcessor) -> StatefulProcessor:
     Return a processor that begins with the rows of `spark_state`.
 
     The same as `with_initial_state`.
+
+    Example:
+        totals = transform_with_state(
+            events.groupBy("customer"),
+            from_spark(Totals()),
+            "customer string, total double",
+            initialState=spark_state(spark, "s3://bucket/queries/old").groupBy("customer"),
+            stateLocation="s3://bucket/jobs/moved",
+        )
 
     Args:
         processor: Any processor; it needs no `handleInitialState`.

@@ -77,6 +77,11 @@ def spark_checkpoint(
     Its first micro-batch is planned, and has no rows: it imports the initial state.  It has the
     watermark of the old query, and the time of its last micro-batch.
 
+    Example:
+        offsets = spark_checkpoint(
+            spark, "s3://bucket/queries/totals", "s3://bucket/jobs/totals", "s3://bucket/queries/new"
+        )
+
     Args:
         spark: The session, with the settings of the new query.
         checkpointLocation: That of the query on statelog, which must have been stopped.

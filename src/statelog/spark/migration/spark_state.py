@@ -32,6 +32,9 @@ def spark_state(
     """
     Read the state of a query on Spark's own state store.
 
+    Example:
+        state = spark_state(spark, "s3://bucket/queries/old")
+
     Args:
         spark: The session.
         checkpointLocation: The checkpointLocation of the query, which must not be running.

@@ -45,6 +45,9 @@ def to_spark(
     The state is read by tasks, as it is after one checkpoint; nothing in the state location changes.
     The query may run, but what it does after the checkpoint is not in the frame.
 
+    Example:
+        state = to_spark(spark, "s3://bucket/jobs/totals", "s3://bucket/exported")
+
     Args:
         spark: The session.
         stateLocation: The state location, as given to the query.

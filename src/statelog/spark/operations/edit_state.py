@@ -187,6 +187,11 @@ def edit_state(
     A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
     same source position from the edited state.  Only keys whose state differs are written.
 
+    Example:
+        frame = spark.read.format("statelog").load("s3://bucket/jobs/totals")
+        gone = frame.where("value.total < 0").select("key")
+        report = edit_state("s3://bucket/jobs/totals", delete=gone, apply=True)
+
     Args:
         location: Path or URL of the state location.
         set: Frames by variable, in the columns that `spark.read.format("statelog")` returns.  The

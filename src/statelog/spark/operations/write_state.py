@@ -95,6 +95,10 @@ def write_state(
     wanted, where the variable has a time to live; without it entries expire one time to live from now.
     The variable `$timers` has `key` and `fires_at_ms`.  Fields are found by name.
 
+    Example:
+        totals = spark.sql("SELECT struct('c9' AS customer) AS key, struct(5.0D AS total) AS value")
+        written = write_state("s3://bucket/jobs/computed", Totals(), {"total": totals})
+
     Args:
         location: Path or URL; it may not have a checkpoint yet.
         statefulProcessor: The processor, whose `init` declares the variables.

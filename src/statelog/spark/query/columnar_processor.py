@@ -52,6 +52,17 @@ class ColumnarProcessor(ABC):
     A processor of whole columns; pass it to `transform_with_state`.
 
     A copy of it is made for each task and micro-batch, so what must last is state.
+
+    Example:
+        class Totals(ColumnarProcessor):
+            def init(self, handle):
+                self.total = handle.getColumnState("total", "total double")
+
+            def process(self, keys, rows, times):
+                old = self.total.get(keys)["total"].fill_null(0.0).to_numpy()
+                new = old + np.add.reduceat(rows["amount"].to_numpy(), keys.starts)
+                self.total.put(keys, {"total": new})
+                yield {"customer": keys["customer"], "total": new}
     """
 
     @abstractmethod

@@ -68,6 +68,12 @@ def writer_id(frame: DataFrame) -> str:
     It is Spark's id of the query.  `statelog rewind`, after which the numbers of micro-batches are
     used again, changes it.
 
+    Example:
+        def to_delta(frame, batch_id):
+            writer = frame.write.format("delta").mode("append")
+            writer = writer.option("txnAppId", writer_id(frame)).option("txnVersion", batch_id)
+            writer.save("s3://bucket/tables/totals")
+
     Args:
         frame: The frame that `foreachBatch` was called with.
 

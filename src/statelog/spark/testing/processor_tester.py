@@ -62,6 +62,10 @@ class ProcessorTester(ColumnarTests):
 
     The module lists the deviations from PySpark's tester.
 
+    Example:
+        tester = ProcessorTester(Totals(), keySchema="customer string")
+        rows = tester.test("c1", [Row(customer="c1", amount=2.5)])
+
     Args:
         processor: The processor, for Rows or pandas frames.  It is pickled, as by Spark.
         initialStateRow: (key, Row) pairs with which `handleInitialState` is called at once.

@@ -98,6 +98,10 @@ def replay(
     """
     Replay what a key saw through a processor of today, without a Spark session.
 
+    Example:
+        for step in replay("s3://bucket/jobs/totals", "c1", processor=Totals()):
+            print(step.differences)
+
     Args:
         location: The state location, as a path or URL.
         key: The values of the key columns, as a tuple; for one column the value alone will do.

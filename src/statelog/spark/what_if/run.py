@@ -146,6 +146,18 @@ def what_if(
     processing times and watermarks.  The running query goes on meanwhile and is not disturbed: a tag
     keeps the checkpoint that is compared.  Afterwards a query can be started on the fork.
 
+    Example:
+        trial = statelog.fork(
+            "s3://bucket/jobs/totals",
+            "s3://bucket/trial/totals",
+            checkpoint_location="s3://bucket/queries/totals",
+            new_checkpoint_location="s3://bucket/trial/query",
+        )
+        changed = transform_with_state(
+            events.groupBy("customer"), ChangedTotals(), "customer string, total double"
+        )
+        result = what_if(trial, changed)
+
     Args:
         fork: Result of `statelog.fork`, made from a checkpoint of the running query.
         stream: The changed query: the frame that `transform_with_state` returns, over the same sources

@@ -20,6 +20,10 @@ def open(
     """
     Open the state of a location, to read it.
 
+    Example:
+        with statelog.open("s3://bucket/jobs/totals") as state:
+            print(state.get("total", "c1"))
+
     Args:
         location: Path or URL of the state location, or of the checkpointLocation of a query whose
             state is in it.

@@ -47,6 +47,9 @@ def idempotent(
     the two repeats the rows: at least once, but only in that moment.  With `record="before"` it loses
     them: at most once.
 
+    Example:
+        writer = totals.writeStream.foreachBatch(idempotent(write, "s3://bucket/batches"))
+
     Args:
         sink: Called with the frame and the batch id.
         location: Folder or URL of the records, by any store that state can be stored in.

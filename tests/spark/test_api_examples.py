@@ -1,0 +1,153 @@
+"""Every name of the front row of the API has an example, and it runs."""
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+from tests.house.sources import ROOT
+from tests.spark.streams import workers_get_by_value
+
+import statelog
+import statelog.spark
+import statelog.testing
+
+workers_get_by_value(__name__)
+
+FOLDER = "s3://bucket"
+
+
+class Totals(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", "total double")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        total = (self.total.get() or (0.0,))[0] + sum(row.amount for row in rows)
+        self.total.update((total,))
+        yield Row(customer=key[0], total=total)
+
+    def close(self) -> None:
+        pass
+
+
+class ChangedTotals(Totals):
+    pass
+
+
+class PandasTotals(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", "total double")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for frame in rows:
+            yield pd.DataFrame({"customer": [key[0]], "total": [frame.amount.sum()]})
+
+    def close(self) -> None:
+        pass
+
+
+def write(frame: DataFrame, batch_id: int) -> None:
+    frame.collect()
+
+
+def example(value: object) -> str:
+    """Return the code of the section `Example` of a docstring; "" without one."""
+    found = re.search(r"^Example:\n((?:    .*\n|\n)+)", f"{inspect.getdoc(value)}\n", re.MULTILINE)
+    return "" if found is None else textwrap.dedent(found[1])
+
+
+@functools.cache
+def front_row() -> dict[str, object]:
+    """Return the functions of the API by task, and the classes that a user begins with."""
+    names = {f"{module.__name__}.{name}": getattr(module, name) for module, name in _names()}
+    classes = ("statelog.testing.ProcessorTester", "statelog.spark.ColumnarProcessor")
+    tools_of_others = ("statelog.checkpoint.", "statelog.exporters.")
+    return {
+        name: value
+        for name, value in names.items()
+        if (inspect.isroutine(value) or name in classes) and not name.startswith(tools_of_others)
+    }
+
+
+def _names() -> Any:
+    sys.path.append(str(ROOT / "tools"))
+    try:
+        return importlib.import_module("reference")._names_by_task()
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+def test_every_name_of_the_front_row_has_an_example() -> None:
+    assert len(front_row()) > 35
+    assert [] == [name for name, value in front_row().items() if not example(value)]
+
+
+def wait(query: StreamingQuery) -> None:
+    until = time.monotonic() + 120
+    while query.isActive and time.monotonic() < until:
+        if any(each.numInputRows for each in query.recentProgress):
+            query.processAllAvailable()
+            query.stop()
+            return
+        time.sleep(0.1)
+    raise query.exception() or AssertionError("no rows in time")
+
+
+@pytest.fixture
+def names(spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
+    """The names that the examples use, and a query of Spark's own that has ended."""
+    schema = "customer string, amount double, at timestamp"
+    rows = spark.sql(
+        "SELECT * FROM VALUES ('c1', 10.0D), ('c2', -5.0D), ('c1', 2.5D), ('c3', 1.0D) "
+        "AS t(customer, amount)"
+    ).selectExpr("customer", "amount", "current_timestamp() AS at")
+    rows.coalesce(1).write.json(f"{tmp_path}/in")
+    events = spark.readStream.schema(schema).json(f"{tmp_path}/in")
+    old = events.groupBy("customer").transformWithState(
+        Totals(), "customer string, total double", "Update", "none"
+    )
+    writer = old.writeStream.outputMode("update").foreachBatch(write)
+    wait(writer.option("checkpointLocation", f"{tmp_path}/queries/old").start())
+    public = {name: getattr(statelog.spark, name) for name in statelog.spark.__all__}
+    mine = (Totals, ChangedTotals, PandasTotals, write, Row)
+    return {
+        **public,
+        **{each.__name__: each for each in mine},
+        "np": np,
+        "ProcessorTester": statelog.testing.ProcessorTester,
+        "statelog": statelog,
+        "spark": spark,
+        "events": events,
+    }
+
+
+FIRST = ("statelog.spark.transform_with_state", "statelog.tag", "statelog.fork")
+LAST = ("statelog.untag", "statelog.edit", "statelog.forget", "statelog.spark.edit_state")
+"""What makes the state that the others read comes first, what changes it comes last."""
+
+
+def test_the_examples_run(spark: SparkSession, names: dict[str, Any], tmp_path: Path) -> None:
+    spark.conf.set("spark.statelog.record", "1.0")
+    try:
+        everything = front_row()
+        between = [name for name in everything if name not in FIRST + LAST]
+        for name in (*FIRST, *between, *LAST):
+            code = example(everything[name]).replace(FOLDER, str(tmp_path))
+            names.pop("query", None)
+            exec(compile(code, f"<example of {name}>", "exec"), names)
+            names["Totals"] = Totals  # the example of a columnar one has this name
+            if "query" in names:
+                wait(names["query"])
+    finally:
+        spark.conf.unset("spark.statelog.record")
+        statelog.spark.disable(spark)
