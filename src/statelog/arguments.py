@@ -32,10 +32,10 @@ def given(value: object) -> str:
 
 
 def refused(
-    name: str, wanted: str, value: object, error: type[UsageError] = UsageError
+    name: str, expected: str, value: object, error: type[UsageError] = UsageError
 ) -> UsageError:
     """Return the error for an argument of the wrong type or range."""
-    return error(f"{name} must be {wanted}, not {given(value)}", fields=(name,))
+    return error(f"{name} must be {expected}, not {given(value)}", fields=(name,))
 
 
 def whole_number(
@@ -173,24 +173,24 @@ def instance(
     value: object,
     name: str,
     kinds: type[T] | tuple[type[T], ...],
-    wanted: str,
+    expected: str,
     *,
     error: type[UsageError] = UsageError,
 ) -> T:
     """
-    Return *value* if it is an instance of *kinds*, described by *wanted*.
+    Return *value* if it is an instance of *kinds*, described by *expected*.
 
     Raises:
         UsageError: It is something else.
     """
     if not isinstance(value, kinds):
-        raise refused(name, wanted, value, error)
+        raise refused(name, expected, value, error)
     return value
 
 
-def acting(value: T, name: str, methods: Sequence[str], wanted: str) -> T:
+def acting(value: T, name: str, methods: Sequence[str], expected: str) -> T:
     """
-    Return *value* if it has all *methods*; *wanted* names their protocol.
+    Return *value* if it has all *methods*; *expected* names their protocol.
 
     Raises:
         UsageError: A method is missing; the message names it.
@@ -198,7 +198,7 @@ def acting(value: T, name: str, methods: Sequence[str], wanted: str) -> T:
     missing = [method for method in methods if not callable(getattr(value, method, None))]
     if missing:
         raise UsageError(
-            f"{name} must be {wanted}, with the methods {', '.join(methods)}; {given(value)} has "
+            f"{name} must be {expected}, with the methods {', '.join(methods)}; {given(value)} has "
             f"no {', '.join(missing)}",
             fields=(name,),
         )

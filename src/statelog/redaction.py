@@ -58,11 +58,11 @@ def without_secrets(error: BaseException) -> BaseException:
         return RuntimeError(f"{type(error).__name__}: {clean}")
 
 
-def _shown(found: re.Match[str]) -> str:
-    scheme, rest = found[1].lower(), found[2]
+def _shown(match: re.Match[str]) -> str:
+    scheme, rest = match[1].lower(), match[2]
     if scheme in _PLAIN_SCHEMES:
-        return found[0]
-    begin = found[0][: len(found[0]) - len(rest)]
+        return match[0]
+    begin = match[0][: len(match[0]) - len(rest)]
     before, mark, _ = rest.partition("?")
     return begin + _without_user(scheme, before) + (mark and f"?{HIDDEN}")
 

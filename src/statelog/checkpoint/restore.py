@@ -137,18 +137,18 @@ def objects_of(checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
     return (*(path for path in checkpoint.referenced_paths() if path != metadata), metadata)
 
 
-def check_key_groups(url: str, found: CompletedCheckpoint, max_parallelism: int) -> None:
+def check_key_groups(url: str, checkpoint: CompletedCheckpoint, max_parallelism: int) -> None:
     """
     Check that a checkpoint has the number of key groups of the job.
 
     Raises:
         CheckpointError: It has another one (`reason` "max_parallelism").
     """
-    if found.max_parallelism != max_parallelism:
+    if checkpoint.max_parallelism != max_parallelism:
         raise unusable(
-            found.checkpoint_id,
+            checkpoint.checkpoint_id,
             "max_parallelism",
-            f"checkpoint {found.checkpoint_id} of {url} was taken with {found.max_parallelism} key "
+            f"checkpoint {checkpoint.checkpoint_id} of {url} was taken with {checkpoint.max_parallelism} key "
             f"groups; max_parallelism {max_parallelism} cannot read it, because keys would move "
             "between key groups. Use the number the job began with",
         )

@@ -150,11 +150,11 @@ class SoundCheckpoints:
         self.retained: set[int] = set()
         self.unsound: set[int] = set()
 
-    def add(self, one: VerifiedObject) -> None:
+    def add(self, item: VerifiedObject) -> None:
         """Take one result."""
-        self.retained.update(one.checkpoints)
-        if one.blocks_restore:
-            self.unsound.update(one.checkpoints)
+        self.retained.update(item.checkpoints)
+        if item.blocks_restore:
+            self.unsound.update(item.checkpoints)
 
     @property
     def newest(self) -> int | None:

@@ -70,16 +70,16 @@ def checkpoints(
     raise typer.Exit(EXIT_FINDING if damaged else EXIT_OK)
 
 
-def _json(one: CheckpointSummary) -> dict[str, object]:
-    return {**{name: getattr(one, name) for name in _FIELDS}, "state": one.state.value}
+def _json(summary: CheckpointSummary) -> dict[str, object]:
+    return {**{name: getattr(summary, name) for name in _FIELDS}, "state": summary.state.value}
 
 
-def _print(found: list[CheckpointSummary], location: str) -> None:
+def _print(summaries: list[CheckpointSummary], location: str) -> None:
     out = console()
     # A narrow terminal shows the most important columns; --json shows all.
     rows = [
         {head: cell for head, cell in _row(each).items() if out.width >= _HIDDEN_BELOW.get(head, 0)}
-        for each in found
+        for each in summaries
     ]
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in rows[0]:
@@ -92,33 +92,33 @@ def _print(found: list[CheckpointSummary], location: str) -> None:
     for row in rows:
         table.add_row(*row.values())
     out.print(table)
-    for each in found:
+    for each in summaries:
         if each.problem:
             out.print(Text(each.problem, style=_STYLES[each.state]), soft_wrap=True)
-    retained = sum(each.state is CheckpointState.RETAINED for each in found)
-    summary = f"{plural(len(found), 'checkpoint')} in {redacted(location)}, {retained} retained"
+    retained = sum(each.state is CheckpointState.RETAINED for each in summaries)
+    summary = f"{plural(len(summaries), 'checkpoint')} in {redacted(location)}, {retained} retained"
     out.print(summary, markup=False, soft_wrap=True)
 
 
-def _row(one: CheckpointSummary) -> dict[str, str | Text]:
-    readable = one.created_at_ms is not None
+def _row(summary: CheckpointSummary) -> dict[str, str | Text]:
+    readable = summary.created_at_ms is not None
     return {
-        "id": str(one.checkpoint_id),
-        "parent": _number(one.parent_id),
-        "epoch": _number(one.epoch),
-        "state": Text(one.state.value, style=_STYLES[one.state]),
-        "created (UTC)": utc(one.created_at_ms),
-        "size": size_text(one.size_bytes),
-        "log": str(one.log_length) if readable else "",
-        "changes": size_text(one.log_size_bytes) if readable else "",
-        "snapshots": str(one.snapshot_count) if readable else "",
-        "properties": Text(_properties(one) if readable else ""),
+        "id": str(summary.checkpoint_id),
+        "parent": _number(summary.parent_id),
+        "epoch": _number(summary.epoch),
+        "state": Text(summary.state.value, style=_STYLES[summary.state]),
+        "created (UTC)": utc(summary.created_at_ms),
+        "size": size_text(summary.size_bytes),
+        "log": str(summary.log_length) if readable else "",
+        "changes": size_text(summary.log_size_bytes) if readable else "",
+        "snapshots": str(summary.snapshot_count) if readable else "",
+        "properties": Text(_properties(summary) if readable else ""),
     }
 
 
-def _properties(one: CheckpointSummary) -> str:
+def _properties(summary: CheckpointSummary) -> str:
     """Return the numbers of a micro-batch, or else all plain properties."""
-    plain = {k: v for k, v in one.properties.items() if isinstance(v, bool | int | float | str)}
+    plain = {k: v for k, v in summary.properties.items() if isinstance(v, bool | int | float | str)}
     batch = {name: plain[name] for name in _BATCH_NUMBERS if name in plain}
     return " ".join(f"{name}={value}" for name, value in (batch or plain).items())
 

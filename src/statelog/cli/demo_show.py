@@ -230,8 +230,8 @@ def _fact(name: str, text: str) -> Text:
     return Text.assemble((f"  {name:<9}", "dim"), text)
 
 
-def _count(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
+def _count(count: int, noun: str, many: str) -> str:
+    return f"{count:,} {noun if count == 1 else many}"
 
 
 def _roles(kill: Kill) -> str:

@@ -71,18 +71,18 @@ def _json(line: AuditLine) -> dict[str, object]:
     return {"line": line.name, **parts, "outcome": line.outcome, "problem": line.problem}
 
 
-def _print(found: AuditLog, location: str) -> None:
+def _print(audit_log: AuditLog, location: str) -> None:
     out = console()
-    if not found.lines:
+    if not audit_log.lines:
         out.print(f"{redacted(location)} has no audit lines.", soft_wrap=True)
         return
-    if found.earlier:
-        out.print(f"{plural(found.earlier, 'earlier line')}; --limit 0 lists them.")
+    if audit_log.earlier:
+        out.print(f"{plural(audit_log.earlier, 'earlier line')}; --limit 0 lists them.")
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in ("began (UTC)", "user", "host", "process", "operation", "outcome"):
         table.add_column(head, no_wrap=True)
     table.add_column("")
-    for line in found.lines:
+    for line in audit_log.lines:
         begin, end = line.begin, line.end
         style = _STYLES.get(line.outcome, "bold red")
         said = "" if begin is None else _facts(begin.arguments)

@@ -187,18 +187,18 @@ def _processor(
 
 
 def _replayed(
-    steps: Sequence[RecordedStep], found: FoundProcessor, *, pdb: bool
+    steps: Sequence[RecordedStep], processor: FoundProcessor, *, pdb: bool
 ) -> list[ReplayedStep]:
     from statelog.spark.testing.debug_replay import debug_step
     from statelog.spark.testing.replay import replay_step
 
     replayed = []
     for step in steps:
-        recomputed = replay_step(step, found.processor)
+        recomputed = replay_step(step, processor.processor)
         replayed.append(recomputed)
         if pdb and (recomputed.differences or recomputed.error is not None):
             show_step(recomputed)
-            debug_step(recomputed, found.processor)
+            debug_step(recomputed, processor.processor)
             break
     return replayed
 
@@ -206,7 +206,7 @@ def _replayed(
 def _write(
     file: Path,
     steps: Sequence[ReplayedStep],
-    found: FoundProcessor,
+    processor: FoundProcessor,
     expect: Expected,
     *,
     location: str,
@@ -215,7 +215,7 @@ def _write(
     from statelog.spark.testing.write_test import file_text, steps_to_write
 
     chosen = steps_to_write(steps)
-    text = file_text(chosen, found, file, expects_today=expect is Expected.TODAY)
+    text = file_text(chosen, processor, file, expects_today=expect is Expected.TODAY)
     write_text(file, text, location)
     if not as_json:
         which = "that differ or fail" if len(chosen) < len(steps) else "recorded"

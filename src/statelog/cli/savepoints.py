@@ -183,13 +183,13 @@ def fork(
     raise typer.Exit(EXIT_OK)
 
 
-def _json(one: Tag) -> dict[str, object]:
+def _json(tag: Tag) -> dict[str, object]:
     return {
-        "kind": one.kind.value,
-        "name": one.name,
-        "checkpoint_id": one.checkpoint_id,
-        "newest": one.newest or None,
-        "path": one.path,
+        "kind": tag.kind.value,
+        "name": tag.name,
+        "checkpoint_id": tag.checkpoint_id,
+        "newest": tag.newest or None,
+        "path": tag.path,
     }
 
 

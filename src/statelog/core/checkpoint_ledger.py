@@ -443,10 +443,10 @@ class CheckpointLedger:
 
 
 def _unknown(
-    known: Sequence[MaterializedHandle], snapshots: Sequence[TaskStateSnapshot]
+    inherited: Sequence[MaterializedHandle], snapshots: Sequence[TaskStateSnapshot]
 ) -> list[MaterializedHandle]:
     """Return the snapshots acknowledged for the first time."""
-    before = frozenset(known)
+    before = frozenset(inherited)
     return [
         snapshot.materialized
         for snapshot in snapshots

@@ -99,16 +99,16 @@ class _Findings:
             self.shown.append(text)
 
     def compare(
-        self, where: str, expected: Mapping[str, object], found: Mapping[str, object]
+        self, where: str, expected: Mapping[str, object], totals: Mapping[str, object]
     ) -> None:
-        for customer in sorted({*expected, *found}):
-            if customer not in found:
+        for customer in sorted({*expected, *totals}):
+            if customer not in totals:
                 self.add(f"{where}: customer {customer} is missing")
             elif customer not in expected:
                 self.add(f"{where}: customer {customer} is unexpected")
-            elif expected[customer] != found[customer]:
+            elif expected[customer] != totals[customer]:
                 self.add(
-                    f"{where}: customer {customer} has {_text(found[customer])}, the batch query "
+                    f"{where}: customer {customer} has {_text(totals[customer])}, the batch query "
                     f"{_text(expected[customer])}"
                 )
 

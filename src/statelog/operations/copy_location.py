@@ -267,12 +267,12 @@ class _Copy:
             # Ctrl-C too ends here: an object under way is put whole, no other is begun.
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _finished(self, one: CopiedObject, was_copied: bool) -> None:
+    def _finished(self, each: CopiedObject, was_copied: bool) -> None:
         self._done.objects += 1
-        self._done.size_bytes += one.size_bytes
+        self._done.size_bytes += each.size_bytes
         if was_copied:
             self._copied.copied += 1
-            self._copied.copied_bytes += one.size_bytes
+            self._copied.copied_bytes += each.size_bytes
         plan = self._plan
         self._work.on_progress(
             CopyProgress(
@@ -284,17 +284,17 @@ class _Copy:
             )
         )
 
-    def _copy(self, one: CopiedObject) -> bool:
+    def _copy(self, item: CopiedObject) -> bool:
         """Copy an object unless it is there; return whether it was put."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 # After a failed attempt the object may be there, or a part of it.
                 content = (
-                    self._found(one.path) if attempt > 1 or one.path in self._present else None
+                    self._found(item.path) if attempt > 1 or item.path in self._present else None
                 )
-                if content is not None and self._is_whole(one, content):
+                if content is not None and self._is_whole(item, content):
                     return attempt > 1
-                self._put(one, is_there=content is not None)
+                self._put(item, is_there=content is not None)
                 return True
             except ObjectNotFoundError:
                 raise
@@ -311,42 +311,42 @@ class _Copy:
         except ObjectNotFoundError:
             return None
 
-    def _is_whole(self, one: CopiedObject, found: Buffer) -> bool:
-        """Return whether *found* is the object, verified."""
-        if not one.verifies_itself:
-            return checksum([found]) == checksum([self._content(one)])
+    def _is_whole(self, item: CopiedObject, content: Buffer) -> bool:
+        """Return whether *content* is the object, verified."""
+        if not item.verifies_itself:
+            return checksum([content]) == checksum([self._content(item)])
         try:
-            one.check(found)
+            item.check(content)
         except CorruptionError:
             return False
-        return not one.size_bytes or len(found) == one.size_bytes
+        return not item.size_bytes or len(content) == item.size_bytes
 
-    def _content(self, one: CopiedObject) -> Buffer:
-        return read_verified(self._source, one.source, one.content)
+    def _content(self, item: CopiedObject) -> Buffer:
+        return read_verified(self._source, item.source, item.content)
 
-    def _put(self, one: CopiedObject, *, is_there: bool) -> None:
-        content = self._content(one)
+    def _put(self, item: CopiedObject, *, is_there: bool) -> None:
+        content = self._content(item)
         digest, size = checksum([content]), len(content)
-        number = parse_checkpoint_metadata(one.path)
+        number = parse_checkpoint_metadata(item.path)
         if is_there:  # what an interrupted call left, or a checkpoint with another record
             if number is not None:
                 _check_claim(self._target, number)
-            self._target.delete([one.path])
+            self._target.delete([item.path])
         if number is None:
-            self._target.put(one.path, content)
+            self._target.put(item.path, content)
         else:
-            self._target.put_if_absent(one.path, content)
+            self._target.put_if_absent(item.path, content)
         del content
 
-        def compare(found: memoryview) -> None:
-            if len(found) != size or checksum([found]) != digest:
+        def compare(written: memoryview) -> None:
+            if len(written) != size or checksum([written]) != digest:
                 raise CorruptionError(
-                    f"{one.path} in {self._target.url} differs from what was put: {len(found)} "
+                    f"{item.path} in {self._target.url} differs from what was put: {len(written)} "
                     f"bytes instead of {size}, or another checksum",
-                    path=one.path,
+                    path=item.path,
                 )
 
-        read_verified(self._target, one.path, compare)
+        read_verified(self._target, item.path, compare)
 
 
 def _check_target(source: ObjectStore, target: ObjectStore) -> None:
@@ -446,6 +446,6 @@ def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
         )
 
 
-def _is_part(found: bytes, whole: bytes) -> bool:
+def _is_part(content: bytes, whole: bytes) -> bool:
     """Return whether an interrupted put left only the beginning of an object."""
-    return len(found) < len(whole) and whole.startswith(found)
+    return len(content) < len(whole) and whole.startswith(content)

@@ -129,7 +129,7 @@ class EditTarget:
             ) from None
 
     def edits(
-        self, wanted: Mapping[str, Mapping[Any, Any]], delete: Iterable[object]
+        self, states_by_name: Mapping[str, Mapping[Any, Any]], delete: Iterable[object]
     ) -> dict[int, GroupEdits]:
         """
         Return what a caller asks for, by key group.
@@ -141,7 +141,7 @@ class EditTarget:
         for given in delete:
             key_group, key = self._key(given)
             by_group.setdefault(key_group, GroupEdits()).delete(key, None)
-        for name, states in wanted.items():
+        for name, states in states_by_name.items():
             state_id = self.state_id(name)
             for given, state in instance(states, f"set[{name!r}]", Mapping, "a mapping").items():
                 key_group, key = self._key(given)

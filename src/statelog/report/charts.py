@@ -95,72 +95,74 @@ def scale_top(largest: float, *, binary: bool = False) -> float:
         power *= 10
 
 
-def chart(one: Chart) -> Html:
+def chart(spec: Chart) -> Html:
     """Return a chart with its words and its table."""
-    totals = one.totals()
+    totals = spec.totals()
     values = [value for value in totals if value is not None]
-    top = scale_top(max(values, default=0.0), binary=one.binary)
-    title = f"{one.identity}-title"
+    top = scale_top(max(values, default=0.0), binary=spec.binary)
+    title = f"{spec.identity}-title"
     plot = tag(
         "div",
         {"class": "plot"},
-        tag("div", {"class": "scale", "aria-hidden": "true"}, _scale(one, top)),
-        tag("div", {"class": "canvas"}, _svg(one, top, totals)),
+        tag("div", {"class": "scale", "aria-hidden": "true"}, _scale(spec, top)),
+        tag("div", {"class": "canvas"}, _svg(spec, top, totals)),
     )
-    ends = [one.labels[0], one.labels[-1]] if len(one.labels) > 1 else list(one.labels)
+    ends = [spec.labels[0], spec.labels[-1]] if len(spec.labels) > 1 else list(spec.labels)
     return tag(
         "figure",
-        {"class": "chart", "id": one.identity, "aria-labelledby": title},
-        tag("h3", {"id": title}, one.title),
-        tag("p", {"class": "note"}, one.note),
-        _legend(one) if len(one.series) > 1 else None,
+        {"class": "chart", "id": spec.identity, "aria-labelledby": title},
+        tag("h3", {"id": title}, spec.title),
+        tag("p", {"class": "note"}, spec.note),
+        _legend(spec) if len(spec.series) > 1 else None,
         plot,
         tag(
             "div",
             {"class": "ends", "aria-hidden": "true"},
             [
-                tag("span", {}, f"{one.head} {ends[0]}" if at == 0 else end)
+                tag("span", {}, f"{spec.head} {ends[0]}" if at == 0 else end)
                 for at, end in enumerate(ends)
             ],
         ),
         tag("p", {"class": "readout"}),
-        _table(one, totals),
+        _table(spec, totals),
     )
 
 
-def summary(one: Chart, totals: Values) -> str:
+def summary(spec: Chart, totals: Values) -> str:
     """Return a chart in a sentence, for readers who do not see it."""
     values = [
-        (value, label) for value, label in zip(totals, one.labels, strict=True) if value is not None
+        (value, label)
+        for value, label in zip(totals, spec.labels, strict=True)
+        if value is not None
     ]
     if not values:
-        return f"{one.title}: no values are known."
+        return f"{spec.title}: no values are known."
     largest, at = max(values, key=lambda pair: pair[0])
     last = values[-1][0]
     return (
-        f"{one.title}: {len(values)} values, from {one.head.lower()} {one.labels[0]} to "
-        f"{one.labels[-1]}. The largest is {one.show(largest)} at {at}, the last {one.show(last)}. "
+        f"{spec.title}: {len(values)} values, from {spec.head.lower()} {spec.labels[0]} to "
+        f"{spec.labels[-1]}. The largest is {spec.show(largest)} at {at}, the last {spec.show(last)}. "
         "The table below has all values."
     )
 
 
-def _svg(one: Chart, top: float, totals: Values) -> Html:
-    count = len(one.labels)
+def _svg(spec: Chart, top: float, totals: Values) -> Html:
+    count = len(spec.labels)
     shapes = [
         tag("line", {"x1": 0, "x2": count, "y1": _number(y), "y2": _number(y), "class": "grid"})
         for y in (_HEIGHT * part / _LINES for part in range(_LINES + 1))
     ]
     base = [0.0] * count
-    for series in one.series:
+    for series in spec.series:
         upper = [low + (value or 0.0) for low, value in zip(base, series.values, strict=True)]
-        draw = _area if one.is_area else _bars
+        draw = _area if spec.is_area else _bars
         path = draw(series.values, base, upper, top)
         shapes.append(tag("path", {"d": path, "class": f"shape tone-{series.tone}"}))
-        if one.is_area:
+        if spec.is_area:
             edge = _edge(series.values, upper, top)
             shapes.append(tag("path", {"d": edge, "class": f"edge tone-{series.tone}"}))
         base = upper
-    style = "areas" if one.is_area else "stacked" if len(one.series) > 1 else None
+    style = "areas" if spec.is_area else "stacked" if len(spec.series) > 1 else None
     return tag(
         "svg",
         {
@@ -168,7 +170,7 @@ def _svg(one: Chart, top: float, totals: Values) -> Html:
             "preserveAspectRatio": "none",
             "class": style,
             "role": "img",
-            "aria-label": summary(one, totals),
+            "aria-label": summary(spec, totals),
         },
         shapes,
     )
@@ -224,41 +226,41 @@ def _number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _scale(one: Chart, top: float) -> list[Html]:
+def _scale(spec: Chart, top: float) -> list[Html]:
     parts = []
     for part in range(_LINES + 1):
-        text = one.show(top * part / _LINES).replace(".0 ", " ")
+        text = spec.show(top * part / _LINES).replace(".0 ", " ")
         parts.append(tag("span", {"style": f"top:{100 - 100 * part / _LINES:.0f}%"}, text))
     return parts
 
 
-def _legend(one: Chart) -> Html:
+def _legend(spec: Chart) -> Html:
     return tag(
         "ul",
         {"class": "legend"},
         [
             tag("li", {}, tag("span", {"class": f"swatch tone-{series.tone}"}), series.name)
-            for series in one.series
+            for series in spec.series
         ],
     )
 
 
-def _table(one: Chart, totals: Values) -> Html:
-    several = len(one.series) > 1
-    heads = [one.head, *(series.name for series in one.series)]
+def _table(spec: Chart, totals: Values) -> Html:
+    several = len(spec.series) > 1
+    heads = [spec.head, *(series.name for series in spec.series)]
     heads += ["Total"] if several else []
-    heads += [head for head, _ in one.extra]
+    heads += [head for head, _ in spec.extra]
     rows = []
-    for at, label in enumerate(one.labels):
-        cells = [one.show(series.values[at]) for series in one.series]
-        cells += [one.show(totals[at])] if several else []
-        cells += [column[at] for _, column in one.extra]
+    for at, label in enumerate(spec.labels):
+        cells = [spec.show(series.values[at]) for series in spec.series]
+        cells += [spec.show(totals[at])] if several else []
+        cells += [column[at] for _, column in spec.extra]
         rows.append([label, *cells])
     return tag(
         "details",
         {},
-        tag("summary", {}, f"Table: {one.title}"),
-        table(heads, rows, caption=one.title),
+        tag("summary", {}, f"Table: {spec.title}"),
+        table(heads, rows, caption=spec.title),
     )
 
 

@@ -257,12 +257,12 @@ def _of_parts(
 
 
 def _of_record(
-    one: CheckpointFigures, record: BatchRecord, parent: BatchRecord | None
+    figures: CheckpointFigures, record: BatchRecord, parent: BatchRecord | None
 ) -> CheckpointFigures:
     """Add what the record of a micro-batch says."""
     retries = record.retries or {}
     uploads = record.uploads or {}
-    objects = one.objects or 1
+    objects = figures.objects or 1
     if record.objects is not None:
         objects = 1 + record.objects
     else:
@@ -271,7 +271,7 @@ def _of_record(
         (record.went_back_to, record.rewound) != (parent.went_back_to, parent.rewound)
     )
     return replace(
-        one,
+        figures,
         batch_id=record.batch_id,
         tasks=record.tasks,
         rows=record.rows,
@@ -290,7 +290,7 @@ def _of_record(
         upload_bytes=uploads.get("bytes"),
         slowest_upload_ms=uploads.get("slowest_ms"),
         upload_wait_ms=uploads.get("wait_ms"),
-        rewound=went_back or record.rewound == one.checkpoint_id,
+        rewound=went_back or record.rewound == figures.checkpoint_id,
     )
 
 

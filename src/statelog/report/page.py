@@ -269,20 +269,20 @@ def _retention(figures: Figures) -> str:
     return text
 
 
-def _row(one: CheckpointFigures) -> list[str | Html]:
-    state = tag("span", {"class": f"state {one.state}"}, one.state)
+def _row(figures: CheckpointFigures) -> list[str | Html]:
+    state = tag("span", {"class": f"state {figures.state}"}, figures.state)
     return [
-        str(one.checkpoint_id),
+        str(figures.checkpoint_id),
         state,
-        texts.moment(one.created_at_ms),
-        texts.count(one.epoch),
-        texts.count(one.batch_id),
-        texts.count(one.rows),
-        texts.size(one.change_bytes),
-        texts.size(one.commit_bytes),
-        texts.count(one.objects),
-        texts.count(one.snapshots),
-        texts.duration(one.total_ms),
+        texts.moment(figures.created_at_ms),
+        texts.count(figures.epoch),
+        texts.count(figures.batch_id),
+        texts.count(figures.rows),
+        texts.size(figures.change_bytes),
+        texts.size(figures.commit_bytes),
+        texts.count(figures.objects),
+        texts.count(figures.snapshots),
+        texts.duration(figures.total_ms),
     ]
 
 

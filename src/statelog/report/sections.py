@@ -326,14 +326,14 @@ def skew_section(figures: Figures) -> Html:
     return section("key-groups", "Key groups", body)
 
 
-def _key_groups(at: int, one: KeyGroups) -> Html:
+def _key_groups(at: int, skew: KeyGroups) -> Html:
     charts = []
     for name, title, noun, counts, show in (
-        ("keys", "Keys", "keys", one.keys, texts.count),
-        ("changes", "Changes in the log", "bytes of changes", one.change_bytes, texts.size),
+        ("keys", "Keys", "keys", skew.keys, texts.count),
+        ("changes", "Changes in the log", "bytes of changes", skew.change_bytes, texts.size),
     ):
         if counts:
-            charts.append(_groups(f"{name}-{at}", f"{title}: {one.operator}", noun, counts, show))
+            charts.append(_groups(f"{name}-{at}", f"{title}: {skew.operator}", noun, counts, show))
     return tag("div", {"class": "pair"}, [chart(each) for each in charts])
 
 

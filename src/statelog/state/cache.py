@@ -175,8 +175,8 @@ class StateCache(ABC, Generic[WritesT]):
         """Restore snapshots and replay the log, where a key group is older than *handle*."""
 
     @abstractmethod
-    def _insert(self, data: memoryview, wanted: KeyGroupRange, key_groups: Sequence[int]) -> None:
-        """Take *key_groups*, which are empty, from the bytes of a snapshot; all are in *wanted*."""
+    def _insert(self, data: memoryview, part: KeyGroupRange, key_groups: Sequence[int]) -> None:
+        """Take *key_groups*, which are empty, from the bytes of a snapshot; all are in *part*."""
 
     @abstractmethod
     def _end_attempt(self) -> None:

@@ -240,12 +240,12 @@ class KeyedState(StateCache[_Writes]):
             self._runs.drop_files()
             raise
 
-    def _insert(self, data: memoryview, wanted: KeyGroupRange, key_groups: Sequence[int]) -> None:
-        self._restored_rows += snapshot_row_count(data, wanted)
+    def _insert(self, data: memoryview, part: KeyGroupRange, key_groups: Sequence[int]) -> None:
+        self._restored_rows += snapshot_row_count(data, part)
         if self._restored_rows > self._runs.limits.dict_rows:
             self._restore_columns(data, contiguous(key_groups))
             return
-        tables = read_snapshot(self.codec, data, wanted)
+        tables = read_snapshot(self.codec, data, part)
         for key_group in key_groups:
             if key_group in tables:
                 self.groups[key_group].tables = tables[key_group]

@@ -96,9 +96,9 @@ class LocationStore:
     before_change: Callable[[], None] | None = None
 
     def __init__(
-        self, own: ObjectStore, options: Mapping[str, object] | None = None, depth: int = 0
+        self, store: ObjectStore, options: Mapping[str, object] | None = None, depth: int = 0
     ) -> None:
-        self._own = own
+        self._own = store
         self._options = dict(options or {})
         # Kept, because a copy may be used in a process of another environment.
         self._options[PARENTS] = self._named = named_parents(options)

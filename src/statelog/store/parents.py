@@ -156,9 +156,9 @@ def confirmed_by(parent: ObjectStore, path: str) -> str | None:
     return location if isinstance(location, str) else None
 
 
-def is_same_location(one: str, other: str) -> bool:
+def is_same_location(url: str, other: str) -> bool:
     """Return whether two URLs name one location; on local disk, links are followed."""
-    first, second = _plain_url(one), _plain_url(other)
+    first, second = _plain_url(url), _plain_url(other)
     if first == second:
         return True
     paths = local_path(first), local_path(second)

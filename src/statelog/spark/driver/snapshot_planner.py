@@ -74,11 +74,11 @@ class SnapshotPlanner:
 
     def committed(
         self,
-        wanted: Mapping[KeyGroupRange, KeyGroupRange],
+        chosen: Mapping[KeyGroupRange, KeyGroupRange],
         acks: Sequence[TaskAck],
         now_ms: int,
     ) -> None:
-        """Record the results of the *wanted* snapshots of a committed micro-batch."""
+        """Record the results of the *chosen* snapshots of a committed micro-batch."""
         done = 0
         for ack in acks:
             if len(ack.group_entries) == len(ack.key_group_range):
@@ -89,18 +89,18 @@ class SnapshotPlanner:
                 self._schedule.completed(ack.snapshot.key_group_range, size)
         for ack in acks:
             if ack.snapshot_error:
-                delay = self._schedule.failed(wanted[ack.key_group_range], now_ms)
+                delay = self._schedule.failed(chosen[ack.key_group_range], now_ms)
                 _log.warning(
                     "the snapshot of key groups %s failed; the next attempt is in %d s or later, and "
                     "the log holds all changes until then: %s",
-                    wanted[ack.key_group_range],
+                    chosen[ack.key_group_range],
                     delay // 1000,
                     ack.snapshot_error,
                 )
         longest = max((ack.milliseconds.get("snapshot", 0.0) for ack in acks), default=0.0)
         self._recorder.snapshots_completed(done, longest)
-        self._recorder.snapshots_failed(len(wanted) - done)
+        self._recorder.snapshots_failed(len(chosen) - done)
 
-    def aborted(self, wanted: Mapping[KeyGroupRange, KeyGroupRange]) -> None:
+    def aborted(self, chosen: Mapping[KeyGroupRange, KeyGroupRange]) -> None:
         """Record that the micro-batch failed, and its snapshots with it."""
-        self._recorder.snapshots_failed(len(wanted))
+        self._recorder.snapshots_failed(len(chosen))

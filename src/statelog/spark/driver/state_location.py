@@ -216,25 +216,25 @@ class StateLocation:
             check_state_is_there(first, self._query.location)
 
     def _check(
-        self, found: CompletedCheckpoint | None, first: FirstBatch, older_id: int | None
+        self, checkpoint: CompletedCheckpoint | None, first: FirstBatch, older_id: int | None
     ) -> bool:
-        """Return whether *found* has committed *first*; raise if the query cannot continue it."""
+        """Return whether *checkpoint* has committed *first*; raise if the query cannot continue it."""
         query, settings = self._query, self._query.settings
-        if found is None:
+        if checkpoint is None:
             self.check_is_there(first)
             return False
-        self._check_is_not_unwanted(found)
-        record = BatchRecord.of(found)
+        self._check_is_not_unwanted(checkpoint)
+        record = BatchRecord.of(checkpoint)
         if not isinstance(settings.checkpoint, int) and not settings.adopt:
             self._check_query(record, first.query_id)
             if first.query_id and not record.query_id:
                 check_is_new(first, query.location)
-        self._evolve(found, record)
+        self._evolve(checkpoint, record)
         went_back_to = record.went_back_to if older_id is None else older_id
-        free = found.checkpoint_id == went_back_to
+        free = checkpoint.checkpoint_id == went_back_to
         return is_committed(
             first,
-            found,
+            checkpoint,
             record,
             query.location,
             free=free,
@@ -351,8 +351,8 @@ class StateLocation:
             tags = f"deleted {', '.join(release.tags)} in {release.parent}"
             _log.warning("the parent of this fork: %s", release.problem or tags)
 
-    def _evolve(self, found: CompletedCheckpoint, record: BatchRecord) -> None:
-        """Check that the operators are those of *found*, and merge their schemas."""
+    def _evolve(self, checkpoint: CompletedCheckpoint, record: BatchRecord) -> None:
+        """Check that the operators are those of *checkpoint*, and merge their schemas."""
         query, location = self._query, self._query.location
         if len(record.operators) != len(query.operators):
             stored_names = ", ".join(each.operator_id for each in record.operators)
@@ -364,7 +364,7 @@ class StateLocation:
                 "as a query of its own over the output of this one",
                 reason="incompatible",
             )
-        self._check_key_groups(found)
+        self._check_key_groups(checkpoint)
         if {record.time_mode, query.time_mode} == {"processingtime", "eventtime"}:
             raise CheckpointError(
                 f"{location} holds timers of the time mode {record.time_mode}, the "

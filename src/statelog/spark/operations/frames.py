@@ -247,38 +247,38 @@ class _Variable:
         given = EXPIRES_FIELD in self._frame.columns
         return (col(EXPIRES_FIELD) if given else lit(self._now_ms + ttl_ms)).cast("bigint")
 
-    def user_key(self, is_mine: bool, wanted: DataType) -> Column:
+    def user_key(self, is_mine: bool, expected: DataType) -> Column:
         """Return the map key, or null in the column of another variable."""
-        return self._struct(USER_KEY_COLUMN, is_mine, wanted)
+        return self._struct(USER_KEY_COLUMN, is_mine, expected)
 
-    def value(self, is_mine: bool, wanted: DataType) -> Column:
+    def value(self, is_mine: bool, expected: DataType) -> Column:
         """Return the value, or null in the column of another variable."""
-        return self._struct(VALUE_COLUMN, is_mine, wanted)
+        return self._struct(VALUE_COLUMN, is_mine, expected)
 
-    def _struct(self, name: str, is_mine: bool, wanted: DataType) -> Column:
+    def _struct(self, name: str, is_mine: bool, expected: DataType) -> Column:
         if not is_mine:
-            return lit(None).cast(wanted)
-        parts = _struct_parts(self._frame, name, wanted, self._what)
+            return lit(None).cast(expected)
+        parts = _struct_parts(self._frame, name, expected, self._what)
         return when(col(name).isNotNull(), struct(*parts))
 
 
-def _struct_parts(frame: DataFrame, name: str, wanted: DataType, what: str) -> list[Column]:
-    """Return the fields of a struct column in the order of *wanted*, by their names."""
+def _struct_parts(frame: DataFrame, name: str, expected: DataType, what: str) -> list[Column]:
+    """Return the fields of a struct column in the order of *expected*, by their names."""
     given = _type_of(frame, name)
-    if not isinstance(wanted, StructType) or not isinstance(given, StructType):
+    if not isinstance(expected, StructType) or not isinstance(given, StructType):
         raise UsageError(
-            f"{what}: the column {name!r} must be a struct of ({_text(wanted)})"
+            f"{what}: the column {name!r} must be a struct of ({_text(expected)})"
             + ("" if given is None else f", not {given.simpleString()}")
         )
     types = {field.name: field.dataType for field in given}
-    if sorted(types) != sorted(wanted.names) or any(
-        types[field.name].simpleString() != field.dataType.simpleString() for field in wanted
+    if sorted(types) != sorted(expected.names) or any(
+        types[field.name].simpleString() != field.dataType.simpleString() for field in expected
     ):
         raise UsageError(
-            f"{what}: the column {name!r} must be a struct of ({_text(wanted)}), not of "
+            f"{what}: the column {name!r} must be a struct of ({_text(expected)}), not of "
             f"({_text(given)}); cast it"
         )
-    return [col(name).getField(field.name).alias(field.name) for field in wanted]
+    return [col(name).getField(field.name).alias(field.name) for field in expected]
 
 
 def _type_of(frame: DataFrame, name: str) -> DataType | None:

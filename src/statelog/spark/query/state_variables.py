@@ -216,7 +216,7 @@ class StateVariables(StatefulProcessorHandle):
     """The methods of a handle that ask for state variables."""
 
     @abstractmethod
-    def _variable(self, wanted: WantedVariable) -> Any:
+    def _variable(self, asked: WantedVariable) -> Any:
         """Return the object for a state variable."""
 
     def getValueState(

@@ -63,42 +63,42 @@ def spark_batch(
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def selected_columns(flat: pa.Schema, wanted: Sequence[str] | None) -> pa.Schema:
+def selected_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
     """
     Return the columns that a user named: `value`, or one field of it as `value.amount`.
 
     Args:
         flat: All columns.
-        wanted: Their names; None for all.
+        chosen: Their names; None for all.
 
     Raises:
         InvalidOptionsError: There is no such column.
     """
-    if wanted is None:
+    if chosen is None:
         return flat
     names = {name for each in flat.names for name in (each, _split(each)[0])}
-    if unknown := [name for name in wanted if name not in names]:
+    if unknown := [name for name in chosen if name not in names]:
         raise InvalidOptionsError(
             f"there is no column {', '.join(unknown)}; the columns are {', '.join(flat.names)}"
         )
     return pa.schema(
-        [field for field in flat if field.name in wanted or _split(field.name)[0] in wanted]
+        [field for field in flat if field.name in chosen or _split(field.name)[0] in chosen]
     )
 
 
-def table_columns(flat: pa.Schema, wanted: Sequence[str] | None) -> pa.Schema:
+def table_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
     """
-    Return the columns of a keyed table, its key and its row; only *wanted* ones if that is given.
+    Return the columns of a keyed table, its key and its row; only *chosen* ones if that is given.
 
     Raises:
         InvalidOptionsError: The table lacks a column.
     """
     names = {_split(field.name)[1]: field for field in flat if "." in field.name}
-    if unknown := [name for name in wanted or () if name not in names]:
+    if unknown := [name for name in chosen or () if name not in names]:
         raise InvalidOptionsError(
             f"the table lacks the columns {', '.join(unknown)}; it has {', '.join(names)}"
         )
-    return pa.schema([names[name] for name in wanted or names])
+    return pa.schema([names[name] for name in chosen or names])
 
 
 def _members(flat: pa.Schema) -> dict[str, list[int]]:

@@ -92,15 +92,15 @@ class Location:
 
 
 def ranges_of(
-    reader: StateReader, wanted: KeyGroupRange | None, partitions: int | None
+    reader: StateReader, given: KeyGroupRange | None, partitions: int | None
 ) -> tuple[KeyGroupRange, ...]:
     """
     Return the key groups of each partition of a read.
 
     Raises:
-        InvalidOptionsError: *wanted* are not all key groups of the operator.
+        InvalidOptionsError: *given* are not all key groups of the operator.
     """
-    key_groups = wanted or reader.key_groups
+    key_groups = given or reader.key_groups
     if key_groups.intersection(reader.key_groups) != key_groups:
         raise InvalidOptionsError(
             f"keyGroups {key_groups} is not inside {reader.key_groups}, the key groups of "

@@ -220,23 +220,23 @@ class CheckpointRows(DataSourceReader):
         yield spark_batch(pa.RecordBatch.from_pylist(rows, schema=CHECKPOINT_COLUMNS), self._target)
 
 
-def _row(one: CheckpointSummary, created: Mapping[int, int | None]) -> dict[str, object]:
+def _row(summary: CheckpointSummary, created: Mapping[int, int | None]) -> dict[str, object]:
     """Return a row; *created* has when each checkpoint was made, in milliseconds."""
-    row = {name: getattr(one, name) for name in _SUMMARY_COLUMNS}
-    parent = None if one.parent_id is None else created.get(one.parent_id)
-    if parent is not None and one.created_at_ms is not None:
-        row["since_parent_ms"] = one.created_at_ms - parent
+    row = {name: getattr(summary, name) for name in _SUMMARY_COLUMNS}
+    parent = None if summary.parent_id is None else created.get(summary.parent_id)
+    if parent is not None and summary.created_at_ms is not None:
+        row["since_parent_ms"] = summary.created_at_ms - parent
     row |= {
-        "checkpoint_id": one.checkpoint_id,
-        "state": one.state.value,
-        "created_at": _time(one.created_at_ms),
-        "problem": one.problem or None,
-        "durations_ms": list(one.durations_ms.items()),
+        "checkpoint_id": summary.checkpoint_id,
+        "state": summary.state.value,
+        "created_at": _time(summary.created_at_ms),
+        "problem": summary.problem or None,
+        "durations_ms": list(summary.durations_ms.items()),
     }
-    if one.created_at_ms is not None:
-        row["object_count"] = one.object_count
-    if one.state in (CheckpointState.RETAINED, CheckpointState.SUBSUMED):
-        record = BatchRecord.of_properties(one.properties, one.checkpoint_id)
+    if summary.created_at_ms is not None:
+        row["object_count"] = summary.object_count
+    if summary.state in (CheckpointState.RETAINED, CheckpointState.SUBSUMED):
+        record = BatchRecord.of_properties(summary.properties, summary.checkpoint_id)
         row |= {name: getattr(record, name) for name in _BATCH_COLUMNS}
         row["operators"] = [each.operator_id for each in record.operators]
     return row

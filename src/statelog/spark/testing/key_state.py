@@ -62,23 +62,25 @@ def _variable(codec: OperatorCodec, name: str) -> tuple[int, StateCodec]:
     return state_id, codec.states[state_id]
 
 
-def _cell(one: StateCodec, value: Any, expires: Any, now_ms: int) -> Any:
-    ttl_ms = one.descriptor.ttl_ms
+def _cell(state: StateCodec, value: Any, expires: Any, now_ms: int) -> Any:
+    ttl_ms = state.descriptor.ttl_ms
 
     def entry(given: Any, at: Any) -> tuple[Any, ...]:
-        stored: tuple[Any, ...] = one.value.normalize(given)
+        stored: tuple[Any, ...] = state.value.normalize(given)
         return stored if ttl_ms is None else (now_ms + ttl_ms if at is None else at, stored)
 
     if value is None:
         return None
 
     def user_key(given: Any) -> Values:
-        if one.user_key is None:
-            raise UsageError(f"state {one.descriptor.name!r} has no map keys")
-        normalized: Values = one.user_key.normalize(given)
+        if state.user_key is None:
+            raise UsageError(f"state {state.descriptor.name!r} has no map keys")
+        normalized: Values = state.user_key.normalize(given)
         return normalized
 
-    return one.kind.from_python(value, FromPython(one.descriptor.name, entry, user_key), expires)
+    return state.kind.from_python(
+        value, FromPython(state.descriptor.name, entry, user_key), expires
+    )
 
 
 def state_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, Any]:

@@ -276,7 +276,7 @@ def _output_columns(stored: Any) -> StructType:
 def _differences(
     step: RecordedStep,
     recorded: StepResult | None,
-    found: StepResult | None,
+    result: StepResult | None,
     failed: ProcessorError | None,
 ) -> list[Difference]:
     if failed is not None:
@@ -284,29 +284,31 @@ def _differences(
         text = f"{type(what).__name__}: {what}"
         before = None if step.failure is None else f"{step.failure.error}: {step.failure.message}"
         return [] if before == text else [Difference("error", before, text)]
-    if recorded is None or found is None:
+    if recorded is None or result is None:
         failure = step.failure
         was = None if failure is None else f"{failure.error}: {failure.message}"
         return [Difference("error", was, None)]
-    pairs: list[tuple[str, object, object]] = [("output", recorded.output, found.output)]
-    for name in dict.fromkeys((*recorded.state, *found.state)):
-        pairs.append((f"state {name}", recorded.state.get(name), found.state.get(name)))
-        if name in recorded.state and name in found.state:
-            times = recorded.expiry.get(name), found.expiry.get(name)
+    pairs: list[tuple[str, object, object]] = [("output", recorded.output, result.output)]
+    for name in dict.fromkeys((*recorded.state, *result.state)):
+        pairs.append((f"state {name}", recorded.state.get(name), result.state.get(name)))
+        if name in recorded.state and name in result.state:
+            times = recorded.expiry.get(name), result.expiry.get(name)
             pairs.append((f"expiry of state {name}", *times))
-    pairs.append(("timers", recorded.timers, found.timers))
+    pairs.append(("timers", recorded.timers, result.timers))
     return [Difference(*pair) for pair in pairs if not same(pair[1], pair[2])]
 
 
-def same(one: object, other: object) -> bool:
+def same(recorded: object, other: object) -> bool:
     """Return whether two values are equal; a NaN equals a NaN."""
-    if isinstance(one, float) and isinstance(other, float) and one != one:
+    if isinstance(recorded, float) and isinstance(other, float) and recorded != recorded:
         return other != other
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        if len(one) != len(other):
+    if isinstance(recorded, Mapping) and isinstance(other, Mapping):
+        if len(recorded) != len(other):
             return False
-        pairs = zip(sorted(one.items(), key=repr), sorted(other.items(), key=repr), strict=True)
-        return one == other or all(same(*pair) for pair in pairs)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+        pairs = zip(
+            sorted(recorded.items(), key=repr), sorted(other.items(), key=repr), strict=True
+        )
+        return recorded == other or all(same(*pair) for pair in pairs)
+    if isinstance(recorded, list | tuple) and isinstance(other, list | tuple):
+        return len(recorded) == len(other) and all(map(same, recorded, other))
+    return bool(recorded == other)

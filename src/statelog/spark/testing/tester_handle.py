@@ -31,9 +31,9 @@ from statelog.state.schema.descriptors import TIMERS_NAME, StateDescriptor
 class KnownStates(TaskHandle):
     """A handle of one key that says at once which states there are when asked for another one."""
 
-    def _variable(self, wanted: WantedVariable) -> BoundState:
+    def _variable(self, asked: WantedVariable) -> BoundState:
         """Return the state object; of a reducing or aggregating state, what is kept."""
-        name = wanted.name
+        name = asked.name
         names = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
         if name not in names:
             raise WrongArgumentError(
@@ -41,7 +41,7 @@ class KnownStates(TaskHandle):
             )
         state_id = self._codec.schema.state_id(name)
         state = self._codec.states[state_id]
-        if state.descriptor.kind is not wanted.kind:
+        if state.descriptor.kind is not asked.kind:
             raise WrongArgumentError(f"state {name!r} is a {state.descriptor.kind_text} state")
         return bind_variable(self._cursor, state_id, state)
 
@@ -84,15 +84,15 @@ class TesterHandle(StateVariables):
         """Reject timers up to this watermark; the tester's `setWatermark` calls this."""
         self._watermark_ms = watermarkMs
 
-    def _variable(self, wanted: WantedVariable) -> Any:
+    def _variable(self, asked: WantedVariable) -> Any:
         """Return the state variable of the current key; raises for an unknown one."""
-        self._open_key(self.grouping_key)[0].variable(wanted)
-        return _KEYED[wanted.kind](self, wanted)
+        self._open_key(self.grouping_key)[0].variable(asked)
+        return _KEYED[asked.kind](self, asked)
 
-    def call(self, wanted: WantedVariable, method: str, *args: Any) -> Any:
+    def call(self, asked: WantedVariable, method: str, *args: Any) -> Any:
         """Call a method of a state variable, and commit its changes."""
         handle, commit = self._open_key(self.grouping_key)
-        result = getattr(handle.variable(wanted), method)(*args)
+        result = getattr(handle.variable(asked), method)(*args)
         if isinstance(result, Iterator):
             result = iter(list(result))
         commit()
@@ -152,8 +152,8 @@ def _keyed(sparks: type[BoundState]) -> type:
 
         return call
 
-    def begin(self: Any, handle: TesterHandle, wanted: WantedVariable) -> None:
-        self._handle, self._wanted = handle, wanted
+    def begin(self: Any, handle: TesterHandle, asked: WantedVariable) -> None:
+        self._handle, self._wanted = handle, asked
 
     methods = {name: method(name) for name in methods_of(sparks)}
     return type(f"Keyed{sparks.__name__}", (sparks,), {"__init__": begin, **methods})

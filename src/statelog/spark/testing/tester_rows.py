@@ -25,10 +25,10 @@ class TesterRows:
     by_group: dict[int, dict[Key, tuple[Key, list[RowLike]]]] = field(default_factory=dict)
     row_count: int = 0
 
-    def add(self, key_group: int, key: Key, shown: Key, rows: Iterable[RowLike]) -> None:
+    def add(self, key_group: int, key: Key, key_object: Key, rows: Iterable[RowLike]) -> None:
         """Add rows (or frames) of one key."""
         keyed = self.by_group.setdefault(key_group, {})
-        keyed.setdefault(key, (shown, []))[1].extend(rows)
+        keyed.setdefault(key, (key_object, []))[1].extend(rows)
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Read nothing: `add` gets the rows."""

@@ -205,15 +205,15 @@ class TesterState:
         """Return a key's group, and the key in both its forms."""
         return self.place_values(key if type(key) is tuple and self._is_whole_key(key) else (key,))
 
-    def place_values(self, shown: Key) -> tuple[int, Key, Key]:
+    def place_values(self, key_object: Key) -> tuple[int, Key, Key]:
         """Return as `place` the key with these values of its columns."""
-        codec = self._opened(shown).state.codec
-        frozen = codec.key.freeze(shown)
+        codec = self._opened(key_object).state.codec
+        frozen = codec.key.freeze(key_object)
         count = len(self.key_group_range)
         if any(pa.types.is_struct(kind) for kind in codec.key.schema.types):
             # Only Spark can hash a struct; the group makes no difference here.
-            return crc32(repr(frozen).encode("utf-8")) % count, frozen, shown
-        return key_group_of(shown, codec.key.schema, count), frozen, shown
+            return crc32(repr(frozen).encode("utf-8")) % count, frozen, key_object
+        return key_group_of(key_object, codec.key.schema, count), frozen, key_object
 
     def cells(self, values: Key) -> Cells:
         """Return the cells of the key with these values of its columns."""

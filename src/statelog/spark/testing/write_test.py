@@ -58,7 +58,7 @@ def steps_to_write(steps: Sequence[ReplayedStep]) -> list[ReplayedStep]:
 
 def file_text(
     steps: Sequence[ReplayedStep],
-    found: FoundProcessor,
+    processor: FoundProcessor,
     file: Path,
     *,
     expects_today: bool = False,
@@ -68,7 +68,7 @@ def file_text(
 
     Args:
         steps: What to write, at least one step.
-        found: The processor, as the file imports it.
+        processor: The processor, as the file imports it.
         file: Where the file will be, for the path of the processor's module.
         expects_today: The tests assert what the processor of today makes of the steps, in place of
             what was recorded.
@@ -88,10 +88,10 @@ def file_text(
         for step, name in zip(steps, names, strict=True)
     ]
     key = _key(first, written)
-    tester = _tester(first, found)
+    tester = _tester(first, processor)
     helpers = (_LOCAL if written.has_local else "") + (_PLAIN if written.has_nan else "")
     return (
-        f"{_head(first)}\n\n{_imports(written, found, file)}\n"
+        f"{_head(first)}\n\n{_imports(written, processor, file)}\n"
         f"KEY = {key}\n{helpers}\n\n{tester}\n\n\n" + "\n\n\n".join(tests) + "\n"
     )
 
@@ -115,21 +115,23 @@ def _names(steps: Sequence[ReplayedStep]) -> list[str]:
     return names
 
 
-def _imports(written: Literals, found: FoundProcessor, file: Path) -> str:
+def _imports(written: Literals, processor: FoundProcessor, file: Path) -> str:
     lines = set(written.imports)
     path = ""
-    if not all(map(str.isidentifier, [*found.module.split("."), *found.name.split(".")])):
-        raise UsageError(f"a test cannot import {found.module}:{found.name}; rename the module")
-    if found.folder:
+    if not all(map(str.isidentifier, [*processor.module.split("."), *processor.name.split(".")])):
+        raise UsageError(
+            f"a test cannot import {processor.module}:{processor.name}; rename the module"
+        )
+    if processor.folder:
         lines |= {"import sys", "from pathlib import Path"}
-        relative = quoted(os.path.relpath(found.folder, file.resolve().parent))
+        relative = quoted(os.path.relpath(processor.folder, file.resolve().parent))
         path = f"\nsys.path.insert(0, str(Path(__file__).parent / {relative}))\n"
     own_lines = [line for line in lines if line.startswith(_OTHERS)]
     standard = sorted(
         lines.difference(own_lines), key=lambda each: (each.startswith("from "), each)
     )
     groups = [standard, sorted(own_lines, key=lambda each: (each.startswith("from "), each))]
-    import_line = f"from {found.module} import {found.name.partition('.')[0]}"
+    import_line = f"from {processor.module} import {processor.name.partition('.')[0]}"
     note = "  # noqa: E402" if path else ""
     blocks = ["\n".join(group) for group in groups if group]
     return "\n\n".join(blocks) + f"\n{path}\n{import_line}{note}\n"
@@ -142,8 +144,8 @@ def _key(step: RecordedStep, written: Literals) -> str:
     return written.values(step.key, schema)
 
 
-def _tester(step: RecordedStep, found: FoundProcessor) -> str:
-    lines = [f"{found.name}()," if found.is_called else f"{found.name},"]
+def _tester(step: RecordedStep, processor: FoundProcessor) -> str:
+    lines = [f"{processor.name}()," if processor.is_called else f"{processor.name},"]
     lines.append(f"timeMode={quoted(time_mode_of(step))},")
     if step.task.time_mode == "eventtime":
         lines.append("eventTimeExtractor=lambda row: 2**62,  # late rows were dropped before")
@@ -295,10 +297,10 @@ def _assertions(
     return lines
 
 
-def _equal(found: str, rows: Sequence[str], written: Literals) -> str:
+def _equal(actual: str, rows: Sequence[str], written: Literals) -> str:
     if written.has_nan:
-        return wrapped(f"assert plain({found}) == plain([", rows, "])")
-    return wrapped(f"assert {found} == [", rows, "]")
+        return wrapped(f"assert plain({actual}) == plain([", rows, "])")
+    return wrapped(f"assert {actual} == [", rows, "]")
 
 
 def _state(
@@ -318,9 +320,9 @@ def _state(
     return braces(parts, indent)
 
 
-def _variable(one: StateDescriptor, value: Any, written: Literals, is_expiry: bool) -> str:
+def _variable(variable: StateDescriptor, value: Any, written: Literals, is_expiry: bool) -> str:
     def form(entry: Any) -> str:
-        schema = one.value_schema if len(entry or ()) == len(one.value_schema) else None
+        schema = variable.value_schema if len(entry or ()) == len(variable.value_schema) else None
         return written.values(entry, schema, in_state=True)
 
     plain = repr if is_expiry else form
@@ -328,7 +330,7 @@ def _variable(one: StateDescriptor, value: Any, written: Literals, is_expiry: bo
         return f"[{', '.join(map(plain, value))}]"
     if not isinstance(value, dict):
         return plain(value)
-    keys: pa.Schema | None = one.user_key_schema
+    keys: pa.Schema | None = variable.user_key_schema
     parts = [
         f"{written.values(user_key, keys, in_state=True)}: {plain(entry)}"
         for user_key, entry in value.items()

@@ -51,22 +51,22 @@ class TaskHandle(StateVariables):
             raise error
         self._initialized = True
 
-    def _variable(self, wanted: WantedVariable) -> Any:
+    def _variable(self, asked: WantedVariable) -> Any:
         """Return the state object, or one that rejects every use."""
-        name = wanted.name
+        name = asked.name
         self._only_in_init(name, "created")
         state: BoundState | RefusedState
         try:
-            state = bind_variable(self._cursor, *self._find(wanted))
+            state = bind_variable(self._cursor, *self._find(asked))
         except UsageError as error:
             # A deletion may follow in init(), which the driver knows of; else `initialized` raises.
-            state = RefusedState(wanted.kind, error)
+            state = RefusedState(asked.kind, error)
             self._unfounded[name] = error
         self._given.setdefault(name, []).append(state)
         return state
 
-    def _find(self, wanted: WantedVariable) -> tuple[int, StateCodec]:
-        name = wanted.name
+    def _find(self, asked: WantedVariable) -> tuple[int, StateCodec]:
+        name = asked.name
         try:
             state_id = self._codec.schema.state_id(name)
         except KeyError:
@@ -76,7 +76,7 @@ class TaskHandle(StateVariables):
             ) from None
         state = self._codec.states[state_id]
         descriptor = state.descriptor
-        if (descriptor.kind, descriptor.aggregation) != (wanted.kind, wanted.aggregation):
+        if (descriptor.kind, descriptor.aggregation) != (asked.kind, asked.aggregation):
             raise UsageError(f"state {name!r} is a {descriptor.kind_text} state")
         return state_id, state
 

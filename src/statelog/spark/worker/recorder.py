@@ -291,15 +291,19 @@ class TaskRecorder:
         return number
 
     def _take_rows(
-        self, one: RecordedKey, number: int, rows: RecordedRows, into: list[tuple[int, pa.Table]]
+        self,
+        recorded: RecordedKey,
+        number: int,
+        rows: RecordedRows,
+        into: list[tuple[int, pa.Table]],
     ) -> None:
-        if one.lost:
+        if recorded.lost:
             return
-        rows_of_key = rows.of(one.key_group, one.key)
+        rows_of_key = rows.of(recorded.key_group, recorded.key)
         if rows_of_key is None:
-            one.lost = TOO_LARGE
+            recorded.lost = TOO_LARGE
         elif self._bytes + rows_of_key.num_rows * rows.row_bytes > self.spec.batch_bytes:
-            one.lost = TOO_MANY
+            recorded.lost = TOO_MANY
         elif rows_of_key.num_rows:
             self._bytes += int(rows_of_key.num_rows * rows.row_bytes)
             into.append((number, rows_of_key))

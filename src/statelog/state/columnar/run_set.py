@@ -317,15 +317,17 @@ class RunSet:
                 self._without_files(error)
 
 
-def _known_ids(handle: ChangelogStateBackendHandle, wanted: set[int]) -> dict[int, dict[str, int]]:
+def _known_ids(
+    handle: ChangelogStateBackendHandle, key_groups: set[int]
+) -> dict[int, dict[str, int]]:
     """Return the ids in *handle* with their checkpoints, by key group."""
-    ids: dict[int, dict[str, int]] = {key_group: {} for key_group in wanted}
+    ids: dict[int, dict[str, int]] = {key_group: {} for key_group in key_groups}
     for snapshot in handle.materialized:
-        for key_group in wanted.intersection(snapshot.key_group_range):
+        for key_group in key_groups.intersection(snapshot.key_group_range):
             if path := path_of(snapshot):
                 ids[key_group][path] = snapshot.checkpoint_id
     for log in handle.log:
-        for key_group in wanted.intersection(log.key_group_range):
+        for key_group in key_groups.intersection(log.key_group_range):
             ids[key_group][log.state_handle_id] = log.checkpoint_id
     return ids
 

@@ -145,6 +145,6 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind))
 
 
-def _mask(found: pa.Array) -> Mask:
-    mask: Mask = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+def _mask(equal: pa.Array) -> Mask:
+    mask: Mask = pc.fill_null(equal, False).to_numpy(zero_copy_only=False)
     return mask.copy()

@@ -43,17 +43,17 @@ _WIDER: Final[dict[pa.DataType, frozenset[pa.DataType]]] = {
 
 
 def evolve(
-    stored: OperatorStateSchema, wanted: OperatorStateSchema, *, now_ms: int
+    stored: OperatorStateSchema, declared: OperatorStateSchema, *, now_ms: int
 ) -> OperatorStateSchema:
     """
-    Return the schema of a job with schema *wanted* that restarts on *stored*.
+    Return the schema of a job with schema *declared* that restarts on *stored*.
 
     Variables keep their ids, and new ones get the next ids.  Variables that the job no longer asks
     for are kept, unless it deletes them.
 
     Args:
         stored: The schema of the checkpoint that the job starts from.
-        wanted: The schema that its processor asks for.
+        declared: The schema that its processor asks for.
         now_ms: Time of the start in milliseconds; a time to live added now begins here for
             earlier values.
 
@@ -61,26 +61,26 @@ def evolve(
         CheckpointError: The state belongs to another operator, or old values cannot be converted
             to a changed type.
     """
-    if wanted.operator_id != stored.operator_id:
-        _refuse(f"it belongs to operator {stored.operator_id!r}, not {wanted.operator_id!r}")
-    if wanted.key_schema.types != stored.key_schema.types:
+    if declared.operator_id != stored.operator_id:
+        _refuse(f"it belongs to operator {stored.operator_id!r}, not {declared.operator_id!r}")
+    if declared.key_schema.types != stored.key_schema.types:
         _refuse(
             f"its key is ({schema_text(stored.key_schema)}), the query's is "
-            f"({schema_text(wanted.key_schema)}); key columns may only be renamed"
+            f"({schema_text(declared.key_schema)}); key columns may only be renamed"
         )
     generation = stored.generation + 1
-    new_ones = {state.name: state for state in wanted.states}
+    new_ones = {state.name: state for state in declared.states}
     states = []
     for old in stored.states:
         new = None if old.dropped else new_ones.get(old.name)
         if new is None:
-            gone = old.dropped or old.name in wanted.deleted
+            gone = old.dropped or old.name in declared.deleted
             states.append(replace(old, dropped=True) if gone else old)
             continue
         try:
             states.append(_evolved(old, new, generation, now_ms))
         except CheckpointError:
-            if old.name not in wanted.deleted:
+            if old.name not in declared.deleted:
                 raise
             states.append(
                 replace(old, dropped=True)
@@ -88,7 +88,7 @@ def evolve(
             continue
         del new_ones[old.name]
     states += [replace(state, since=generation) for state in new_ones.values()]
-    evolved = replace(stored, key_schema=wanted.key_schema, states=tuple(states))
+    evolved = replace(stored, key_schema=declared.key_schema, states=tuple(states))
     if evolved.to_json() == stored.to_json():
         return stored
     return replace(evolved, generation=generation)
