@@ -121,9 +121,9 @@ class SlotState(StateCache[Writes]):
         self._restore(store, handle, key_group_range, done)
         self._replay(store, handle, key_group_range, done)
 
-    def _insert(self, data: memoryview, wanted: KeyGroupRange, key_groups: Sequence[int]) -> None:
-        for part in contiguous(key_groups):
-            for block, table in self._tables_of(data, part):
+    def _insert(self, data: memoryview, part: KeyGroupRange, key_groups: Sequence[int]) -> None:
+        for span in contiguous(key_groups):
+            for block, table in self._tables_of(data, span):
                 self.table.insert(block, table)
 
     def _end_attempt(self) -> None:
