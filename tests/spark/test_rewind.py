@@ -104,7 +104,7 @@ def test_a_batch_that_was_planned_anew_is_put_right_by_a_rewind(
     job.take()
     forget_newest_batch(tmp_path / "query")
     job.source.add(BATCHES[3])
-    with pytest.raises(StreamingQueryException, match="planned batch 2 anew"):
+    with pytest.raises(StreamingQueryException, match="planned batch 2 again"):
         job.run()
     rewind(job, "--to", "2", "--apply", "--min-age", "0s", status=1)  # not as it was committed
     rewind(job, "--to", "1", "--apply", "--min-age", "0s")

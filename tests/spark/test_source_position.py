@@ -120,7 +120,7 @@ def test_an_older_checkpoint_location_from_a_backup_is_refused(
             shutil.copytree(tmp_path / "query", tmp_path / "backup")
     replace(tmp_path / "query", tmp_path / "backup")
     job.source.add(BATCHES[3])
-    refused(job, r"planned batch 2 anew" if kept == 2 else r"is at batch 1, .* after batch 2")
+    refused(job, r"planned batch 2 again" if kept == 2 else r"is at batch 1, .* after batch 2")
 
 
 def test_a_batch_after_one_that_was_planned_anew_elsewhere_is_refused(
@@ -137,7 +137,7 @@ def test_a_batch_after_one_that_was_planned_anew_elsewhere_is_refused(
     job.source.add(BATCHES[2])
     job.run(stateLocation=str(tmp_path / "copy"))
     job.source.add(BATCHES[3])
-    refused(job, "planned batch 1 anew")
+    refused(job, "planned batch 1 again")
 
 
 def test_an_offset_file_that_a_power_failure_emptied_stops_spark_and_touches_no_state(
@@ -156,7 +156,7 @@ def test_an_offset_file_that_a_power_failure_emptied_stops_spark_and_touches_no_
     # The usual advice is to delete the file: then the batch is planned again.
     remove(tmp_path / "query" / "offsets", 1)
     remove(tmp_path / "query" / "commits", 1)
-    refused(job, "planned batch 1 anew")
+    refused(job, "planned batch 1 again")
 
 
 def test_positions_from_the_files_are_those_of_sparks_own_objects(
@@ -245,7 +245,7 @@ def test_two_uses_of_one_source_share_its_log(spark: "SparkSession", tmp_path: P
     remove(tmp_path / "query" / "sources" / "1", 0)
     BatchSource(spark, tmp_path / "other", INPUT).add([(7, 8)])  # over the first, and younger
     os.utime(tmp_path / "other" / "00001.parquet", (1_600_000_002, 1_600_000_002))
-    refused(job, "planned batch 0 anew")
+    refused(job, "planned batch 0 again")
 
 
 def test_checkpoints_without_a_position_are_accepted_as_before(

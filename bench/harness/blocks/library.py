@@ -165,7 +165,7 @@ def visible(source: Source) -> str:
     heads = ["ms", "p50", "p99", "p99.9", "p50 of each run", "micro-batch, median", "rows"]
     said = (
         f"{document['rate']:,} events a second, {document['keys']:,} keys, {document['rounds']} runs of "
-        f"{document['seconds']:g} s in turns."
+        f"{document['seconds']:g} s, alternating."
     )
     origin = _from("visible", "bench/visible.py", document)
     return "\n".join([table(heads, rows), "", f"{said} {origin}"])

@@ -153,8 +153,9 @@ def test_unknown_files_are_left_alone() -> None:
     assert [RemoveFile("a", Reason.LOST)] == core.handle(FileWritten("a"), 0)
 
 
-def nobody_is_evicted(self: CachedFiles, path: str, size_bytes: int) -> Any:
+def nobody_is_evicted(self: CachedFiles, event: FileFetched) -> Any:
     """The bound is not looked at."""
+    path, size_bytes = event.path, event.size_bytes
     file = self._files[path]
     file.state, file.size_bytes = type(file.state).WRITING, size_bytes
     self._used_bytes += size_bytes

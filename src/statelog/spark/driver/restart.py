@@ -187,7 +187,7 @@ def _refuse_planned_anew(
     first: FirstBatch, base: CompletedCheckpoint, record: BatchRecord, location: str
 ) -> NoReturn:
     _refuse(
-        f"Spark has planned batch {record.batch_id} anew: it covers other input of the sources than "
+        f"Spark has planned batch {record.batch_id} again: it covers other input of the sources than "
         f"the batch {record.batch_id} whose state is in {location} (checkpoint "
         f"{base.checkpoint_id}). Files of the checkpointLocation were removed, or it was restored "
         "from a backup. Continuing would lose rows or count them twice",

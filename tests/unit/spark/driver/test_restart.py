@@ -76,16 +76,16 @@ def refused(message: str, *arguments: Any, **named: Any) -> None:
 
 def test_a_batch_is_committed_only_if_it_covers_the_same_input() -> None:
     assert follows(4, "e3", "e4")
-    refused("planned batch 4 anew", 4, "e3", "other")
-    refused("planned batch 4 anew", 4, "other", "e4")
-    refused("planned batch 4 anew", 4, "e3", "e4", digest="other files")
+    refused("planned batch 4 again", 4, "e3", "other")
+    refused("planned batch 4 again", 4, "other", "e4")
+    refused("planned batch 4 again", 4, "e3", "e4", digest="other files")
 
 
 def test_the_next_batch_begins_where_the_committed_one_ended() -> None:
     assert not follows(5, "e4")
     assert not follows(9, "e4")  # batches 5 to 8 read nothing
-    refused("planned batch 4 anew", 5, "other")
-    refused("planned batch 4 anew", 5, "e4", digest="other files")
+    refused("planned batch 4 again", 5, "other")
+    refused("planned batch 4 again", 5, "e4", digest="other files")
     refused("is at batch 6, but the state .* after batch 4", 6, "other")
     refused("is at batch 6", 6, None)
     refused("is at batch 3", 3, "e4")
@@ -108,8 +108,8 @@ def test_what_an_older_statelog_did_not_record_is_not_compared() -> None:
     assert not follows(5, "e4", **old)
     refused("is at batch 6", 6, "e4", **old)
     assert follows(4, "e3", "e4", **last)
-    refused("planned batch 4 anew", 4, "e3", "x", **last)
-    refused("planned batch 4 anew", 5, "x", **last)
+    refused("planned batch 4 again", 4, "e3", "x", **last)
+    refused("planned batch 4 again", 5, "x", **last)
 
 
 def test_after_an_adoption_or_a_restore_any_batch_may_follow() -> None:
