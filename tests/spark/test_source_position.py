@@ -86,7 +86,7 @@ def test_a_batch_that_is_planned_anew_is_refused_and_with_its_files_back_goes_on
     shutil.copytree(query, tmp_path / "whole")
     forget_newest_batch(query, sources=sources)
     job.source.add(BATCHES[3])
-    refused(job, r"planned batch \d+ anew: it covers other input")
+    refused(job, r"planned batch \d+ again: it covers other input")
     replace(query, tmp_path / "whole")
     job.run(delivery="staged")
     expected = [model.apply(rows) for rows in BATCHES[:4]]
@@ -338,7 +338,7 @@ def test_a_checkpoint_location_that_only_hadoop_reaches_is_read_through_spark(
         job.source.add(BATCHES[2])
         forget_newest_batch(tmp_path / "mounted" / "query", sources=True)
         with pytest.raises(
-            StreamingQueryException, match=r"anew.*rewind viewfs://statelog/q/query"
+            StreamingQueryException, match=r"again.*rewind viewfs://statelog/q/query"
         ):
             job.run(checkpointLocation=location)
     finally:

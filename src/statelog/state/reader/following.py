@@ -71,8 +71,10 @@ def newest_after(store: ObjectStore, held_id: int | None) -> CompletedCheckpoint
         if not ids:
             break
         # The query may have deleted every checkpoint of the listing before one could be read.
-    before = "" if held_id is None else f" any more; checkpoint {held_id} was the last one read"
-    raise CheckpointError(f"{store.url} has no checkpoint{before}", reason="not_found")
+    text = "has no checkpoint"
+    if held_id is not None:
+        text = f"no longer has a checkpoint; {held_id} was the last one read"
+    raise CheckpointError(f"{store.url} {text}", reason="not_found")
 
 
 def _present(store: ObjectStore) -> list[int]:
