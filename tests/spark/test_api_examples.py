@@ -103,9 +103,14 @@ def wait(query: StreamingQuery) -> None:
     raise query.exception() or AssertionError("no rows in time")
 
 
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
 @pytest.fixture
 def names(spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
     """The names that the examples use, and a query of Spark's own that has ended."""
+    spark.conf.set(PROVIDER, ROCKSDB)  # Spark's own operator needs it
     schema = "customer string, amount double, at timestamp"
     rows = spark.sql(
         "SELECT * FROM VALUES ('c1', 10.0D), ('c2', -5.0D), ('c1', 2.5D), ('c3', 1.0D) "
@@ -131,7 +136,7 @@ def names(spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-FIRST = ("statelog.spark.transform_with_state", "statelog.tag", "statelog.fork")
+FIRST = ("statelog.spark.transform_with_state", "statelog.tag")
 LAST = ("statelog.untag", "statelog.edit", "statelog.forget", "statelog.spark.edit_state")
 """What makes the state that the others read comes first, what changes it comes last."""
 
@@ -145,9 +150,14 @@ def test_the_examples_run(spark: SparkSession, names: dict[str, Any], tmp_path: 
             code = example(everything[name]).replace(FOLDER, str(tmp_path))
             names.pop("query", None)
             exec(compile(code, f"<example of {name}>", "exec"), names)
+            if name == "statelog.tag":  # then the query goes on
+                rows = spark.sql("SELECT 'c1' AS customer, 1.0D AS amount")
+                rows.coalesce(1).write.mode("append").json(f"{tmp_path}/in")
+                wait(names["writer"].foreachBatch(write).start())
             names["Totals"] = Totals  # the example of a columnar one has this name
             if "query" in names:
                 wait(names["query"])
     finally:
         spark.conf.unset("spark.statelog.record")
+        spark.conf.unset(PROVIDER)
         statelog.spark.disable(spark)

@@ -100,7 +100,11 @@ def tag(
     call repeated returns the tag of the first one.
 
     Example:
-        statelog.tag("s3://bucket/jobs/totals", "before-release")
+        statelog.tag(
+            "s3://bucket/jobs/totals",
+            "before-release",
+            checkpoint_location="s3://bucket/queries/totals",
+        )
 
     Args:
         location: Path or URL of the state location.

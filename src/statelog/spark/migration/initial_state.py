@@ -162,7 +162,7 @@ def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
     kept after the first start, or replaced by *processor*.
 
     Example:
-        state = to_spark(spark, "s3://bucket/jobs/totals", "s3://bucket/exported")
+        state = to_spark(spark, "s3://bucket/jobs/totals", "s3://bucket/moved")
         totals = events.groupBy("customer").transformWithState(
             with_initial_state(Totals()),
             "customer string, total double",

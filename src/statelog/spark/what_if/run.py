@@ -150,6 +150,7 @@ def what_if(
         trial = statelog.fork(
             "s3://bucket/jobs/totals",
             "s3://bucket/trial/totals",
+            tag="before-release",
             checkpoint_location="s3://bucket/queries/totals",
             new_checkpoint_location="s3://bucket/trial/query",
         )
