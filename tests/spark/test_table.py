@@ -150,7 +150,7 @@ def test_a_batch_frame_upserts(spark: SparkSession, tmp_path: Path) -> None:
     twice = spark.range(3).selectExpr("1L as id", "id as twice")
     for bad, options, message in (
         (twice, {}, r"several different rows with the key \(1,\); set the option sequenceBy"),
-        (spark.range(3), {}, "a column next to its key"),
+        (spark.range(3), {}, "a column besides its key"),
         (twice, {"key": "other"}, "has no column 'other'"),
         (twice, {"key": " , "}, "names the columns"),
         (twice, {"deleteColumn": "twice"}, "must be boolean"),
