@@ -352,7 +352,7 @@ def settings_page() -> str:
     """Return docs/reference/settings.md."""
     defaults = QuerySettings()
     rows = [
-        f"| `{one.name}` | {', '.join(places(one))} | {cell(one.values)} | "
+        f"| `{one.name}` | {', '.join(places(one))} | {cell(one.described_values)} | "
         f"{setting_default(one, getattr(defaults, field))} | {cell(setting_text(one))} |\n"
         for field, one in SETTINGS.items()
     ]

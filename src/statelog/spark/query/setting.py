@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar, overload
 
 from statelog.errors import InvalidOptionsError
-from statelog.options.units import parse_count
+from statelog.options.units import describe_size, parse_count
 from statelog.renamed import warn_renamed
 
 T = TypeVar("T")
@@ -31,11 +31,12 @@ class Setting:
     Args:
         name: The name as users type it.
         parse: Returns the parsed value; called with the given value, and the key for its error.
-        values: Type and range, for the documentation.
+        values: Its type, for the documentation.
         text: The documentation.
         places: Where it may be set.
         former: Name in the version before, which is accepted with a warning; "" for none.
         option: Key of docs/reference/options.md that the setting sets; "" for none.
+        least: Its least value, where it is a number.
     """
 
     name: str
@@ -45,6 +46,20 @@ class Setting:
     places: Place = Place.ANY
     former: str = ""
     option: str = ""
+    least: int | None = None
+
+    @property
+    def described_values(self) -> str:
+        """Type and range, for the documentation."""
+        if self.least is None:
+            return self.values
+        least = describe_size(self.least) if self.values == "bytes" else str(self.least)
+        return f"{self.values}, at least {least}"
+
+    def check(self, value: object) -> None:
+        """Raise `InvalidOptionsError` if a value is too small."""
+        if self.least is not None and isinstance(value, int) and value < self.least:
+            raise InvalidOptionsError(f"{self.name} is at least {self.least}; got {value}")
 
 
 STORAGE_OPTIONS: Final = "storageOptions."
@@ -112,6 +127,7 @@ def setting(
     places: Place = ...,
     former: str = ...,
     option: str = ...,
+    least: int | None = ...,
 ) -> T: ...
 
 
@@ -127,6 +143,7 @@ def setting(
     places: Place = ...,
     former: str = ...,
     option: str = ...,
+    least: int | None = ...,
 ) -> T: ...
 
 
@@ -142,9 +159,10 @@ def setting(
     places: Place = Place.ANY,
     former: str = "",
     option: str = "",
+    least: int | None = None,
 ) -> object:
     """Return a dataclass field that declares a setting; see `Setting` for the arguments."""
-    declared = {"setting": Setting(name, parse, values, text, places, former, option)}
+    declared = {"setting": Setting(name, parse, values, text, places, former, option, least)}
     if default_factory is not None:
         return field(default_factory=default_factory, compare=compare, metadata=declared)
     return field(default=default, compare=compare, metadata=declared)

@@ -143,10 +143,11 @@ class QuerySettings:
     max_parallelism: int = setting(
         "maxParallelism",
         parse_count,
-        "at least 1",
+        "number",
         "Number of key groups; fixed for the lifetime of the state.",
         places=_NOT_BY_WRITER,
         default=DEFAULT_MAX_PARALLELISM,
+        least=1,
     )
     operator_id: str | None = setting(
         "operatorId",
@@ -188,18 +189,20 @@ class QuerySettings:
     inline_bytes: int = setting(
         "inlineBytes",
         parse_size,
-        "bytes, at least 0",
+        "bytes",
         "Deltas and rows of one task up to this size travel through the driver into the "
         "one object of the micro-batch; larger ones are written to files of their own.",
         default=_DEFAULT_INLINE_BYTES,
+        least=0,
     )
     memory_budget: int = setting(
         "memoryBudget",
         parse_size,
-        "bytes, at least 64 MiB",
+        "bytes",
         "Memory that state and rows take in a Python worker. State beyond it is stored on the "
         "host's local disk.",
         default=DEFAULT_BUDGET,
+        least=LEAST_BUDGET,
     )
     state_backend: str = setting(
         "stateBackend",
@@ -252,16 +255,18 @@ class QuerySettings:
     record_bytes: int = setting(
         "recordBytes",
         parse_size,
-        "bytes, at least 1",
+        "bytes",
         "Most bytes recorded in one micro-batch; one key takes at most an eighth.",
         default=DEFAULT_BYTES,
+        least=1,
     )
     record_checkpoints: int = setting(
         "recordCheckpoints",
         parse_count,
-        "at least 1",
+        "number",
         "Number of the newest checkpoints whose recordings are kept.",
         default=DEFAULT_CHECKPOINTS,
+        least=1,
     )
     record_age: dt.timedelta = setting(
         "recordAge",
@@ -289,8 +294,8 @@ class QuerySettings:
     )
 
     def __post_init__(self) -> None:
-        if self.max_parallelism < 1:
-            raise InvalidOptionsError(f"maxParallelism is at least 1; got {self.max_parallelism}")
+        for name, declared in SETTINGS.items():
+            declared.check(getattr(self, name))
         tasks = {"tasks": self.tasks, "minTasks": self.min_tasks, "maxTasks": self.max_tasks}
         for name, value in tasks.items():
             if value is not None and not 1 <= value <= self.max_parallelism:
@@ -302,10 +307,6 @@ class QuerySettings:
                 f"minTasks is at most maxTasks ({self.max_tasks}); got {self.min_tasks}"
             )
         _ = self.backend  # made here, so that wrong values are rejected at once
-        if self.inline_bytes < 0:
-            raise InvalidOptionsError(f"inlineBytes is at least 0; got {self.inline_bytes}")
-        if self.record_bytes < 1 or self.record_checkpoints < 1:
-            raise InvalidOptionsError("recordBytes and recordCheckpoints are at least 1")
         if self.adopt and self.checkpoint == "empty":
             raise InvalidOptionsError(
                 "adopt continues from existing state, checkpoint='empty' requires that there is "
@@ -418,7 +419,8 @@ def _documentation() -> str:
         "Args:",
     ]
     lines += [
-        f"    {setting.name}: ({setting.values}) {setting.text}" for setting in SETTINGS.values()
+        f"    {setting.name}: ({setting.described_values}) {setting.text}"
+        for setting in SETTINGS.values()
     ]
     return "\n".join(lines)
 
