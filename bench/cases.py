@@ -1,8 +1,8 @@
 """
 Stateful jobs that statelog and Spark run with the same unmodified processor.
 
-`QUERIES` are shaped like Nexmark's: a running count per key, sessions, the highest prices of a key, and a stream
-that is enriched by keyed state.  `VARIETY` has one job for each kind of state, for time, and for unusual rows.
+`QUERIES` are shaped like Nexmark's: a running count, sessions, tumbling and sliding windows, the highest prices of
+a key, the last row of a key, statistics of few keys, and a stream that is enriched by keyed state.  `VARIETY` has one job for each kind of state, for time, and for unusual rows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bench import workload
 GAP_MS = 10_000
 TOP = 10
 HOUR_MS = 3_600_000
+WINDOW_MS, SLIDE_MS = 10_000, 2_000
 BIDS = "auction long, bidder long, price long, channel string, at timestamp"
 EVENTS = "key long, value double"
 
@@ -113,6 +114,103 @@ class Enrichment(Processor):
             self._waiting.clear()
         for bidder, price in bids:
             yield Row(key=key[0], bidder=bidder, price=price, category=category)
+
+
+class WindowMaximum(Processor):
+    """The highest bid of an auction in each ten seconds of event time."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._windows = handle.getMapState("windows", "start long", "price long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        highest: dict[int, int] = {}
+        for row in rows:
+            start = int(row.at.timestamp() * 1000) // WINDOW_MS * WINDOW_MS
+            highest[start] = max(highest.get(start, 0), row.price)
+        for start, price in highest.items():
+            before = self._windows.getValue((start,))
+            if before is None:
+                self._handle.registerTimer(start + WINDOW_MS)
+            if before is None or price > before[0]:
+                self._windows.updateValue((start,), (price,))
+        return iter(())
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        start = expiredTimerInfo.getExpiryTimeInMs() - WINDOW_MS
+        (price,) = self._windows.getValue((start,))
+        self._windows.removeKey((start,))
+        yield Row(key=key[0], start=start, price=price)
+
+
+class HotItems(Processor):
+    """Bids of an auction in windows of ten seconds of event time, one each two seconds."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._counts = handle.getMapState("counts", "start long", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        fresh: dict[int, int] = {}
+        for row in rows:
+            start = int(row.at.timestamp() * 1000) // SLIDE_MS * SLIDE_MS
+            fresh[start] = fresh.get(start, 0) + 1
+        due: set[int] = set()
+        for start, n in fresh.items():
+            before = self._counts.getValue((start,))
+            if before is None:
+                due.update(range(start + SLIDE_MS, start + WINDOW_MS + 1, SLIDE_MS))
+            self._counts.updateValue((start,), (n + (0 if before is None else before[0]),))
+        for end in sorted(due):
+            self._handle.registerTimer(end)
+        return iter(())
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        end = expiredTimerInfo.getExpiryTimeInMs()
+        counts = [self._counts.getValue((at,)) for at in range(end - WINDOW_MS, end, SLIDE_MS)]
+        self._counts.removeKey((end - WINDOW_MS,))
+        n = sum(count[0] for count in counts if count is not None)
+        if n:
+            yield Row(key=key[0], end=end, n=n)
+
+
+class LastBid(Processor):
+    """The last bid of a bidder for each auction, in a map."""
+
+    def init(self, handle: Any) -> None:
+        self._bids = handle.getMapState("bids", "auction long", "at long, price long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        newest: dict[int, tuple[int, int]] = {}
+        for row in rows:
+            bid = int(row.at.timestamp() * 1000), row.price  # of two at one time, the higher one
+            newest[row.auction] = max(bid, newest.get(row.auction, bid))
+        for auction, bid in newest.items():
+            before = self._bids.getValue((auction,))
+            if before is None or bid > tuple(before):
+                self._bids.updateValue((auction,), bid)
+                yield Row(key=key[0], auction=auction, price=bid[1])
+
+
+class Statistics(Processor):
+    """Bids of a channel, by the rank of their price: few keys with many rows."""
+
+    def init(self, handle: Any) -> None:
+        self._total = handle.getValueState("total", "n long, low long, middle long, high long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, low, middle, high = self._total.get() or (0, 0, 0, 0)
+        for row in rows:
+            n += 1
+            low += row.price < 10_000
+            middle += 10_000 <= row.price < 500_000
+            high += row.price >= 500_000
+        self._total.update((n, low, middle, high))
+        yield Row(key=key[0], n=n, low=low, middle=middle, high=high)
 
 
 class ByChannel(Processor):
@@ -246,6 +344,42 @@ QUERIES = {
         "auction",
         BIDS,
         "key long, highest long, lowest long",
+        workload.bids,
+    ),
+    "windows": Case(
+        "highest bid per auction and 10 s",
+        WindowMaximum,
+        "auction",
+        BIDS,
+        "key long, start long, price long",
+        workload.bids,
+        "EventTime",
+        _by_event_time,
+    ),
+    "hot-items": Case(
+        "bids per auction in sliding windows",
+        HotItems,
+        "auction",
+        BIDS,
+        "key long, end long, n long",
+        workload.bids,
+        "EventTime",
+        _by_event_time,
+    ),
+    "last-bid": Case(
+        "last bid per bidder and auction",
+        LastBid,
+        "bidder",
+        BIDS,
+        "key long, auction long, price long",
+        workload.bids,
+    ),
+    "statistics": Case(
+        "bids per channel, four keys",
+        Statistics,
+        "channel",
+        BIDS,
+        "key string, n long, low long, middle long, high long",
         workload.bids,
     ),
     "enrich": Case(

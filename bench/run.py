@@ -87,8 +87,9 @@ BENCHMARKS = {
         "the same with 50 events",
     ),
     "queries": Benchmark(
-        "bench.beside --name queries --cases count,sessions,top-k,enrich",
-        15,
+        "bench.beside --name queries --cases "
+        "count,sessions,windows,hot-items,top-k,last-bid,statistics,enrich",
+        30,
         "jobs shaped like Nexmark's, beside Spark",
         _QUICK_CASES,
         True,
