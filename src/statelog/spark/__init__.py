@@ -1,5 +1,10 @@
-"""Stateful streaming on Spark with its state in the changelog; needs PySpark."""
+"""
+Stateful streaming on Spark with its state in the changelog; needs PySpark.
 
+A name is imported from its module at its first use: a worker of Spark runs tasks, and needs a part of this only.
+"""
+
+import importlib
 import warnings
 from typing import TYPE_CHECKING
 
@@ -7,42 +12,80 @@ from statelog.extras import require_spark
 
 require_spark("statelog.spark")
 
-from statelog.options import SnapshotPolicy
-from statelog.spark.aggregate import (
-    Aggregate,
-    aggregate,
-    approx_count_distinct,
-    count,
-    first,
-    last,
-    latest_row,
-    max_,
-    mean,
-    min_,
-    sum_,
-    top_k,
-    variance,
-)
-from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
-from statelog.spark.enable import disable, enable
-from statelog.spark.migration import (
-    from_spark,
-    spark_checkpoint,
-    spark_state,
-    to_spark,
-    with_initial_state,
-)
-from statelog.spark.operations import WrittenState, edit_state, write_state
-from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
-from statelog.spark.query.progress import BatchProgress
-from statelog.spark.query.settings import OperatorSettings
-from statelog.spark.stream.sinks import idempotent, writer_id
-from statelog.spark.stream.stateful_stream import StatefulStream
-from statelog.spark.stream.writer import StatefulStreamWriter
-from statelog.spark.testing.replay import Difference, ReplayedStep, replay
-from statelog.spark.what_if import BatchOutcome, WhatIf, what_if
-from statelog.state.objects.aggregates import AggregateFunction
-from statelog.state.slots import ColumnState, ColumnTimers, Keys
+if TYPE_CHECKING:
+    from statelog.options import SnapshotPolicy
+    from statelog.spark.aggregation import (
+        Aggregate,
+        aggregate,
+        approx_count_distinct,
+        count,
+        first,
+        last,
+        latest_row,
+        max_,
+        mean,
+        min_,
+        sum_,
+        top_k,
+        variance,
+    )
+    from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
+    from statelog.spark.comparison import BatchOutcome, WhatIf, what_if
+    from statelog.spark.enabling import disable, enable
+    from statelog.spark.migration import (
+        from_spark,
+        spark_checkpoint,
+        spark_state,
+        to_spark,
+        with_initial_state,
+    )
+    from statelog.spark.operations import WrittenState, edit_state, write_state
+    from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
+    from statelog.spark.query.progress import BatchProgress
+    from statelog.spark.query.settings import OperatorSettings
+    from statelog.spark.stream.sinks import idempotent, writer_id
+    from statelog.spark.stream.stateful_stream import StatefulStream
+    from statelog.spark.stream.writer import StatefulStreamWriter
+    from statelog.spark.testing.replay import Difference, ReplayedStep, replay
+    from statelog.state.objects.aggregates import AggregateFunction
+    from statelog.state.slots import ColumnState, ColumnTimers, Keys
+
+    MaterializationPolicy = SnapshotPolicy
+else:
+    _HOMES = {
+        "statelog.options": "SnapshotPolicy",
+        "statelog.spark.aggregation": "Aggregate aggregate approx_count_distinct count first last latest_row max_ mean min_ sum_ top_k variance",
+        "statelog.spark.api": "transform_with_state transform_with_state_in_pandas",
+        "statelog.spark.enabling": "disable enable",
+        "statelog.spark.migration": "from_spark spark_checkpoint spark_state to_spark with_initial_state",
+        "statelog.spark.operations": "WrittenState edit_state write_state",
+        "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
+        "statelog.spark.query.progress": "BatchProgress",
+        "statelog.spark.query.settings": "OperatorSettings",
+        "statelog.spark.stream.sinks": "idempotent writer_id",
+        "statelog.spark.stream.stateful_stream": "StatefulStream",
+        "statelog.spark.stream.writer": "StatefulStreamWriter",
+        "statelog.spark.testing.replay": "Difference ReplayedStep replay",
+        "statelog.spark.comparison": "BatchOutcome WhatIf what_if",
+        "statelog.state.objects.aggregates": "AggregateFunction",
+        "statelog.state.slots": "ColumnState ColumnTimers Keys",
+    }
+    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+    def __getattr__(name: str) -> object:
+        """Return a public name, imported on first use, or a class by its former name."""
+        if name in _HOME_OF:
+            globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+            return globals()[name]
+        if name == "MaterializationPolicy":
+            warnings.warn(
+                "statelog.spark.MaterializationPolicy is now statelog.spark.SnapshotPolicy",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return __getattr__("SnapshotPolicy")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Aggregate",
@@ -91,17 +134,7 @@ __all__ = [
     "writer_id",
 ]
 
-if TYPE_CHECKING:
-    MaterializationPolicy = SnapshotPolicy
-else:
 
-    def __getattr__(name: str) -> type[SnapshotPolicy]:
-        """Return a public class by its former name, with a warning."""
-        if name == "MaterializationPolicy":
-            warnings.warn(
-                "statelog.spark.MaterializationPolicy is now statelog.spark.SnapshotPolicy",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return SnapshotPolicy
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted([*__all__, "__all__", "__doc__", "__name__"])

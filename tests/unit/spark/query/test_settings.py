@@ -16,7 +16,7 @@ from statelog.options import (
     task_changelog_options,
 )
 from statelog.options.declaration import FOREIGN
-from statelog.spark.aggregate import aggregate
+from statelog.spark.aggregation import aggregate
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.record import RecordRule, parse_record

@@ -11,7 +11,7 @@ from pyspark.sql import Column
 
 from statelog.errors import UsageError
 from statelog.renamed import warn_renamed
-from statelog.spark.aggregate.functions import Aggregate
+from statelog.spark.aggregation.functions import Aggregate
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.settings import SETTINGS
 

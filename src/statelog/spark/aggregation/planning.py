@@ -16,10 +16,10 @@ from pyspark.sql.functions import col, expr
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate.extremes import quoted
-from statelog.spark.aggregate.functions import Aggregate
-from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.processor import Merge, NamedAggregate
+from statelog.spark.aggregation.extremes import quoted
+from statelog.spark.aggregation.functions import Aggregate
+from statelog.spark.aggregation.kind import AggregateKind
+from statelog.spark.aggregation.processor import Merge, NamedAggregate
 from statelog.spark.query.input_plan import event_time_column
 from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, refuse_map_keys
 from statelog.spark.query.pre_aggregation import PreAggregation

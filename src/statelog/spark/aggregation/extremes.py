@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, BooleanType, DataType, NumericType, StringType
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate.kind import Parts, replaces
+from statelog.spark.aggregation.kind import Parts, replaces
 from statelog.spark.rows.spark_versions import DATE_AND_TIME_TYPES
 from statelog.state.encoding.nested import relabelled
 

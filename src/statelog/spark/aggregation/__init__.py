@@ -7,8 +7,8 @@ sends the partial results to the tasks.  Task: `processor` combines them with th
 `kind` of each aggregate: `sums`, `extremes`.
 """
 
-from statelog.spark.aggregate.api import aggregate
-from statelog.spark.aggregate.functions import (
+from statelog.spark.aggregation.api import aggregate
+from statelog.spark.aggregation.functions import (
     Aggregate,
     approx_count_distinct,
     count,

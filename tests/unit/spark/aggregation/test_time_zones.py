@@ -10,9 +10,9 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType, Var
 from tests.zones import ZONES, in_session_types
 
 from statelog.spark import ColumnarProcessor
-from statelog.spark.aggregate.extremes import Extreme, ValueBy
-from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.processor import AggregateProcessor, Merge, NamedAggregate
+from statelog.spark.aggregation.extremes import Extreme, ValueBy
+from statelog.spark.aggregation.kind import AggregateKind
+from statelog.spark.aggregation.processor import AggregateProcessor, Merge, NamedAggregate
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.state.slots import zoned_table

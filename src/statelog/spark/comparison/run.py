@@ -33,11 +33,11 @@ from statelog.operations.position_files import batch_files
 from statelog.operations.rewind_plan import check_sources
 from statelog.operations.savepoints import query_store
 from statelog.renamed import renamed
+from statelog.spark.comparison.result import BatchOutcome, WhatIf
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.stream.stateful_stream import StatefulStream
-from statelog.spark.what_if.result import BatchOutcome, WhatIf
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.differences import Differences

@@ -7,7 +7,7 @@ What-if: a changed processor over the rows that a running query has read, next t
 docs/how-to/change-a-job.md walks through it.
 """
 
-from statelog.spark.what_if.result import BatchOutcome, WhatIf
-from statelog.spark.what_if.run import what_if
+from statelog.spark.comparison.result import BatchOutcome, WhatIf
+from statelog.spark.comparison.run import what_if
 
 __all__ = ["BatchOutcome", "WhatIf", "what_if"]

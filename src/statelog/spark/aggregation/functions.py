@@ -14,9 +14,16 @@ from typing import Any, ParamSpec
 from pyspark.sql import Column
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate.extremes import Extreme, TopK, ValueBy
-from statelog.spark.aggregate.kind import AggregateKind
-from statelog.spark.aggregate.sums import Count, DistinctCount, Mean, Sum, Variance, log_of_buckets
+from statelog.spark.aggregation.extremes import Extreme, TopK, ValueBy
+from statelog.spark.aggregation.kind import AggregateKind
+from statelog.spark.aggregation.sums import (
+    Count,
+    DistinctCount,
+    Mean,
+    Sum,
+    Variance,
+    log_of_buckets,
+)
 from statelog.spark.jvm.gateway import is_connect
 
 ColumnOrName = Column | str

@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate import aggregate, arguments
+from statelog.spark.aggregation import aggregate, arguments
 
 
 class Expression:

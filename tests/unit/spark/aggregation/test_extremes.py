@@ -17,8 +17,8 @@ from pyspark.sql.types import (
 )
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate.extremes import Extreme, TopK
-from statelog.spark.aggregate.sums import DistinctCount
+from statelog.spark.aggregation.extremes import Extreme, TopK
+from statelog.spark.aggregation.sums import DistinctCount
 from statelog.spark.rows.types import arrow_schema
 
 PAIR = StructType([StructField("a", IntegerType(), nullable=False)])

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvariantError
-from statelog.spark.aggregate.kind import AggregateKind, Parts, one_array
+from statelog.spark.aggregation.kind import AggregateKind, Parts, one_array
 from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor, Tables
 from statelog.state.encoding.values import stored_field
 from statelog.state.slots import Keys

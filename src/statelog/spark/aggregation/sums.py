@@ -21,8 +21,8 @@ from pyspark.sql.types import DataType, DecimalType, IntegerType, LongType, Nume
 
 from statelog.errors import UsageError
 from statelog.extras import load, require
-from statelog.spark.aggregate.extremes import check_ordered
-from statelog.spark.aggregate.kind import Parts, added, counts, doubles
+from statelog.spark.aggregation.extremes import check_ordered
+from statelog.spark.aggregation.kind import Parts, added, counts, doubles
 
 _EXACT: Final = Context(prec=100, rounding=ROUND_HALF_UP)
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, GroupedData
 
 from statelog.errors import UsageError
-from statelog.spark.aggregate.arguments import named_aggregates
-from statelog.spark.aggregate.functions import Aggregate
-from statelog.spark.aggregate.planning import AggregationPlan, plan_aggregates
-from statelog.spark.aggregate.processor import AggregateProcessor
+from statelog.spark.aggregation.arguments import named_aggregates
+from statelog.spark.aggregation.functions import Aggregate
+from statelog.spark.aggregation.planning import AggregationPlan, plan_aggregates
+from statelog.spark.aggregation.processor import AggregateProcessor
 from statelog.spark.api import OperatorArguments, client_of, stateful_frame
 from statelog.spark.query.input_plan import PreAggregated
 from statelog.spark.query.query import OUTPUT_MODES, mode_of
