@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         TWO_NUMBERINGS,
         "reuses_no_id",
-        "A new owner commits under ids below those of zombies.",
+        "A new owner commits under ids below the zombies' ids.",
         small(numbers=4, claims=4, lost=0, late=0),
     ),
     Mutant(

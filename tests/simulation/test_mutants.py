@@ -31,9 +31,9 @@ from statelog.core.local_copies import DeleteCopy, LocalCopies
 from statelog.core.upload_batcher import SetTimer, StartBatch, UploadBatcher
 from statelog.core.upload_retry import (
     AttemptFailed,
+    AttemptSucceeded,
     UploadRetry,
     UploadWon,
-    _State,
 )
 from statelog.errors import InvariantError
 
@@ -114,17 +114,17 @@ def room_at_the_end(self: UploadBatcher, batch_id: int, held: bool, now_ns: int)
 # --- the retry ------------------------------------------------------------------------------------
 
 
-def keep_losers(self: UploadRetry, number: int) -> list[Any]:
+def keep_losers(self: UploadRetry, event: AttemptSucceeded) -> list[Any]:
     """A late success is nobody's business."""
-    actions = self._return_thread(number, _State.SUCCEEDED)
+    number, actions = event.attempt, self._return_thread(event)
     if self._done:
         return [*actions, *self._released()]
     return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
 
-def everybody_wins(self: UploadRetry, number: int) -> list[Any]:
+def everybody_wins(self: UploadRetry, event: AttemptSucceeded) -> list[Any]:
     """A second success wins again."""
-    actions = self._return_thread(number, _State.SUCCEEDED)
+    number, actions = event.attempt, self._return_thread(event)
     return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
 
