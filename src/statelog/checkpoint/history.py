@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Final, TypeAlias
 
 from statelog.checkpoint.first_edition import is_zombie
@@ -349,18 +350,10 @@ class Entries:
             return self.read_checkpoint(checkpoint_id)
         except ObjectNotFoundError as error:
             numbers = self.ids[-_NAMED:]
-            entries = ask_at_once(
-                self.store, [partial(readable, self.store, each) for each in numbers]
-            )
-            named = [
-                n
-                for n, each in zip(numbers, entries, strict=True)
-                if not isinstance(each, ClaimRecord)
-            ]
-            text = f"does not exist in {self.store.url} (newest: {', '.join(map(str, named)) or 'none'})"
-            raise unusable(
-                checkpoint_id, "not_found", f"checkpoint {checkpoint_id} {text}"
-            ) from error
+            checks = [partial(_is_checkpoint, self.store, number) for number in numbers]
+            named = ", ".join(map(str, compress(numbers, ask_at_once(self.store, checks))))
+            text = f"checkpoint {checkpoint_id} does not exist in {self.store.url} (newest: {named or 'none'})"
+            raise unusable(checkpoint_id, "not_found", text) from error
         except CorruptionError as error:
             text = f"checkpoint {checkpoint_id} is damaged: {error}; restore another one"
             raise unusable(checkpoint_id, "damaged", text, usable_id=None) from error
@@ -388,6 +381,16 @@ def is_usable(store: ObjectStore, number: int, *, whole: bool = False) -> bool:
     """Return whether an entry is a checkpoint that can be read, and whose objects all exist."""
     entry = readable(store, number, whole=whole)
     return isinstance(entry, StoredCheckpoint) and not missing_objects(store, entry.checkpoint)
+
+
+def _is_checkpoint(store: ObjectStore, number: int) -> bool:
+    """Return whether an entry exists, other than a claim; a damaged one counts."""
+    try:
+        return not isinstance(read_entry(store, number), ClaimRecord)
+    except ObjectNotFoundError:
+        return False
+    except (CorruptionError, IncompatibleFormatError):
+        return True
 
 
 def may_be_claim(store: ObjectStore, number: int) -> bool:

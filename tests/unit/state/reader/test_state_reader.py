@@ -310,6 +310,17 @@ def test_an_unknown_checkpoint_is_told_with_those_there_are() -> None:
             read(store, claim)
 
 
+def test_the_checkpoints_of_an_error_have_objects_and_a_damaged_one_counts(tmp_path: Path) -> None:
+    store = open_store(tmp_path, fsync=False)
+    one = started(store)
+    small_checkpoint(one, 1)
+    (tmp_path / "chk-7").mkdir()  # as after a deletion
+    (tmp_path / "chk-9").mkdir()
+    (tmp_path / "chk-9" / "_metadata").write_bytes(b"damaged" * 400)
+    with pytest.raises(CheckpointError, match=r"does not exist in .* \(newest: 1, 9\)"):
+        read(store, 7)
+
+
 def test_a_closed_reader_reads_nothing(finished: History) -> None:
     with read(finished.store) as reader:
         batches = reader.batches("total")
