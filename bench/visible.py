@@ -52,7 +52,7 @@ while True:
     written = max(due, written)
     time.sleep(0.005)
 """
-"""A process of its own, so that it does not compete for the driver's interpreter."""
+"""A separate process, so that it does not compete for the driver's interpreter."""
 
 
 class Newest(StatefulProcessor):

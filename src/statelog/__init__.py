@@ -1,7 +1,5 @@
 """statelog: durable, log-structured keyed state."""
 
-import importlib
-import warnings
 from typing import TYPE_CHECKING
 
 from statelog.changelog.api import AvailabilityProvider, StateChangelogWriter
@@ -54,6 +52,7 @@ from statelog.errors import (
     UsageError,
     WriterClosedError,
 )
+from statelog.first_use import names_on_first_use
 from statelog.flink_names import unknown_name
 from statelog.format.trailer import SetEntry
 from statelog.logs import escape_records
@@ -210,42 +209,22 @@ if TYPE_CHECKING:
 
     MaterializationOptions = SnapshotPolicy
 else:
-    _ON_FIRST_USE = {
-        "CopyProgress": "statelog.operations.copy_location",
-        "CopyReport": "statelog.operations.copy_location",
-        "EditCounts": "statelog.operations.key_edits",
-        "EditReport": "statelog.operations.recommit",
-        "ForgetReport": "statelog.operations.forget_report",
-        "Fork": "statelog.operations.savepoints",
-        "KeyTrace": "statelog.operations.forget_report",
-        "KeyVersion": "statelog.state.reader",
-        "LocationState": "statelog.state.reader",
-        "Replica": "statelog.state.reader",
-        "ReplicaStatus": "statelog.state.reader",
-        "Tag": "statelog.operations.savepoints",
-        "copy": "statelog.operations.copy_location",
-        "edit": "statelog.operations.edit_keys",
-        "forget": "statelog.operations.forget_key",
-        "fork": "statelog.operations.savepoints",
-        "open": "statelog.state.reader",
-        "tag": "statelog.operations.savepoints",
-        "tags": "statelog.operations.savepoints",
-        "untag": "statelog.operations.savepoints",
-    }
-
-    def __getattr__(name: str) -> object:
-        """Return what works on a location, imported on first use, or a class by its former name."""
-        if name in _ON_FIRST_USE:
-            # A program that only writes a changelog does not need the tables of state, nor the rest.
-            return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
-        if name == "MaterializationOptions":
-            warnings.warn(
-                "statelog.MaterializationOptions is now statelog.SnapshotPolicy",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return SnapshotPolicy
-        raise unknown_name(name)
+    # A program that only writes a changelog does not need the tables of state, nor the rest.
+    __getattr__ = names_on_first_use(
+        __name__,
+        {
+            "statelog.operations.copy_location": "CopyProgress CopyReport copy",
+            "statelog.operations.edit_keys": "edit",
+            "statelog.operations.forget_key": "forget",
+            "statelog.operations.forget_report": "ForgetReport KeyTrace",
+            "statelog.operations.key_edits": "EditCounts",
+            "statelog.operations.recommit": "EditReport",
+            "statelog.operations.savepoints": "Fork Tag fork tag tags untag",
+            "statelog.state.reader": "KeyVersion LocationState Replica ReplicaStatus open",
+        },
+        unknown_name,
+        MaterializationOptions="SnapshotPolicy",
+    )
 
 
 def __dir__() -> list[str]:

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 from tests import evidence
+from tests.cluster.standalone import standalone_cluster
 from tests.real_servers import seaweedfs_server
 from tests.spark.processors import TotalsModel
 
@@ -50,37 +50,8 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
     """A standalone master and its workers on the loopback interface; each worker is a host of its own."""
-    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    variables, log = environment(), tmp_path / "master.log"
-    deploy, started = "org.apache.spark.deploy", []
-
-    def start(program: str, *arguments: str, log: Path) -> None:
-        command = [spark_class, f"{deploy}.{program}", *arguments]
-        started.append(start_program(command, log=log, environment=variables))
-
-    try:
-        start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0", log=log)
-        url = said(log, "Starting Spark master at ", 1).split()[0]
-        for number in range(WORKERS):
-            host = ["--host", f"127.0.0.{number + 1}", "--webui-port", "0"]
-            size = ["--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"w{number}")]
-            start("worker.Worker", *host, *size, url, log=tmp_path / f"worker-{number}.log")
-        said(log, "Registering worker", WORKERS)
+    with standalone_cluster(tmp_path, environment(), workers=WORKERS) as url:
         yield url
-    finally:
-        for process in reversed(started):
-            kill_session(process)
-
-
-def said(log: Path, words: str, times: int) -> str:
-    """Wait until a log says *words* so often; return what follows them the last time."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        text = log.read_text(errors="replace") if log.exists() else ""
-        if text.count(words) >= times:
-            return text.rpartition(words)[2]
-        time.sleep(0.1)
-    raise AssertionError(f"{words!r} is not in {log}")
 
 
 def executors(folder: Path) -> list[int]:

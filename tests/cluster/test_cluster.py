@@ -2,15 +2,13 @@
 
 import json
 import os
-import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
+from tests.cluster.standalone import standalone_cluster
 from tests.spark.processors import TotalsModel
 
 from statelog.demo.java import prepare_environment
@@ -106,45 +104,8 @@ def test_an_executor_that_dies_in_mid_batch_and_other_numbers_of_tasks(tmp_path:
 def master(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """A standalone master and two workers, which pass for two hosts, on the loopback interface."""
     variables = environment(tmp_path)
-    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    deploy = "org.apache.spark.deploy"
-    local = ["--host", "127.0.0.1", "--webui-port", "0"]
-    log = tmp_path / "master.log"
-    started = [
-        start_program(
-            [spark_class, f"{deploy}.master.Master", *local, "--port", "0"],
-            log=log,
-            environment=variables,
-        )
-    ]
-    try:
-        url = wait_for(log, r"Starting Spark master at (spark://\S+)", 1)
-        for index in range(2):
-            host = ["--host", f"127.0.0.{index + 1}", "--webui-port", "0"]
-            work = ["--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"w{index}")]
-            started.append(
-                start_program(
-                    [spark_class, f"{deploy}.worker.Worker", *host, *work, url],
-                    log=tmp_path / f"worker-{index}.log",
-                    environment=variables,
-                )
-            )
-        wait_for(log, "Registering worker", 2)
+    with standalone_cluster(tmp_path, variables, workers=2) as url:
         yield url, variables
-    finally:
-        for process in reversed(started):
-            kill_session(process)
-
-
-def wait_for(log: Path, pattern: str, times: int) -> str:
-    """Wait until a log says something so many times; return the last group, if there is one."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = re.findall(pattern, log.read_text(errors="replace"))
-        if len(found) >= times:
-            return str(found[-1])
-        time.sleep(0.1)
-    raise AssertionError(f"{pattern!r} is not in {log}: {log.read_text()[-2000:]}")
 
 
 @pytest.mark.slow

@@ -72,6 +72,11 @@ def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "che
     return find_checkpoint_at(store, time)
 
 
+def given_checkpoint_id(store: ObjectStore, given: CheckpointName | None) -> int | None:
+    """Return the id of the checkpoint that a caller names, None for none; raises as `checkpoint_id_of`."""
+    return None if given is None else checkpoint_id_of(store, given)
+
+
 def parse_time(text: str) -> dt.datetime:
     """
     Return a time of ISO 8601; without a zone it is UTC.

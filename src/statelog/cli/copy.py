@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from statelog.checkpoint.at_time import checkpoint_id_of
+from statelog.checkpoint.at_time import given_checkpoint_id
 from statelog.cli.options import CHECKPOINT_FORMS
 from statelog.cli.output import console, open_location, plural, print_json, progress, size_text
 from statelog.operations.copy_location import CopyProgress, copy_location
@@ -57,7 +57,7 @@ def copy(
         report = copy_location(
             source,
             open_new(new, options={OPTION: new_encryption} if new_encryption else None),
-            checkpoint_id=None if checkpoint is None else checkpoint_id_of(source, checkpoint),
+            checkpoint_id=given_checkpoint_id(source, checkpoint),
             parallelism=parallelism,
             on_progress=show,
         )

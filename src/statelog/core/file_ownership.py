@@ -119,7 +119,7 @@ class FileOwnership:
 
     Invariants:
       1. a tracked file has at least one set that is not released;
-      2. a file that is not tracked any longer was returned as a `DeleteFile`, once, unless a checkpoint owns it;
+      2. a file leaves as a `DeleteFile`, once, unless a checkpoint owns it;
       3. a file of a checkpoint never becomes garbage;
       4. a local copy is dropped or released once: when its file is no longer tracked.
     """

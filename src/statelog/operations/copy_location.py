@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from statelog.arguments import whole_number
-from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
+from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import Entries, exists, may_be_claim, present_ids, read_entry
@@ -210,7 +210,7 @@ def copy(
     return copy_location(
         source,
         open_location(new, options=new_storage_options),
-        checkpoint_id=None if checkpoint is None else checkpoint_id_of(source, checkpoint),
+        checkpoint_id=given_checkpoint_id(source, checkpoint),
         parallelism=parallelism,
         on_progress=on_progress,
     )

@@ -4,11 +4,10 @@ Stateful streaming on Spark with its state in the changelog; needs PySpark.
 A name is imported from its module at its first use: a worker of Spark runs tasks, and needs a part of this only.
 """
 
-import importlib
-import warnings
 from typing import TYPE_CHECKING
 
 from statelog.extras import require_spark
+from statelog.first_use import names_on_first_use
 
 require_spark("statelog.spark")
 
@@ -52,39 +51,28 @@ if TYPE_CHECKING:
 
     MaterializationPolicy = SnapshotPolicy
 else:
-    _HOMES = {
-        "statelog.options": "SnapshotPolicy",
-        "statelog.spark.aggregation": "Aggregate aggregate approx_count_distinct count first last latest_row max_ mean min_ sum_ top_k variance",
-        "statelog.spark.api": "transform_with_state transform_with_state_in_pandas",
-        "statelog.spark.enabling": "disable enable",
-        "statelog.spark.migration": "from_spark spark_checkpoint spark_state to_spark with_initial_state",
-        "statelog.spark.operations": "WrittenState edit_state write_state",
-        "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
-        "statelog.spark.query.progress": "BatchProgress",
-        "statelog.spark.query.settings": "OperatorSettings",
-        "statelog.spark.stream.sinks": "idempotent writer_id",
-        "statelog.spark.stream.stateful_stream": "StatefulStream",
-        "statelog.spark.stream.writer": "StatefulStreamWriter",
-        "statelog.spark.testing.replay": "Difference ReplayedStep replay",
-        "statelog.spark.comparison": "BatchOutcome WhatIf what_if",
-        "statelog.state.objects.aggregates": "AggregateFunction",
-        "statelog.state.slots": "ColumnState ColumnTimers Keys",
-    }
-    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-
-    def __getattr__(name: str) -> object:
-        """Return a public name, imported on first use, or a class by its former name."""
-        if name in _HOME_OF:
-            globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
-            return globals()[name]
-        if name == "MaterializationPolicy":
-            warnings.warn(
-                "statelog.spark.MaterializationPolicy is now statelog.spark.SnapshotPolicy",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return __getattr__("SnapshotPolicy")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = names_on_first_use(
+        __name__,
+        {
+            "statelog.options": "SnapshotPolicy",
+            "statelog.spark.aggregation": "Aggregate aggregate approx_count_distinct count first last latest_row max_ mean min_ sum_ top_k variance",
+            "statelog.spark.api": "transform_with_state transform_with_state_in_pandas",
+            "statelog.spark.enabling": "disable enable",
+            "statelog.spark.migration": "from_spark spark_checkpoint spark_state to_spark with_initial_state",
+            "statelog.spark.operations": "WrittenState edit_state write_state",
+            "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
+            "statelog.spark.query.progress": "BatchProgress",
+            "statelog.spark.query.settings": "OperatorSettings",
+            "statelog.spark.stream.sinks": "idempotent writer_id",
+            "statelog.spark.stream.stateful_stream": "StatefulStream",
+            "statelog.spark.stream.writer": "StatefulStreamWriter",
+            "statelog.spark.testing.replay": "Difference ReplayedStep replay",
+            "statelog.spark.comparison": "BatchOutcome WhatIf what_if",
+            "statelog.state.objects.aggregates": "AggregateFunction",
+            "statelog.state.slots": "ColumnState ColumnTimers Keys",
+        },
+        MaterializationPolicy="SnapshotPolicy",
+    )
 
 
 __all__ = [

@@ -7,18 +7,16 @@ What users test with.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from statelog.first_use import names_on_first_use
 
 if TYPE_CHECKING:
     from statelog.spark.testing.processor_tester import ProcessorTester
+else:
+    # It needs PySpark; the stores do not.
+    __getattr__ = names_on_first_use(
+        __name__, {"statelog.spark.testing.processor_tester": "ProcessorTester"}
+    )
 
 __all__ = ["ProcessorTester"]
-
-
-def __getattr__(name: str) -> Any:
-    # It needs PySpark; the stores do not.
-    if name == "ProcessorTester":
-        from statelog.spark.testing.processor_tester import ProcessorTester
-
-        return ProcessorTester
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

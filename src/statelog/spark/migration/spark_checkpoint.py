@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import SparkSession
 
-from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
+from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.offset_log import OFFSETS, read_offsets, recorded_query_id
 from statelog.checkpoint.open_state import open_state
@@ -108,8 +108,7 @@ def spark_checkpoint(
     if int(spark.conf.get(_COMPACT_INTERVAL, "10") or 10) < _LEAST_INTERVAL:
         raise UsageError(f"{_COMPACT_INTERVAL} is less than {_LEAST_INTERVAL}; set a higher number")
     store = open_state(stateLocation, options=storageOptions)
-    chosen = None if checkpoint is None else checkpoint_id_of(store, checkpoint)
-    record = BatchRecord.of(find_checkpoint(store, chosen))
+    record = BatchRecord.of(find_checkpoint(store, given_checkpoint_id(store, checkpoint)))
     old = checkpoint_files(spark, checkpointLocation)
     offsets, written = new_files(old, record, lambda name, value: spark.conf.get(name, value))
     for name, data in written.items():

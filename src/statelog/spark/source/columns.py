@@ -8,7 +8,7 @@ table has the columns that were written, under their names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -17,42 +17,45 @@ from pyspark.sql.types import StructType
 from statelog.errors import InvalidOptionsError
 from statelog.spark.rows.spark_versions import known_arguments
 
+Path = tuple[str, ...]
+"""The names that lead to a column in Spark: a struct and its field, or one name."""
 
-def spark_schema(flat: pa.Schema, *, of_table: bool = False) -> StructType:
-    """Return Spark's columns of *flat*: one struct for each prefix, or the plain columns of a table."""
-    fields: dict[str, pa.Field] = {}
-    if of_table:
-        fields = {name: field.with_name(name) for field in flat if (name := _split(field.name)[1])}
-    else:
-        fields = _nested_fields(flat)
+
+def state_path(name: str) -> Path:
+    """Return the path of a flat column of state: a struct for its prefix, if it has one."""
+    prefix, dot, rest = name.partition(".")
+    return (prefix, rest) if dot else (name,)
+
+
+def table_path(name: str) -> Path:
+    """Return the path of a flat column of a keyed table: the name under which it was written."""
+    return (name.partition(".")[2],)
+
+
+def spark_schema(flat: pa.Schema, path: Callable[[str], Path] = state_path) -> StructType:
+    """Return Spark's columns of *flat*, those with a common first name as one struct."""
+    fields = []
+    for name, members in _members(flat, path).items():
+        first = flat.field(members[0])
+        if len(path(first.name)) > 1:
+            inner = [flat.field(at).with_name(path(flat.field(at).name)[1]) for at in members]
+            fields.append(pa.field(name, pa.struct(inner)))
+        else:
+            fields.append(first.with_name(name))
     # The Arrow types have the names for a timestamp without a zone only if asked to.
     converted = known_arguments(from_arrow_schema, prefer_timestamp_ntz=True)
-    schema: StructType = converted(pa.schema(list(fields.values())))
+    schema: StructType = converted(pa.schema(fields))
     return schema
 
 
-def _nested_fields(flat: pa.Schema) -> dict[str, pa.Field]:
-    fields: dict[str, pa.Field] = {}
-    for name, members in _members(flat).items():
-        if "." in flat.field(members[0]).name:
-            inner = [flat.field(at).with_name(_split(flat.field(at).name)[1]) for at in members]
-            fields[name] = pa.field(name, pa.struct(inner))
-        else:
-            fields[name] = flat.field(members[0])
-    return fields
-
-
 def spark_batch(
-    flat: pa.RecordBatch, target: pa.Schema, *, of_table: bool = False
+    flat: pa.RecordBatch, target: pa.Schema, path: Callable[[str], Path] = state_path
 ) -> pa.RecordBatch:
     """Return *flat* in the columns of `spark_schema`, with the exact types of *target*."""
-    if of_table:
-        arrays = [flat.column(at).cast(field.type) for at, field in enumerate(target)]
-        return pa.RecordBatch.from_arrays(arrays, schema=target)
     columns = []
-    for name, members in _members(flat.schema).items():
+    for name, members in _members(flat.schema, path).items():
         kind = target.field(name).type
-        if "." in flat.schema.field(members[0]).name:
+        if len(path(flat.schema.field(members[0]).name)) > 1:
             inner = list(kind)
             cast = [
                 flat.column(at).cast(field.type) for at, field in zip(members, inner, strict=True)
@@ -76,13 +79,13 @@ def selected_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema
     """
     if chosen is None:
         return flat
-    names = {name for each in flat.names for name in (each, _split(each)[0])}
+    names = {name for each in flat.names for name in (each, state_path(each)[0])}
     if unknown := [name for name in chosen if name not in names]:
         raise InvalidOptionsError(
             f"there is no column {', '.join(unknown)}; the columns are {', '.join(flat.names)}"
         )
     return pa.schema(
-        [field for field in flat if field.name in chosen or _split(field.name)[0] in chosen]
+        [field for field in flat if field.name in chosen or state_path(field.name)[0] in chosen]
     )
 
 
@@ -93,7 +96,7 @@ def table_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
     Raises:
         InvalidOptionsError: The table lacks a column.
     """
-    names = {_split(field.name)[1]: field for field in flat if "." in field.name}
+    names = {table_path(field.name)[0]: field for field in flat if "." in field.name}
     if unknown := [name for name in chosen or () if name not in names]:
         raise InvalidOptionsError(
             f"the table lacks the columns {', '.join(unknown)}; it has {', '.join(names)}"
@@ -101,14 +104,9 @@ def table_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
     return pa.schema([names[name] for name in chosen or names])
 
 
-def _members(flat: pa.Schema) -> dict[str, list[int]]:
-    """Return the positions of the columns of each prefix, in their order."""
+def _members(flat: pa.Schema, path: Callable[[str], Path]) -> dict[str, list[int]]:
+    """Return the positions of the columns of each first name, in their order."""
     positions: dict[str, list[int]] = {}
     for at, name in enumerate(flat.names):
-        positions.setdefault(_split(name)[0], []).append(at)
+        positions.setdefault(path(name)[0], []).append(at)
     return positions
-
-
-def _split(name: str) -> tuple[str, str]:
-    prefix, _, rest = name.partition(".")
-    return prefix, rest

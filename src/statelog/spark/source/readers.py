@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.model import KeyGroupRange
-from statelog.spark.source.columns import spark_batch
+from statelog.spark.source.columns import Path, spark_batch, state_path
 from statelog.spark.source.opened import Location
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def key_groups_left(
     filters: Iterable[object],
     key: pa.Schema,
     operator: KeyGroupRange,
-    *,
-    of_table: bool = False,
+    path: Callable[[str], Path] = state_path,
 ) -> KeyGroupRange:
     """
     Return the key groups in which rows can be that pass *filters*.
@@ -41,14 +40,14 @@ def key_groups_left(
         filters: Spark's filters, all of which hold.
         key: The columns of the operator's key.
         operator: All key groups of the operator.
-        of_table: Whether the filters name the columns of a keyed table.
+        path: Returns the names of a flat column in filters.
     """
     equal = _equalities(filters)
     left = operator
-    number = None if of_table else equal.get((KEY_GROUP_COLUMN,))
+    number = equal.get(path(KEY_GROUP_COLUMN))
     if isinstance(number, int):
         left = left.intersection(KeyGroupRange(number, number)) if number >= 0 else left
-    columns = [(name,) if of_table else ("key", name) for name in key.names]
+    columns = [path(f"key.{name}") for name in key.names]
     if all(column in equal for column in columns):
         key_group = _key_group([equal[column] for column in columns], key, operator)
         left = left if key_group is None else left.intersection(KeyGroupRange(key_group, key_group))
@@ -119,7 +118,7 @@ class StateRead:
         operator_key_groups: All key groups of the operator.
         ranges: The key groups of each partition.
         now_ms: What expired by then is left out, in all partitions.
-        of_table: Whether to return the plain columns of a keyed table, not structs.
+        path: Returns the names of a flat column in Spark.
     """
 
     location: Location
@@ -132,7 +131,7 @@ class StateRead:
     operator_key_groups: KeyGroupRange
     ranges: Sequence[KeyGroupRange]
     now_ms: int
-    of_table: bool = False
+    path: Callable[[str], Path] = state_path
 
 
 class KeyGroups(InputPartition):
@@ -174,8 +173,7 @@ class StateRows(DataSourceReader):
                 read.variable, key_groups=key_groups, now_ms=read.now_ms, flatten=read.flatten
             )
             for batch in batches:
-                chosen = batch.select(list(read.columns))
-                yield spark_batch(chosen, self._target, of_table=read.of_table)
+                yield spark_batch(batch.select(list(read.columns)), self._target, read.path)
 
 
 class FilteredStateRows(StateRows):
@@ -189,9 +187,7 @@ class FilteredStateRows(StateRows):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Choose key groups by *filters*; return them all, for Spark to apply."""
         read = self._read
-        self._left = key_groups_left(
-            filters, read.key, read.operator_key_groups, of_table=read.of_table
-        )
+        self._left = key_groups_left(filters, read.key, read.operator_key_groups, read.path)
         return filters
 
 

@@ -14,7 +14,14 @@ from statelog.errors import InvalidOptionsError, UsageError
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.source.changes import ChangeRows, ChangesRead, ChangeStream
-from statelog.spark.source.columns import selected_columns, spark_schema, table_columns
+from statelog.spark.source.columns import (
+    Path,
+    selected_columns,
+    spark_schema,
+    state_path,
+    table_columns,
+    table_path,
+)
 from statelog.spark.source.log import (
     FILE_COLUMNS,
     RAW_COLUMNS,
@@ -51,13 +58,13 @@ class _View:
         columns: Its flat columns.
         reader: Makes the reader of a batch, given the columns in the types that Spark takes.
         stream: Likewise of a stream; None where there is none.
-        of_table: Whether to return the plain columns of a keyed table, not structs.
+        path: Returns the names of a flat column in Spark.
     """
 
     columns: pa.Schema
     reader: Callable[[pa.Schema], DataSourceReader]
     stream: Callable[[pa.Schema], DataSourceStreamReader] | None = None
-    of_table: bool = False
+    path: Callable[[str], Path] = state_path
 
 
 class StateSource:
@@ -91,7 +98,7 @@ class StateSource:
 
     def schema(self) -> StructType:
         """Return the columns of the rows."""
-        return spark_schema(self._view.columns, of_table=self._view.of_table)
+        return spark_schema(self._view.columns, self._view.path)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """
@@ -138,7 +145,7 @@ def _state(options: SourceOptions, location: Location, *, of_table: bool) -> _Vi
             check_is_table(reader)
         variable = options.stateVarName or only_variable(reader)
         flatten = options.flattenCollections
-        choose = table_columns if of_table else selected_columns
+        choose, path = (table_columns, table_path) if of_table else (selected_columns, state_path)
         columns = choose(reader.arrow_schema(variable, flatten=flatten), options.columns)
         read = StateRead(
             location=location,
@@ -151,10 +158,10 @@ def _state(options: SourceOptions, location: Location, *, of_table: bool) -> _Vi
             operator_key_groups=reader.key_groups,
             ranges=ranges_of(reader, options.keyGroups, options.partitions),
             now_ms=int(wall_clock_seconds() * 1000),
-            of_table=of_table,
+            path=path,
         )
     kind = FilteredStateRows if options.filterPushdown else StateRows
-    return _View(columns, partial(kind, read), of_table=of_table)
+    return _View(columns, partial(kind, read), path=path)
 
 
 def _changes(options: SourceOptions, location: Location) -> _View:

@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.arguments import instance
-from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
+from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
@@ -111,8 +111,7 @@ class StateReader:
         Blocks: On the store.
         """
         store = open_state(location, options=storage_options)
-        chosen = None if checkpoint is None else checkpoint_id_of(store, checkpoint)
-        base = find_checkpoint(store, chosen)
+        base = find_checkpoint(store, given_checkpoint_id(store, checkpoint))
         return cls(store, base, operator=operator)
 
     def __enter__(self) -> StateReader:
