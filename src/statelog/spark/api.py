@@ -26,15 +26,17 @@ from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.input_columns import ALL, AUTO, columns_to_read
 from statelog.spark.query.input_plan import (
     EachRow,
     KeyedInput,
     KeyedInputPlan,
     check_output_column,
+    event_time_column,
     input_plan,
     with_event_time,
 )
-from statelog.spark.query.keyed_frame import grouping_of, initial_state
+from statelog.spark.query.keyed_frame import ColumnsToRead, grouping_of, initial_state
 from statelog.spark.query.processor_checks import warn_of_missing_yield
 from statelog.spark.query.query import (
     OUTPUT_MODES,
@@ -225,9 +227,9 @@ def stateful_frame(
     _check_chain(before, time_mode, resolved)
     groups = resolved.max_parallelism
     key_groups = KeyGroupRange(len(before) * groups, (len(before) + 1) * groups - 1)
-    source = _input(arguments, client, key_groups)
+    row_format = format_of(session, output := parse_schema(session, arguments.output))
+    source = _input(arguments, client, key_groups, _to_read(arguments, row_format, resolved))
     event_time = arguments.keys.event_time(source) if time_mode == "eventtime" else None
-    output = parse_schema(session, arguments.output)
     initial = None if arguments.initial is None else client.grouping(arguments.initial)
     definition = OperatorDefinition(
         frame=source.keyed.frame,
@@ -243,7 +245,7 @@ def stateful_frame(
         max_parallelism=groups,
         layout=InputLayout(source.keyed.key_positions, source.keyed.first_input),
         plan=source.facts,
-        row_format=format_of(session, output),
+        row_format=row_format,
         output=output,
         arrow_output=arrow_schema(output),
         initial=initial_state(initial, source.keyed, key_groups),
@@ -280,12 +282,35 @@ def _chain(
     return before, chained_arguments(before[-1].arguments, settings)
 
 
-def _input(arguments: OperatorArguments, client: Client, key_groups: KeyGroupRange) -> KeyedInput:
+def _to_read(
+    arguments: OperatorArguments, row_format: RowFormat, settings: QuerySettings
+) -> ColumnsToRead:
+    """Return what tells the columns that the processor and its event time need."""
+    chosen, is_timed = settings.input_columns, arguments.time_mode.lower() == "eventtime"
+    if chosen == AUTO and settings.record is not None:
+        chosen = ALL  # a changed processor may be replayed, which reads others
+    takes_rows = isinstance(row_format, SparkRowFormat)
+    method = getattr(arguments.processor, "handleInputRows", None) if takes_rows else None
+
+    def to_read(schema: StructType) -> frozenset[str]:
+        columns = columns_to_read(schema.names, chosen, method)
+        event_time = event_time_column(schema) if is_timed else None
+        return columns if event_time is None else columns | {event_time}
+
+    return to_read
+
+
+def _input(
+    arguments: OperatorArguments,
+    client: Client,
+    key_groups: KeyGroupRange,
+    to_read: ColumnsToRead,
+) -> KeyedInput:
     """Return the input of an operator with its keys: of the query, or of the operator before it."""
     grouped = arguments.grouped
     upstream = grouped if isinstance(grouped, GroupedStatefulStream) else None
     shape = grouped if upstream is None else upstream.shape
-    keyed = arguments.keys.keyed(lambda: client.grouping(shape), key_groups)
+    keyed = arguments.keys.keyed(lambda: client.grouping(shape), key_groups, to_read)
     if upstream is None:
         facts, is_stream = client.input_plan(keyed.frame), keyed.frame.isStreaming
         return KeyedInput(keyed, shape._df, facts, is_stream)

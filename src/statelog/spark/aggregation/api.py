@@ -72,6 +72,10 @@ def aggregate(
         )
     keywords: dict[str, Any] = {**settings}
     functions = named_aggregates(aggregates, keywords)
+    if keywords.get("inputColumns") is not None:
+        raise UsageError(
+            "aggregate reads the columns that its aggregates name: remove inputColumns"
+        )
     session = session_of(grouped)
     client = client_of(session)
     shape = grouped.shape if isinstance(grouped, GroupedStatefulStream) else grouped

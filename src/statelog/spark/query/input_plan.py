@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.jvm.frames import streaming_nodes
-from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, keyed_frame
+from statelog.spark.query.keyed_frame import ColumnsToRead, Grouping, KeyedFrame, keyed_frame
 from statelog.spark.query.pre_aggregation import PreAggregation
 
 _WATERMARK_KEY = "spark.watermarkDelayMs"
@@ -147,8 +147,10 @@ class KeyedInputPlan(Protocol):
     def aggregation(self) -> PreAggregation | None:
         """What Spark computes of the rows of a micro-batch first; None to send the rows."""
 
-    def keyed(self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange) -> KeyedFrame:
-        """Return the input with its keys, made of what *grouping* returns."""
+    def keyed(
+        self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
+    ) -> KeyedFrame:
+        """Return the input with its keys and *to_read*, made of what *grouping* returns."""
 
     def event_time(self, source: KeyedInput) -> int | None:
         """Return the position of the event time in the tasks' input, or None without one."""
@@ -160,9 +162,11 @@ class EachRow:
 
     aggregation: PreAggregation | None = None
 
-    def keyed(self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange) -> KeyedFrame:
+    def keyed(
+        self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
+    ) -> KeyedFrame:
         """See `KeyedInputPlan`."""
-        return keyed_frame(grouping(), key_groups)
+        return keyed_frame(grouping(), key_groups, to_read)
 
     def event_time(self, source: KeyedInput) -> int | None:
         """See `KeyedInputPlan`; an input without a watermark is rejected."""
@@ -176,9 +180,11 @@ class EachRow:
                 "the time mode EventTime needs a watermark; call withWatermark on the input before "
                 "groupBy"
             )
-        schema = source.frame.schema
-        name = event_time_column(schema)
-        return None if name is None else source.keyed.first_input + schema.names.index(name)
+        name = event_time_column(source.frame.schema)
+        if name is None:
+            return None
+        first = source.keyed.first_input
+        return first + source.keyed.frame.columns[first:].index(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +203,10 @@ class PreAggregated:
     aggregation: PreAggregation
     time_column: int | None
 
-    def keyed(self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange) -> KeyedFrame:
-        """See `KeyedInputPlan`."""
+    def keyed(
+        self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
+    ) -> KeyedFrame:
+        """See `KeyedInputPlan`; Spark itself reads what it aggregates only."""
         return self.frame
 
     def event_time(self, source: KeyedInput) -> int | None:

@@ -12,8 +12,9 @@ transformWithState(initialState=...).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.functions import col, lit, pmod, xxhash64
@@ -25,6 +26,9 @@ from statelog.spark.jvm.frames import grouping_columns, grouping_text
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InitialLayout, InputLayout
 from statelog.spark.rows.spark_versions import repartition_by_id
 
+ColumnsToRead: TypeAlias = Callable[[StructType], Collection[str]]
+"""Returns the columns of an input that its operator reads, of the input's schema."""
+
 _KEY_PREFIX = "__key_"
 _IS_INITIAL = "__initial"
 
@@ -35,7 +39,8 @@ class KeyedFrame:
     A frame whose rows have their key group and key.
 
     Args:
-        frame: Columns: the key group, then key columns that are computed, then the input's columns.
+        frame: Columns: the key group, then key columns that are computed, then the input's columns
+            that its operator needs.
         columns: The columns of *frame* as expressions over the input, for `select`.
         key_positions, first_input: Positions of the key columns, and of the input's first column.
         key_schema: Names and types of the key columns.
@@ -57,8 +62,14 @@ class Grouping:
     inputs: Sequence[str | None]
 
 
-def keyed_frame(grouping: Grouping, key_groups: KeyGroupRange) -> KeyedFrame:
-    """Return the rows of a grouped frame with their key group, one of *key_groups*."""
+def keyed_frame(
+    grouping: Grouping, key_groups: KeyGroupRange, to_read: ColumnsToRead | None = None
+) -> KeyedFrame:
+    """
+    Return the rows of a grouped frame with their key group, one of *key_groups*.
+
+    It has all columns, or the keys and what *to_read* returns.
+    """
     df, key_columns = grouping.frame, grouping.columns
     refuse_equal_names(df)
     keys = df.select(*key_columns)
@@ -68,26 +79,41 @@ def keyed_frame(grouping: Grouping, key_groups: KeyGroupRange) -> KeyedFrame:
         key_group = key_group + lit(key_groups.start)
     computed: list[Column] = []
     positions: list[int] = []
-    plain: dict[int, int] = {}
+    plain: dict[int, str] = {}
     for index, name in enumerate(keys.columns):
         # A key that is an input column is not sent twice.
         if df.columns.count(name) == 1 and grouping.inputs[index] == name:
-            plain[index] = df.columns.index(name)
+            plain[index] = name
         else:
             computed.append(key_columns[index].alias(f"{_KEY_PREFIX}{index}"))
+    needed = df.columns if to_read is None else _needed(df, to_read(df.schema), plain.values())
     first_input = 1 + len(computed)
     position = 1
     for index in range(len(keys.columns)):
         if index in plain:
-            positions.append(first_input + plain[index])
+            positions.append(first_input + needed.index(plain[index]))
         else:
             positions.append(position)
             position += 1
-    columns: tuple[Column | str, ...] = (key_group.alias(INPUT_KEY_GROUP_COLUMN), *computed, "*")
+    inputs = ["*"] if len(needed) == len(df.columns) else [_quoted(name) for name in needed]
+    columns: tuple[Column | str, ...] = (
+        key_group.alias(INPUT_KEY_GROUP_COLUMN),
+        *computed,
+        *inputs,
+    )
     fields = [StructField(field.name, field.dataType) for field in keys.schema.fields]
     return KeyedFrame(
         df.select(*columns), columns, tuple(positions), first_input, StructType(fields)
     )
+
+
+def _needed(df: DataFrame, read: Collection[str], keys: Collection[str]) -> list[str]:
+    """Return the columns to send, in order; at least one, because tasks count rows by a column."""
+    return [name for name in df.columns if name in read or name in keys] or df.columns[:1]
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def refuse_map_keys(keys: StructType) -> None:

@@ -33,7 +33,8 @@ from statelog.store.encryption import with_source
 
 _log = logging.getLogger("statelog.spark")
 
-_OPERATOR_ID: Final = "operatorid"
+_OF_ONE_OPERATOR: Final = frozenset(["operatorid", "inputcolumns"])
+"""Settings that each operator of a query has for itself, by their plain names."""
 _REFUSAL: Final = {
     Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
     Place.WRITER: "it belongs to the operator: give it to transform_with_state",
@@ -97,8 +98,7 @@ def chained_arguments(
         UsageError: A setting is given twice, with different values: it applies to the whole query.
     """
     given_names = {_plain(name): name for name, value in arguments.items() if value is not None}
-    # Each operator has its own name.
-    chained = {name: value for name, value in before.items() if _plain(name) != _OPERATOR_ID}
+    chained = {n: value for n, value in before.items() if _plain(n) not in _OF_ONE_OPERATOR}
     for name, value in chained.items():
         given = given_names.get(_plain(name), name)
         if value is not None and arguments.get(given, value) != value:

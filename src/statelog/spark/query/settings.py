@@ -33,6 +33,7 @@ from statelog.options.units import (
     parse_text,
 )
 from statelog.spark.query.delivery import Delivery, FileOutput
+from statelog.spark.query.input_columns import AUTO, parse_input_columns
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.record import (
     DEFAULT_AGE,
@@ -157,6 +158,16 @@ class QuerySettings:
         "`transform_with_state`.",
         places=Place.CODE,
         default=None,
+    )
+    input_columns: str | tuple[str, ...] = setting(
+        "inputColumns",
+        parse_input_columns,
+        '"auto", "all" or a list of columns',
+        "The columns of the input that the processor reads; the others are not read, shuffled or "
+        "sent. Keys and event time are always sent. auto: what the code of a processor of Rows "
+        "certainly reads, else all; all where keys are recorded.",
+        places=Place.CODE,
+        default=AUTO,
     )
     checkpoint: int | str = setting(
         "checkpoint",
@@ -391,6 +402,7 @@ class OperatorSettings(TypedDict, total=False):
     maxTasks: int | None
     maxParallelism: int | None
     operatorId: str | None
+    inputColumns: str | Sequence[str] | None
     checkpoint: int | str | None
     adopt: bool | None
     retainedCheckpoints: int | None

@@ -1,0 +1,339 @@
+"""Which columns of its input a processor certainly reads."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+
+import pytest
+from pyspark.sql import Row
+
+from statelog.errors import InvalidOptionsError, UsageError
+from statelog.spark.query.input_columns import columns_read, columns_to_read, parse_input_columns
+
+COLUMNS = ("key", "amount", "at", "name", "window", "count")
+
+
+class Processor:
+    """Methods whose reads are certain."""
+
+    def loop(self, key, rows, times):
+        total = self.total.get() or 0
+        for row in rows:
+            total += row.amount
+        yield Row(key=key[0], total=total)
+
+    def by_name(self, key, rows, times):
+        yield Row(key=key[0], names=[row["name"] for row in rows])
+
+    def counted(self, key, rows, times):
+        yield Row(n=sum(1 for _ in rows))
+
+    def in_order(self, key, rows, times):
+        events = sorted(rows, key=lambda row: row.at, reverse=True)
+        if not events:
+            return
+        first = events[0]
+        others = events[1:]
+        yield Row(first=first.name, of=len(events), rest=sum(event.amount for event in others))
+
+    def newest(self, key, rows, times):
+        last = max(list(rows), key=lambda r: (r.at, r.amount))
+        yield Row(start=last.window.start)
+
+    def again(self, key, rows, times):
+        rows = list(rows)
+        while rows:
+            yield Row(name=rows[-1].name)
+            break
+        yield from (Row(at=row.at) for row in rows if row.amount > 1)
+
+    def nested(self, key, rows, times):
+        def total(value):
+            return value * 2
+
+        for row in rows:
+            yield Row(total=total(row.amount))
+
+    def later_name(self, key, rows, times):
+        def moments():
+            return [row.at for row in batch]
+
+        batch = list(rows)
+        yield Row(at=moments())
+
+    def private(self, key, rows, times):
+        self.__seen = [row.amount for row in rows]
+        yield Row(n=len(self.__seen))
+
+
+class Uncertain:
+    """Methods that may read any column."""
+
+    def as_dict(self, key, rows, times):
+        for row in rows:
+            yield Row(**row.asDict())
+
+    def passed_on(self, key, rows, times):
+        for row in rows:
+            self.add(row)
+
+    def rows_passed_on(self, key, rows, times):
+        return self.handle(key, rows)
+
+    def rows_as_they_are(self, key, rows, times):
+        return rows
+
+    def yields_rows(self, key, rows, times):
+        yield from rows
+
+    def unpacked(self, key, rows, times):
+        for amount, *_ in rows:
+            yield Row(amount=amount)
+
+    def by_position(self, key, rows, times):
+        for row in rows:
+            yield Row(amount=row[1])
+
+    def computed_name(self, key, rows, times):
+        for row in rows:
+            yield Row(amount=row[self.column])
+
+    def getattr_of(self, key, rows, times):
+        for row in rows:
+            yield Row(amount=getattr(row, "amount", 0))
+
+    def unknown_name(self, key, rows, times):
+        for row in rows:
+            yield Row(amount=row.amuont)
+
+    def method_of_row(self, key, rows, times):
+        for row in rows:
+            yield Row(n=row.count)
+
+    def compared(self, key, rows, times):
+        yield Row(amount=sorted(rows)[0].amount)
+
+    def by_function(self, key, rows, times):
+        yield Row(amount=max(rows, key=self.rank).amount)
+
+    def stored(self, key, rows, times):
+        for row in rows:
+            self.last = row
+
+    def in_a_list(self, key, rows, times):
+        yield Row(all=[(row, 1) for row in rows])
+
+    def other_value(self, key, rows, times):
+        last = None
+        for row in rows:
+            last = row
+        yield Row(amount=last.amount)
+
+    def row_is_other(self, key, rows, times):
+        row = self.first
+        yield Row(amount=row.amount)
+        for row in rows:
+            yield Row(amount=row.amount)
+
+    def rebound(self, key, rows, times):
+        rows = self.filter(rows)
+        for row in rows:
+            yield Row(amount=row.amount)
+
+    def shadowed(self, key, rows, times):
+        list = self.list
+        for row in list(rows):
+            yield Row(amount=row.amount)
+
+    def shadowed_by_argument(self, key, rows, sorted):
+        for row in sorted(rows, key=lambda row: row.at):
+            yield Row(amount=row.amount)
+
+    def in_scope(self, key, rows, times):
+        for row in rows:
+            yield Row(amount=row.amount, all=locals())
+
+    def walrus(self, key, rows, times):
+        while (row := next(rows)) is not None:
+            yield Row(amount=row.amount)
+
+    def default_of_next(self, key, rows, times):
+        yield Row(amount=next(rows, self.first).amount)
+
+    def enumerated(self, key, rows, times):
+        for n, row in enumerate(rows):
+            yield Row(n=n, amount=row.amount)
+
+    def deleted(self, key, rows, times):
+        for row in rows:
+            yield Row(amount=row.amount)
+            del row
+
+    def caught(self, key, rows, times):
+        for row in rows:
+            try:
+                yield Row(amount=row.amount)
+            except ValueError as row:
+                pass
+
+    def matched(self, key, rows, times):
+        for row in rows:
+            match row:
+                case (amount, *_):
+                    yield Row(amount=amount)
+
+    def assigned(self, key, rows, times):
+        for row in rows:
+            row.amount = 1
+            yield Row(amount=row.amount)
+
+    def element_assigned(self, key, rows, times):
+        rows = list(rows)
+        rows[0] = self.first
+        yield Row(amount=rows[0].amount)
+
+    def joined(self, key, rows, times):
+        events = self.kept + list(rows)
+        yield Row(amount=events[0].amount)
+
+    def text(self, key, rows, times):
+        for row in rows:
+            yield Row(amount=f"{row}")
+
+    def keyword(self, key, rows, times):
+        for row in sorted(rows, key=lambda row, other=1: row.at):
+            yield Row(amount=row.amount)
+
+    def inner_argument(self, key, rows, times):
+        def total(row):
+            return row.anything
+
+        for row in rows:
+            yield Row(amount=row.amount + total(1))
+
+    def any_arguments(self, *rows):
+        for row in rows:
+            yield Row(amount=row.amount)
+
+
+@pytest.mark.parametrize(
+    ("method", "columns"),
+    [
+        (Processor.loop, {"amount"}),
+        (Processor.by_name, {"name"}),
+        (Processor.counted, set()),
+        (Processor.in_order, {"at", "name", "amount"}),
+        (Processor.newest, {"at", "amount", "window"}),
+        (Processor.again, {"at", "amount", "name"}),
+        (Processor.nested, {"amount"}),
+        (Processor.later_name, {"at"}),
+        (Processor.private, {"amount"}),
+    ],
+)
+def test_columns_that_are_read(method, columns):
+    assert columns_read(method, COLUMNS) == columns
+
+
+@pytest.mark.parametrize(
+    "method", [value for name, value in vars(Uncertain).items() if not name.startswith("_")]
+)
+def test_a_row_that_may_be_used_otherwise_needs_all_columns(method):
+    assert columns_read(method, COLUMNS) is None
+
+
+def test_each_certain_method_reads_no_other_column_when_it_runs():
+    """Run the methods over rows that have the columns of the proof only."""
+
+    class Moment:
+        start = 1
+
+    values = {"key": 1, "amount": 2, "at": 3, "name": "a", "window": Moment, "count": 4}
+    for name, method in vars(Processor).items():
+        if name.startswith("_"):
+            continue
+        processor = Processor()
+        processor.total = type("Total", (), {"get": staticmethod(lambda: None)})
+        results = []
+        for columns in (COLUMNS, [c for c in COLUMNS if c in columns_read(method, COLUMNS)]):
+            rows = [Row(**{c: values[c] for c in columns}) for _ in range(3)]
+            results.append(list(method(processor, (1,), iter(rows), None)))
+        assert results[0] == results[1] != [], name
+
+
+def test_a_decorated_method_needs_all_columns():
+    def logged(function):
+        @functools.wraps(function)
+        def call(self, key, rows, times):
+            print([*rows])
+            return function(self, key, iter(()), times)
+
+        return call
+
+    class Decorated:
+        @logged
+        def handle(self, key, rows, times):
+            for row in rows:
+                yield Row(amount=row.amount)
+
+    assert columns_read(Decorated.handle, COLUMNS) is None
+
+
+def test_a_variable_of_the_function_around_needs_all_columns():
+    list = tuple  # an inner method that names it may not mean the built-in function
+
+    class Inner:
+        def handle(self, key, rows, times):
+            for row in list(rows):
+                yield Row(amount=row.amount)
+
+    assert columns_read(Inner.handle, COLUMNS) is None
+
+
+def test_source_that_is_not_what_runs_is_not_used(tmp_path):
+    """A module that was edited after its import, as in a notebook."""
+    path = tmp_path / "edited.py"
+    text = (
+        "class Edited:\n"
+        "    def handle(self, key, rows, times):\n"
+        "        for row in rows:\n"
+        "            yield {}\n"
+    )
+    path.write_text(text.format("(row.amount, row.name)"), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("edited", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["edited"] = module
+    try:
+        spec.loader.exec_module(module)
+        assert columns_read(module.Edited.handle, COLUMNS) == {"amount", "name"}
+        path.write_text(text.format("(row.amount, row.at)"), encoding="utf-8")
+        assert columns_read(module.Edited.handle, COLUMNS) is None
+    finally:
+        del sys.modules["edited"]
+
+
+def test_code_without_source_needs_all_columns():
+    namespace = {}
+    exec("def handle(self, key, rows, times):\n    return iter(())\n", namespace)
+    assert columns_read(namespace["handle"], COLUMNS) is None
+
+
+def test_the_setting_names_columns():
+    processor = Processor()
+    assert columns_to_read(COLUMNS, ("at", "key"), None) == {"at", "key"}
+    assert columns_to_read(COLUMNS, "all", processor.loop) == set(COLUMNS)
+    assert columns_to_read(COLUMNS, "auto", processor.loop) == {"amount"}
+    assert columns_to_read(COLUMNS, "auto", None) == set(COLUMNS)
+    with pytest.raises(
+        UsageError, match=r"inputColumns names amuont, .* its columns are key, amount"
+    ):
+        columns_to_read(COLUMNS, ("amuont",), None)
+
+
+def test_values_of_the_setting():
+    assert parse_input_columns("Auto", key="inputColumns") == "auto"
+    assert parse_input_columns(["a", "b"], key="inputColumns") == ("a", "b")
+    for value in ("a, b", 3, [1]):
+        with pytest.raises(InvalidOptionsError, match="'auto', 'all' or a list of column names"):
+            parse_input_columns(value, key="inputColumns")
