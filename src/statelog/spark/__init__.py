@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
+    from statelog.spark.query.tagged_union import tagged_union
     from statelog.spark.stream.sinks import idempotent, writer_id
     from statelog.spark.stream.stateful_stream import StatefulStream
     from statelog.spark.stream.writer import StatefulStreamWriter
@@ -63,6 +64,7 @@ else:
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
+            "statelog.spark.query.tagged_union": "tagged_union",
             "statelog.spark.stream.sinks": "idempotent writer_id",
             "statelog.spark.stream.stateful_stream": "StatefulStream",
             "statelog.spark.stream.writer": "StatefulStreamWriter",
@@ -111,6 +113,7 @@ __all__ = [
     "spark_checkpoint",
     "spark_state",
     "sum_",
+    "tagged_union",
     "to_spark",
     "top_k",
     "transform_with_state",

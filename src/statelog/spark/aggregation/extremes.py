@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, NumericType, St
 from statelog.errors import UsageError
 from statelog.spark.aggregation.kind import Parts, replaces
 from statelog.spark.rows.spark_versions import DATE_AND_TIME_TYPES
+from statelog.spark.rows.types import sql_name
 from statelog.state.encoding.nested import relabelled
 
 _ORDERED: Final = (NumericType, StringType, BinaryType, BooleanType, *DATE_AND_TIME_TYPES)
@@ -90,7 +91,8 @@ class ValueBy:
         value = values[0]
         if self.names is not None:
             fields = (
-                f"{field} AS {quoted(name)}" for field, name in zip(values, self.names, strict=True)
+                f"{field} AS {sql_name(name)}"
+                for field, name in zip(values, self.names, strict=True)
             )
             value = f"struct({', '.join(fields)})"
         return f"{'min_by' if self.is_least else 'max_by'}({value}, {by})"
@@ -108,11 +110,6 @@ class ValueBy:
 
     def result(self, state: Parts, kind: pa.DataType) -> pa.Array:
         return state["value"]
-
-
-def quoted(name: str) -> str:
-    """Return a name for SQL of Spark."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,13 @@ from pyspark.sql.functions import col, expr
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 from statelog.errors import UsageError
-from statelog.spark.aggregation.extremes import quoted
 from statelog.spark.aggregation.functions import Aggregate
 from statelog.spark.aggregation.kind import AggregateKind
 from statelog.spark.aggregation.processor import Merge, NamedAggregate
 from statelog.spark.query.input_plan import event_time_column
 from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, refuse_map_keys
 from statelog.spark.query.pre_aggregation import PreAggregation
-from statelog.spark.rows.types import arrow_schema
+from statelog.spark.rows.types import arrow_schema, sql_name
 
 _KEY: Final = "__key_"
 _ARGUMENT: Final = "__arg_"
@@ -202,7 +201,7 @@ def _event_time(keys: StructType) -> int | None:
 
 def _arguments(aggregate: Aggregate, frame: DataFrame) -> list[Any]:
     named = [col(column) if isinstance(column, str) else column for column in aggregate.arguments]
-    rows = [col(quoted(name)) for name in frame.columns] if aggregate.of_row is not None else []
+    rows = [col(sql_name(name)) for name in frame.columns] if aggregate.of_row is not None else []
     return [*named, *rows]
 
 

@@ -40,6 +40,7 @@ from pyspark.util import PythonEvalType
 from statelog.spark.jvm.gateway import JavaObject, jvm_of, query_of
 from statelog.spark.jvm.plans import SHUFFLE, PlanCopies, executed_plan
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
+from statelog.spark.rows.types import sql_name
 
 _JOB: Final = "MapInArrow"
 _TASK: Final = "STATELOG_TASK"
@@ -286,7 +287,7 @@ def _template(rows: DataFrame, function: ArrowFunction, output: StructType | str
     if first.broadcastVars().size():
         raise Unfit("the function has broadcasts")
     jvm = jvm_of(rows.sparkSession)
-    names = [col(f"`{name.replace('`', '``')}`") for name in rows.columns]
+    names = [col(sql_name(name)) for name in rows.columns]
     variables = first.envVars()
     return _Template(
         function_class=jvm.SimplePythonFunction,

@@ -25,6 +25,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark.jvm.frames import grouping_columns, grouping_text
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InitialLayout, InputLayout
 from statelog.spark.rows.spark_versions import repartition_by_id
+from statelog.spark.rows.types import sql_name
 
 ColumnsToRead: TypeAlias = Callable[[StructType], Collection[str]]
 """Returns the columns of an input that its operator reads, of the input's schema."""
@@ -95,7 +96,7 @@ def keyed_frame(
         else:
             positions.append(position)
             position += 1
-    inputs = ["*"] if len(needed) == len(df.columns) else [_quoted(name) for name in needed]
+    inputs = ["*"] if len(needed) == len(df.columns) else [sql_name(name) for name in needed]
     columns: tuple[Column | str, ...] = (
         key_group.alias(INPUT_KEY_GROUP_COLUMN),
         *computed,
@@ -110,10 +111,6 @@ def keyed_frame(
 def _needed(df: DataFrame, read: Collection[str], keys: Collection[str]) -> list[str]:
     """Return the columns to send, in order; at least one, because tasks count rows by a column."""
     return [name for name in df.columns if name in read or name in keys] or df.columns[:1]
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def refuse_map_keys(keys: StructType) -> None:

@@ -30,6 +30,11 @@ NO_LIMIT: Final = 2**31 - 1
 """The most of either; with it as the number of bytes, Spark does not measure the batches."""
 
 
+def sql_name(name: str) -> str:
+    """Return the name of a column or table for Spark's SQL, where a dot is not a field."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return *schema* in Arrow's types; timestamps with a zone are in UTC."""
     # Before 4.2 the argument does not exist, and the zone is always UTC.

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from statelog.errors import UsageError
 from statelog.plain_text import one_line
+from statelog.spark.rows.types import sql_name
 
 WIDTH: Final = 96
 """Longest line of a written test, where its literals allow it."""
@@ -185,7 +186,7 @@ def _fields(schema: pa.Schema) -> list[T.StructField]:
 
 def _ddl_name(field: T.StructField) -> str:
     name = field.name
-    return name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
+    return name if name.isidentifier() else sql_name(name)
 
 
 def _ddl_type(kind: T.DataType) -> str:

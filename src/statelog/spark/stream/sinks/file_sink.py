@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.offset_log import numbers_in
@@ -30,6 +29,7 @@ from statelog.runtime.fail_points import fail_point
 from statelog.spark.jvm.files import HadoopFolder, checkpoint_files
 from statelog.spark.jvm.sinks import FileStreamSink
 from statelog.spark.query.delivery import query_of_writer, writer_id
+from statelog.spark.rows.types import sql_name
 from statelog.spark.stream.sinks.simple import OptionValue
 
 _log = logging.getLogger("statelog.spark")
@@ -83,16 +83,12 @@ class FileSink:
             return
         fail_point("before-files")
         if self._place.columns:
-            frame = frame.select(*map(_column, self._place.columns))
+            frame = frame.select(*map(sql_name, self._place.columns))
         self._sink.add(entry, frame)
         fail_point("after-files")
         self._entries.end(entry)
         if self._place.refresh is not None:
             self._place.refresh()
-
-
-def _column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _text(value: OptionValue) -> str:

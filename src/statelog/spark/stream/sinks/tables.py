@@ -17,6 +17,7 @@ from pyspark.sql.types import DataType, StructType
 from statelog.errors import UsageError
 from statelog.spark.jvm.gateway import JavaObject
 from statelog.spark.jvm.sinks import Tables, is_view
+from statelog.spark.rows.types import sql_name
 from statelog.spark.stream.sinks.file_sink import FilePlace
 from statelog.spark.stream.sinks.simple import Target, columns_of
 
@@ -58,14 +59,14 @@ def create_of_files(tables: Tables, target: Target, source: str, schema: StructT
     The folder may have the rows of earlier runs, because a catalog in memory forgets its tables
     when the session ends.  A folder that exists and that the caller did not name is rejected.
     """
-    name = ".".join(map(_quoted, tables.parts(target.table or "")))
+    name = ".".join(map(sql_name, tables.parts(target.table or "")))
     words = [f"CREATE TABLE {name} ({tables.ddl(schema)}) USING {source}"]
     for verb, columns in (
         ("PARTITIONED BY", target.partition_by),
         ("CLUSTER BY", target.cluster_by),
     ):
         if columns:
-            names = map(_quoted, columns_of(schema.names, columns))
+            names = map(sql_name, columns_of(schema.names, columns))
             words.append(f"{verb} ({', '.join(names)})")
     path = target.option("path", None)
     if path is not None:
@@ -162,7 +163,3 @@ def _view_error(name: str) -> UsageError:
 
 def _first_line(error: PySparkException) -> str:
     return (error.getMessage() or str(error)).splitlines()[0]
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

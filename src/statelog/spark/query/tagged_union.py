@@ -1,0 +1,108 @@
+"""
+Unite several inputs in one stream, so that one processor keeps state over all of them.
+
+Spark's transformWithState has one input, as has statelog.  Flink's `connect` and `KeyedCoProcessFunction`
+have two; here each row says which input it is from, and the other columns of that input are a struct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.functions import lit, struct
+from pyspark.sql.types import StructType
+
+from statelog.errors import UsageError
+from statelog.spark.rows.types import sql_name
+
+INPUT_COLUMN = "input"
+
+
+def tagged_union(
+    inputs: Mapping[str, DataFrame], keys: Sequence[str], event_time: str | None = None
+) -> DataFrame:
+    """
+    Unite inputs by their keys, each with its other columns in a struct of its name.
+
+    Example:
+        events = tagged_union({"order": orders, "payment": payments}, ["order_id"])
+        matched = transform_with_state(events.groupBy("order_id"), Match(), "order_id long, paid double")
+
+        # in the processor:
+        for row in rows:
+            if row.input == "order":
+                self.order.update((row.order["amount"],))
+            else:
+                paid = row.payment["amount"]
+
+    Args:
+        inputs: The frames by name: streams, or batch frames.  A name becomes a column.
+        keys: Columns that each frame has, with equal types.
+        event_time: A column that each frame has too, with a watermark of each frame where the time
+            mode is EventTime; it stays a column.  None for none.
+
+    Returns:
+        A frame with the columns `input` (the name of the input), the keys, the event time, and a
+        struct for each input, which is null in the rows of the others.
+
+    Raises:
+        UsageError: *inputs* is empty, a name is taken, a column is missing, or the types of a key differ.
+
+    Deviation: Flink's `KeyedCoProcessFunction` calls a method for each input, in an order that is not
+        fixed.  Here one call has the rows of all inputs of a micro-batch for a key.
+    """
+    shared = [*keys, *([] if event_time is None else [event_time])]
+    _check(inputs, shared)
+    parts = [_part(inputs, name, shared) for name in inputs]
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _part(inputs: Mapping[str, DataFrame], name: str, shared: Sequence[str]) -> DataFrame:
+    """Return the rows of one input in the columns of the union."""
+    frame = inputs[name]
+    columns: list[Column] = [lit(name).alias(INPUT_COLUMN), *(frame[sql_name(c)] for c in shared)]
+    for each, other in inputs.items():
+        if each == name:
+            column = struct(*(frame[sql_name(c)] for c in _others(frame, shared)))
+        else:
+            column = lit(None).cast(_struct_of(other, shared))
+        columns.append(column.alias(each))
+    return frame.select(*columns)
+
+
+def _others(frame: DataFrame, shared: Sequence[str]) -> list[str]:
+    return [column for column in frame.columns if column not in shared]
+
+
+def _struct_of(frame: DataFrame, shared: Sequence[str]) -> StructType:
+    return StructType([field for field in frame.schema if field.name not in shared])
+
+
+def _check(inputs: Mapping[str, DataFrame], shared: Sequence[str]) -> None:
+    if not inputs:
+        raise UsageError("tagged_union needs at least one input")
+    if not shared:
+        raise UsageError("tagged_union needs the key columns that its inputs share")
+    for name, frame in inputs.items():
+        if name == INPUT_COLUMN or name in shared:
+            raise UsageError(
+                f"an input cannot be called {name!r}: the union has a column of this name"
+            )
+        if missing := [column for column in shared if column not in frame.columns]:
+            raise UsageError(
+                f"the input {name!r} does not have the column {', '.join(missing)}; its columns are "
+                f"{', '.join(frame.columns)}. Rename its columns, so that all inputs have the same keys"
+            )
+        if not _others(frame, shared):
+            raise UsageError(
+                f"the input {name!r} has its keys only; add a column, which the processor may ignore"
+            )
+    for column in shared:
+        types = {
+            name: frame.schema[column].dataType.simpleString() for name, frame in inputs.items()
+        }
+        if len(set(types.values())) > 1:
+            text = ", ".join(f"{kind} in {name!r}" for name, kind in types.items())
+            raise UsageError(f"the column {column!r} differs: {text}. Cast it to one type first")

@@ -1,0 +1,101 @@
+"""Several inputs in one stream: the rows of each, typed, by key and event time."""
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from tests.spark.streams import BatchSource, wait, workers_get_by_value
+
+from statelog.errors import UsageError
+from statelog.spark import tagged_union, transform_with_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+
+ORDERS = "id bigint, at timestamp, amount double, `a.b` string"
+PAYMENTS = "id bigint, at timestamp, paid bigint"
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+class Collect(StatefulProcessor):
+    """Appends what comes from each input, in the order of event time."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.seen = handle.getListState("seen", "what string")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in sorted(rows, key=lambda row: row.at):
+            if row.input == "order":
+                self.seen.appendValue((f"{row.order['amount']}/{row.order['a.b']}/{row.payment}",))
+            else:
+                self.seen.appendValue((f"{row.payment['paid']}/{row.order}",))
+        yield Row(id=key[0], seen=" ".join(what for (what,) in self.seen.get()))
+
+
+def test_rows_of_both_inputs_reach_one_key(spark: "SparkSession", tmp_path: Path) -> None:
+    orders = BatchSource(spark, tmp_path / "orders", ORDERS)
+    payments = BatchSource(spark, tmp_path / "payments", PAYMENTS)
+    orders.add([(1, NOON, 2.5, "x"), (2, NOON, 3.5, None)])
+    payments.add([(1, NOON + dt.timedelta(seconds=1), 7)])
+    orders.add([])
+    payments.add(
+        [(2, NOON - dt.timedelta(minutes=9), 8)]
+    )  # in time: the watermark is the lower one
+    inputs = {
+        "order": orders.frame().withWatermark("at", "10 minutes"),
+        "payment": payments.frame().withWatermark("at", "10 minutes"),
+    }
+    united = tagged_union(inputs, ["id"], event_time="at")
+    assert united.columns == ["input", "id", "at", "order", "payment"]
+    delivered: list[list[Row]] = []
+    frame = transform_with_state(
+        united.groupBy("id"),
+        Collect(),
+        "id bigint, seen string",
+        timeMode="EventTime",
+        stateLocation=str(tmp_path / "state"),
+    )
+    query = (
+        frame.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+        .foreachBatch(lambda batch, _: delivered.append(sorted(batch.collect())))
+        .trigger(availableNow=True)
+        .start()
+    )
+    wait(query)
+    assert delivered[:2] == [
+        [Row(id=1, seen="2.5/x/None 7/None"), Row(id=2, seen="3.5/None/None")],
+        [Row(id=2, seen="3.5/None/None 8/None")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "event_time", "message"),
+    [
+        ([], ["id"], None, "needs at least one input"),
+        (["order"], [], None, "needs the key columns"),
+        (["input"], ["id"], None, "an input cannot be called 'input'"),
+        (["id"], ["id"], None, "an input cannot be called 'id'"),
+        (["order", "payment"], ["id", "amount"], None, "'payment' does not have the column amount"),
+        (["order", "other"], ["id"], None, "'id' differs: bigint in 'order', string in 'other'"),
+        (["order", "other"], ["at"], None, "'other' does not have the column at"),
+        (["keys"], ["id"], None, "'keys' has its keys only"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_rejected(
+    spark: "SparkSession", names: list[str], keys: list[str], event_time: str | None, message: str
+) -> None:
+    frames = {
+        "order": spark.createDataFrame([], ORDERS),
+        "payment": spark.createDataFrame([], PAYMENTS),
+        "other": spark.createDataFrame([], "id string, n int"),
+        "keys": spark.createDataFrame([], "id bigint"),
+    }
+    inputs = {name: frames.get(name, frames["order"]) for name in names}
+    with pytest.raises(UsageError, match=message):
+        tagged_union(inputs, keys, event_time)
