@@ -42,7 +42,16 @@ if TYPE_CHECKING:
     from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
-    from statelog.spark.stream.sinks import idempotent, writer_id
+    from statelog.spark.stream.sinks import (
+        DatabaseSink,
+        ExactlyOnceSink,
+        SinkBatch,
+        exactly_once,
+        idempotent,
+        writer_id,
+    )
+    from statelog.spark.stream.sinks.iceberg import IcebergSink
+    from statelog.spark.stream.sinks.kafka import KafkaSink
     from statelog.spark.stream.stateful_stream import StatefulStream
     from statelog.spark.stream.writer import StatefulStreamWriter
     from statelog.spark.testing.replay import Difference, ReplayedStep, replay
@@ -63,7 +72,9 @@ else:
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
-            "statelog.spark.stream.sinks": "idempotent writer_id",
+            "statelog.spark.stream.sinks": "DatabaseSink ExactlyOnceSink SinkBatch exactly_once idempotent writer_id",
+            "statelog.spark.stream.sinks.iceberg": "IcebergSink",
+            "statelog.spark.stream.sinks.kafka": "KafkaSink",
             "statelog.spark.stream.stateful_stream": "StatefulStream",
             "statelog.spark.stream.writer": "StatefulStreamWriter",
             "statelog.spark.testing.replay": "Difference ReplayedStep replay",
@@ -84,10 +95,15 @@ __all__ = [
     "ColumnTimers",
     "ColumnarHandle",
     "ColumnarProcessor",
+    "DatabaseSink",
     "Difference",
+    "ExactlyOnceSink",
+    "IcebergSink",
+    "KafkaSink",
     "Keys",
     "OperatorSettings",
     "ReplayedStep",
+    "SinkBatch",
     "SnapshotPolicy",
     "StatefulStream",
     "StatefulStreamWriter",
@@ -99,6 +115,7 @@ __all__ = [
     "disable",
     "edit_state",
     "enable",
+    "exactly_once",
     "first",
     "from_spark",
     "idempotent",
