@@ -65,7 +65,7 @@ def seaweedfs_server() -> Iterator[S3Server]:
         options = [f"{name}={value}" for name, value in arguments.items()]
         server = stack.enter_context(
             running_server(
-                lambda port: [*_bounded(), program, "server", *options, f"-s3.port={port}"]
+                lambda port: [*bounded(), program, "server", *options, f"-s3.port={port}"]
             )
         )
         _wait_until_it_stores(server)
@@ -136,13 +136,13 @@ def azure_server() -> Iterator[AzureServer]:
         options = ["--blobHost", "127.0.0.1", "--location", folder, "--silent"]
         options += ["--disableTelemetry", "--skipApiVersionCheck"]
         with running_server(
-            lambda port: [*_bounded(), *command, *options, "--blobPort", str(port)],
+            lambda port: [*bounded(), *command, *options, "--blobPort", str(port)],
             {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"},
         ) as server:
             yield AzureServer(server.endpoint)
 
 
-def _bounded() -> list[str]:
+def bounded() -> list[str]:
     """Return the command that ends another one after a time, and passes signals on to it."""
     program = shutil.which("timeout")
     if program is None:

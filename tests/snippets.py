@@ -25,6 +25,7 @@ SHOWN: frozenset[str] = frozenset({"text", "py"})
 RUN: frozenset[str] = frozenset({"python", "console"})
 
 RUN_ELSEWHERE = {
+    "docs/contributing/add-a-sink.md": "tests/docs/test_sink_page.py",
     "docs/how-to/flink-examples.md": "tests/docs/test_flink_examples.py",
     "docs/how-to/migration.md": "tests/spark/test_migration.py",
     "docs/how-to/read-state.md": "tests/docs/test_read_state_page.py",

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "spark,connect,cli,metrics,otel,lineage,java,encryption,fsspec,sql,sketches,docs,dev"
+EXTRAS = "spark,connect,cli,metrics,otel,lineage,java,encryption,fsspec,sql,sketches,iceberg,kafka,docs,dev"
 HEADER = """\
 # The versions that statelog is developed and tested with, everything its extras pull in included.
 # Made by `make constraints`; used as `pip install -c constraints.txt`. Ranges: pyproject.toml.

@@ -236,8 +236,15 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
         (
             statelog.spark,
             "enable disable transform_with_state transform_with_state_in_pandas OperatorSettings "
-            "tagged_union with_initial_state StatefulStream StatefulStreamWriter idempotent writer_id BatchProgress "
+            "tagged_union with_initial_state StatefulStream StatefulStreamWriter BatchProgress "
             "BatchOutcome SnapshotPolicy",
+        ),
+    ),
+    "Write output": (
+        (
+            statelog.spark,
+            "exactly_once IcebergSink KafkaSink DatabaseSink ExactlyOnceSink SinkBatch idempotent "
+            "writer_id",
         ),
     ),
     "Aggregate": (

@@ -32,6 +32,8 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "encryption": {"cryptography": "cryptography"},
     "sql": {"duckdb": "duckdb"},
     "sketches": {"datasketches": "datasketches"},
+    "iceberg": {"pyiceberg": "pyiceberg"},
+    "kafka": {"confluent_kafka": "confluent-kafka"},
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
 

@@ -4,20 +4,27 @@ A job of several queries, each with its own sink and delivery; `sink_kills` kill
 Usage: python -m tests.chaos.sink_job FOLDER PLAN, where PLAN is the JSON of a `Plan`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
-import sqlite3
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyiceberg.catalog import load_catalog
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from tests.chaos.request_log import log_requests_if_asked
+from tests.chaos.sink_places import (
+    TRANSACTIONAL,
+    catalog_of,
+    connection_of,
+    table_of,
+    topic_of,
+)
 from tests.chaos.sink_session import open_session
 from tests.spark import processors
 from tests.spark.delta_stand_in import DeltaStandIn
@@ -25,12 +32,18 @@ from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import workers_get_by_value
 
 from statelog.checkpoint import coordinator
-from statelog.spark import idempotent, transform_with_state, writer_id
+from statelog.spark import (
+    DatabaseSink,
+    ExactlyOnceSink,
+    IcebergSink,
+    KafkaSink,
+    exactly_once,
+    transform_with_state,
+)
 from statelog.spark.driver import engine
 from statelog.spark.driver.delivery import direct, staged
-from statelog.spark.stream.sinks import file_sink
+from statelog.spark.stream.sinks import database, exactly_once_sink, file_sink, iceberg, kafka
 
-COLUMNS = ("key", "total", "rows")
 STARTED = "all queries have started"
 STOPPED = "all queries have stopped"
 
@@ -45,12 +58,14 @@ class Plan:
         catalog: "in-memory" or "hive".
         tasks: Tasks of a micro-batch.
         stops: For each query the fail point at which it stops and waits for its end, and the hit.
+        servers: Addresses by sink.
     """
 
     queries: list[str]
     catalog: str = "in-memory"
     tasks: int = 2
     stops: dict[str, tuple[str, int]] = field(default_factory=dict)
+    servers: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the JSON form."""
@@ -101,31 +116,28 @@ class Stops:
 
     def install(self) -> None:
         """Replace `fail_point` in the modules that a micro-batch goes through."""
-        for module in (coordinator, engine, staged, direct, file_sink):
+        sinks = (file_sink, exactly_once_sink, database, iceberg, kafka)
+        for module in (coordinator, engine, staged, direct, *sinks):
             assert hasattr(module, "fail_point")
             module.fail_point = self  # type: ignore[attr-defined]
 
 
-def transactional(path: str) -> Callable[[DataFrame, int], object]:
-    """Return the recipe of a database: rows and batch in one transaction."""
-    with sqlite3.connect(path) as database:
-        database.execute("create table if not exists totals (key, total, rows)")
-        database.execute(
-            "create table if not exists batches (writer, batch, primary key (writer, batch))"
+def target_sink(sink: str, folder: Path, name: str, servers: dict[str, str]) -> ExactlyOnceSink:
+    """Return the sink of a query that is written to by `exactly_once`; make its target."""
+    if sink == "kafka":
+        return KafkaSink(topic_of(name), {"bootstrap.servers": servers[sink]})
+    if sink == "iceberg":
+        properties = catalog_of(folder)
+        with load_catalog("chaos", **properties) as catalog:
+            catalog.create_namespace_if_not_exists("chaos")
+        return IcebergSink(table_of(name), catalog="chaos", properties=properties)
+    connect = connection_of(sink, folder / name / "output", servers)
+    with contextlib.closing(connect()) as connection:
+        connection.cursor().execute(
+            f"create table if not exists {table_of(name, sink)} (key bigint, total bigint, rows bigint)"
         )
-
-    def written(writer: str, batch_id: int) -> bool:
-        with sqlite3.connect(path) as database:
-            query = "select 1 from batches where writer = ? and batch = ?"
-            return database.execute(query, (writer, batch_id)).fetchone() is not None
-
-    def write(frame: DataFrame, batch_id: int) -> None:
-        rows = [tuple(row) for row in frame.select(*COLUMNS).collect()]
-        with sqlite3.connect(path) as database:  # one transaction
-            database.executemany("insert into totals values (?, ?, ?)", rows)
-            database.execute("insert into batches values (?, ?)", (writer_id(frame), batch_id))
-
-    return idempotent(write, written=written)
+        connection.commit()
+    return DatabaseSink(connect, table_of(name, sink))
 
 
 def start(spark: SparkSession, folder: Path, name: str, plan: Plan) -> Any:
@@ -134,6 +146,8 @@ def start(spark: SparkSession, folder: Path, name: str, plan: Plan) -> Any:
     stream = spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1)
     frame = stream.parquet(str(folder / "input")).groupBy("key")
     out = transform_with_state(frame, Totals(), TOTALS, delivery=delivery, tasks=plan.tasks)
+    if sink == "kafka":
+        out = out.selectExpr("string(key) AS key", "to_json(struct(*)) AS value")
     writer = out.writeStream.option("checkpointLocation", str(folder / name / "query"))
     writer = writer.trigger(availableNow=True)
     place = str(folder / name / "output")
@@ -141,8 +155,9 @@ def start(spark: SparkSession, folder: Path, name: str, plan: Plan) -> Any:
         if plan.catalog == "in-memory":  # which does not know the table of the run before
             writer = writer.option("path", place)
         return writer.partitionBy("key").toTable(f"totals_{delivery}", format="parquet")
-    if sink == "sqlite":
-        return writer.foreachBatch(transactional(place)).start()
+    if sink in TRANSACTIONAL:
+        target = target_sink(sink, folder, name, plan.servers)
+        return writer.foreachBatch(exactly_once(target)).start()
     if sink == "csv":
         writer = writer.partitionBy("key")
     return writer.start(place, format=sink)

@@ -32,8 +32,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.chaos.request_log import noting
 from tests.chaos.sink_job import STARTED, STOPPED, Plan
+from tests.chaos.sink_places import TRANSACTIONAL, topic_of
 from tests.chaos.sink_reader import ANSWER
 from tests.chaos.sink_targets import Rows, Target
+from tests.kafka_reader import make_topic
 from tests.model.linearize import check_journal
 from tests.spark.processors import TotalsModel
 
@@ -61,6 +63,9 @@ def points(sink: str, delivery: str) -> tuple[list[str], list[str]]:
     if sink in FILES:
         early.append("before-files")
         late.append("after-files")
+    if sink in TRANSACTIONAL:
+        early += ["before-write", "before-sink-commit"]
+        late.append("after-write")
     return early, late
 
 
@@ -74,12 +79,14 @@ class SinkCampaign:
         queries: Names of sink and delivery, such as "parquet-staged".
         catalog: "in-memory" or "hive".
         seed: Of the input and of every choice.
+        servers: Addresses by sink.
     """
 
     folder: Path
     queries: Sequence[str]
     catalog: str
     seed: int
+    servers: dict[str, str] = field(default_factory=dict)
     found: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often a query was killed in which situation."""
     deaths: list[str] = field(default_factory=list)
@@ -97,6 +104,8 @@ class SinkCampaign:
         (self.folder / "input").mkdir(parents=True)
         for name in self.queries:
             (self.folder / name).mkdir()
+            if name.startswith("kafka"):
+                make_topic(self.servers["kafka"], topic_of(name))
 
     def run(self, kills: int) -> None:
         """Kill queries *kills* times in a micro-batch, let the job finish, and compare."""
@@ -125,7 +134,7 @@ class SinkCampaign:
         place = self.folder / name / "output"
         if sink == "table" and self.catalog == "hive":
             place = self.folder / "warehouse" / f"totals_{delivery}"
-        return Target(sink, self.folder / name / "query", place)
+        return Target(sink, self.folder / name / "query", place, self.servers)
 
     def check(self) -> dict[str, str]:
         """Check the rows of every target; return the situation of each query."""
@@ -154,6 +163,8 @@ class SinkCampaign:
                 places[place] = name
                 source = f"totals_{delivery}" if sink == "table" else sink
                 arguments.append(f"{source}={place}")
+        if not places:
+            return
         program = [sys.executable, "-m", "tests.chaos.sink_reader"]
         done = subprocess.run(
             [*program, str(self.folder), self.catalog, *arguments],
@@ -252,7 +263,8 @@ class SinkCampaign:
     def _start(self, stops: dict[str, tuple[str, int]]) -> tuple[subprocess.Popen[bytes], Path]:
         log = self.folder / "job.log"
         log.unlink(missing_ok=True)
-        plan = Plan(list(self.queries), self.catalog, self.chance.choice((1, 2, 3)), stops)
+        tasks = self.chance.choice((1, 2, 3))
+        plan = Plan(list(self.queries), self.catalog, tasks, stops, self.servers)
         program = [sys.executable, "-m", "tests.chaos.sink_job", str(self.folder), plan.to_json()]
         return start_program(program, log=log, environment=self._environment()), log
 

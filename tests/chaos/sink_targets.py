@@ -5,17 +5,19 @@ Files are those that the log of Spark's streaming file sink names: the reader he
 of `_spark_metadata` by itself, so that it and Spark's own reader check one another.
 """
 
+import contextlib
 import csv
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet as pq
+from tests.chaos.sink_places import BATCHES, catalog_of, connection_of, table_of, topic_of
+from tests.kafka_reader import committed_records
 
 Rows = Counter[tuple[int, int, int]]
 """Key, total and rows of each output row, and how often the target has it."""
@@ -35,14 +37,21 @@ class Target:
     The target of one query.
 
     Args:
-        sink: Name of the sink: a format of files, "table", "delta" or "sqlite".
+        sink: Name of the sink: a format of files, "table", "delta", or one of `TRANSACTIONAL`.
         query: The query's checkpointLocation.
         place: The folder, or file, that has the rows.
+        servers: Addresses by sink.
     """
 
     sink: str
     query: Path
     place: Path
+    servers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the query."""
+        return self.query.parent.name
 
     def planned(self) -> int:
         """Return the newest micro-batch that Spark planned; -1 without one."""
@@ -70,8 +79,15 @@ class Target:
         if not metadata.exists():
             return -1
         query_id = json.loads(metadata.read_text(encoding="utf-8"))["id"]
-        if self.sink == "sqlite":
-            return max(self._sqlite("select batch, 0 from batches"), default=(-1,))[0]
+        if self.sink in ("sqlite", "postgres"):
+            query = f"select max(batch_id) from {BATCHES} where writer = '{query_id}'"
+            ((newest,),) = self._select(query) or [(None,)]
+            return -1 if newest is None else int(newest)
+        if self.sink == "iceberg":
+            table = self._iceberg()
+            return -1 if table is None else int(table.properties[f"statelog.batch.{query_id}"])
+        if self.sink == "kafka":
+            return self._committed_offset(f"statelog-{query_id}") - 1
         if self.sink == "delta":
             table = self._delta()
             version = None if table is None else table.transaction_version(query_id)
@@ -85,12 +101,17 @@ class Target:
 
     def rows(self) -> Rows:
         """Return the rows of the target."""
-        if self.sink == "sqlite":
-            return Counter(self._sqlite("select key, total, rows from totals"))
-        if self.sink == "delta":
-            table = self._delta()
-            found = [] if table is None else table.to_pyarrow_table().to_pylist()
-            return Counter(tuple(row[name] for name in COLUMNS) for row in found)
+        if self.sink in ("sqlite", "postgres"):
+            table = table_of(self.name, self.sink)
+            return Counter(self._select(f"select key, total, rows from {table}"))
+        if self.sink == "kafka":
+            records = committed_records(self.servers["kafka"], topic_of(self.name))
+            rows = (json.loads(value) for _, value in records)
+            return Counter(tuple(row[name] for name in COLUMNS) for row in rows)
+        if self.sink in ("delta", "iceberg"):
+            table = self._delta() if self.sink == "delta" else self._iceberg()
+            read = [] if table is None else self._arrow(table).to_pylist()
+            return Counter(tuple(row[name] for name in COLUMNS) for row in read)
         return Counter(row for path in self._logged_files() for row in self._rows_of(path))
 
     def leftovers(self) -> int:
@@ -135,15 +156,44 @@ class Target:
             key, total, count = (int(whole[one]) for one in COLUMNS)
             yield key, total, count
 
-    def _sqlite(self, query: str) -> list[Any]:
-        if not self.place.exists():
+    def _select(self, query: str) -> list[Any]:
+        if self.sink == "sqlite" and not self.place.exists():
             return []
-        with sqlite3.connect(self.place) as database:
+        connect = connection_of(self.sink, self.place, self.servers)
+        with contextlib.closing(connect()) as database:
             try:
-                return database.execute(query).fetchall()
-            except sqlite3.OperationalError as error:
-                assert "no such table" in str(error)  # killed before it was made
+                cursor = database.cursor()
+                cursor.execute(query)
+                return list(cursor.fetchall())
+            except Exception as error:  # killed before it was made
+                assert "no such table" in str(error) or "does not exist" in str(error)
                 return []
+
+    def _iceberg(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with load_catalog("chaos", **catalog_of(self.query.parents[1])) as catalog:
+            try:
+                table = catalog.load_table(table_of(self.name))
+            except NoSuchTableError:
+                return None
+        return table if table.metadata.snapshots else None
+
+    def _arrow(self, table: Any) -> Any:
+        return table.to_pyarrow_table() if self.sink == "delta" else table.scan().to_arrow()
+
+    def _committed_offset(self, group: str) -> int:
+        from confluent_kafka import Consumer, TopicPartition
+
+        config = {"bootstrap.servers": self.servers["kafka"], "group.id": group}
+        consumer = Consumer(config)
+        try:
+            (place,) = consumer.committed([TopicPartition(topic_of(self.name), 0)], 30)
+            assert place.error is None, place.error
+            return max(int(place.offset), 0)
+        finally:
+            consumer.close()
 
     def _delta(self) -> Any:
         from deltalake import DeltaTable

@@ -43,7 +43,16 @@ if TYPE_CHECKING:
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
     from statelog.spark.query.tagged_union import tagged_union
-    from statelog.spark.stream.sinks import idempotent, writer_id
+    from statelog.spark.stream.sinks import (
+        DatabaseSink,
+        ExactlyOnceSink,
+        SinkBatch,
+        exactly_once,
+        idempotent,
+        writer_id,
+    )
+    from statelog.spark.stream.sinks.iceberg import IcebergSink
+    from statelog.spark.stream.sinks.kafka import KafkaSink
     from statelog.spark.stream.stateful_stream import StatefulStream
     from statelog.spark.stream.writer import StatefulStreamWriter
     from statelog.spark.testing.replay import Difference, ReplayedStep, replay
@@ -65,7 +74,9 @@ else:
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
             "statelog.spark.query.tagged_union": "tagged_union",
-            "statelog.spark.stream.sinks": "idempotent writer_id",
+            "statelog.spark.stream.sinks": "DatabaseSink ExactlyOnceSink SinkBatch exactly_once idempotent writer_id",
+            "statelog.spark.stream.sinks.iceberg": "IcebergSink",
+            "statelog.spark.stream.sinks.kafka": "KafkaSink",
             "statelog.spark.stream.stateful_stream": "StatefulStream",
             "statelog.spark.stream.writer": "StatefulStreamWriter",
             "statelog.spark.testing.replay": "Difference ReplayedStep replay",
@@ -86,10 +97,15 @@ __all__ = [
     "ColumnTimers",
     "ColumnarHandle",
     "ColumnarProcessor",
+    "DatabaseSink",
     "Difference",
+    "ExactlyOnceSink",
+    "IcebergSink",
+    "KafkaSink",
     "Keys",
     "OperatorSettings",
     "ReplayedStep",
+    "SinkBatch",
     "SnapshotPolicy",
     "StatefulStream",
     "StatefulStreamWriter",
@@ -101,6 +117,7 @@ __all__ = [
     "disable",
     "edit_state",
     "enable",
+    "exactly_once",
     "first",
     "from_spark",
     "idempotent",

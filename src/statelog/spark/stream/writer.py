@@ -34,6 +34,7 @@ from statelog.spark.query.settings import OPTION_PREFIX
 from statelog.spark.stream.query_progress import Observations, ProgressFigures, observed_operators
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.sinks import (
+    ExactlyOnce,
     OptionValue,
     RowFunction,
     SinkContext,
@@ -230,7 +231,13 @@ class StatefulStreamWriter(DataStreamWriter):
             self._write_instead(with_no_data_source(query.source.frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)
-        running = StatefulQuery(start_query(self, checkpoint), failures, figures, engine.close)
+
+        def at_end() -> None:
+            if isinstance(sink, ExactlyOnce):
+                sink.close()
+            engine.close()
+
+        running = StatefulQuery(start_query(self, checkpoint), failures, figures, at_end)
         if location is None:
             delete_at_end(running, checkpoint, self._spark)
         return running

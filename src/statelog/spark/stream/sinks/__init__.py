@@ -6,20 +6,35 @@ Write the rows of one micro-batch to a format, a table or a function.
     tables      what the session's catalog knows about a table; creates a table of files
     simple      the target; Spark's batch writer for other formats, foreach, console, memory
     idempotent  a function for foreachBatch that skips a micro-batch it has written
+    exactly_once_sink    a function for foreachBatch that writes each micro-batch once, to a sink that
+                stores rows and the number of their micro-batch together; the protocol of such a sink
+    database, iceberg, kafka    such sinks; the last two import packages of their extras
 
-A new kind of sink is a module here and a branch in `choose.sink_of`.
+A new kind of sink is a module here, and a branch in `choose.sink_of` or a sink for `exactly_once`.
 """
 
 from statelog.spark.query.delivery import writer_id
 from statelog.spark.stream.sinks.choose import SinkContext, sink_of
+from statelog.spark.stream.sinks.database import DatabaseSink
+from statelog.spark.stream.sinks.exactly_once_sink import (
+    ExactlyOnce,
+    ExactlyOnceSink,
+    SinkBatch,
+    exactly_once,
+)
 from statelog.spark.stream.sinks.idempotent import idempotent
 from statelog.spark.stream.sinks.simple import OptionValue, RowFunction, Target, foreach_sink
 
 __all__ = [
+    "DatabaseSink",
+    "ExactlyOnce",
+    "ExactlyOnceSink",
     "OptionValue",
     "RowFunction",
+    "SinkBatch",
     "SinkContext",
     "Target",
+    "exactly_once",
     "foreach_sink",
     "idempotent",
     "sink_of",

@@ -15,9 +15,10 @@ from typing import Final, Literal
 
 from pyspark.sql import DataFrame
 
-from statelog.errors import CheckpointError, ObjectExistsError, UsageError
+from statelog.errors import ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.delivery import Sink, writer_id
+from statelog.spark.stream.sinks.exactly_once_sink import gone_back
 from statelog.store import open_store
 
 _log = logging.getLogger("statelog.spark")
@@ -141,13 +142,7 @@ class _Records:
             recorded = {int(name) for name in names if name.isdigit()}
             self._known[writer] = recorded
         if batch_id not in recorded and max(recorded, default=-1) > batch_id:
-            raise CheckpointError(
-                f"{self._store.url}/{writer} records batch {max(recorded)}, and the query is at batch "
-                f"{batch_id}: its checkpointLocation was restored from a backup. Delete the rows of "
-                f"batches from {batch_id} in the target, then {self._store.url}/{writer}",
-                reason="gap",
-                batch_id=batch_id,
-            )
+            raise gone_back(f"{self._store.url}/{writer}", max(recorded), batch_id)
         return batch_id in recorded
 
     def add(self, writer: str, batch_id: int) -> None:

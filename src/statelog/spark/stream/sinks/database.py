@@ -1,0 +1,259 @@
+"""
+`DatabaseSink`: rows and the number of their micro-batch in one transaction of a database.
+
+A table of the sink has one row for each writer.  The first statement of a transaction raises the
+number in it, and does nothing if another transaction has raised it further: of two drivers that write
+a micro-batch, the second waits for the first, and then writes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from statelog.errors import UnavailableError, UsageError
+from statelog.runtime.fail_points import fail_point
+from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
+
+_ROWS_PER_CALL: Final = 10_000
+_TRANSIENT: Final = ("OperationalError", "InterfaceError")
+"""The errors of PEP 249 that may pass: a lost connection, a lock, a deadlock."""
+_PLACEHOLDERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+_PROBE: Final = "statelog tries whether the connection rolls back"
+
+
+class Cursor(Protocol):
+    """What the sink uses of a cursor of PEP 249."""
+
+    @property
+    def rowcount(self) -> int:
+        """The number of rows that the last statement changed."""
+
+    def execute(self, operation: Any, parameters: Any = ..., /) -> object:
+        """Run a statement."""
+
+    def executemany(self, operation: Any, parameters: Any, /) -> object:
+        """Run a statement for each row of parameters."""
+
+    def fetchone(self) -> Any:
+        """Return the next row of the result, or None."""
+
+
+class Connection(Protocol):
+    """What the sink uses of a connection of PEP 249."""
+
+    def cursor(self) -> Cursor:
+        """Return a new cursor."""
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+
+    def rollback(self) -> None:
+        """Roll the transaction back."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class DatabaseSink:
+    """
+    Writes to a table of a database, by any driver of PEP 249 (DB-API).
+
+    Each micro-batch is one transaction.  The table must exist and have the columns of the rows, in the
+    same spelling.  The database must have `insert ... on conflict`, as SQLite and PostgreSQL have.
+
+    With *key*, a row replaces the row with the same key; the table needs a unique constraint on it.
+
+    Example:
+        import functools
+        import sqlite3
+
+        connect = functools.partial(sqlite3.connect, "totals.db", check_same_thread=False)
+        sink = DatabaseSink(connect, "totals", key=["customer"])
+
+    Args:
+        connect: Called without arguments, returns a new connection that is not in autocommit mode.
+            On Spark Connect it is pickled.
+        table: The table, perhaps with its schema: "sales.totals".
+        key: Columns of the key; empty to append.
+        batches: The table of micro-batches, which the sink creates.
+        paramstyle: "qmark", "format" or "pyformat"; None for the one of the driver.
+
+    Raises:
+        UsageError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        table: str,
+        *,
+        key: Sequence[str] = (),
+        batches: str = "statelog_batches",
+        paramstyle: str | None = None,
+    ) -> None:
+        if not callable(connect):
+            raise UsageError(
+                f"DatabaseSink takes a function that connects, such as "
+                f"functools.partial(sqlite3.connect, path), not {connect!r}"
+            )
+        if isinstance(key, str):
+            raise UsageError(f"key is a list of columns: key=[{key!r}]")
+        if paramstyle is not None and paramstyle not in _PLACEHOLDERS:
+            raise UsageError(f"paramstyle is one of {', '.join(_PLACEHOLDERS)}; got {paramstyle!r}")
+        self._connect = connect
+        self._table = table
+        self._key = tuple(key)
+        self._batches = batches
+        self._paramstyle = paramstyle
+        self._connection: Connection | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_connection": None}
+
+    def last_committed(self, writer: str) -> int | None:
+        """Return the newest micro-batch of *writer* in the table of batches."""
+        with self._transaction(f"cannot read the batches of {writer}") as connection:
+            return self._last(connection, writer)
+
+    def write(self, batch: SinkBatch) -> None:
+        """Write rows and number in one transaction."""
+        table, batches = _quoted(self._table), _quoted(self._batches)
+        with self._transaction(f"cannot write batch {batch.batch_id}") as connection:
+            mark = self._placeholder(connection)
+            cursor = connection.cursor()
+            cursor.execute(
+                f"insert into {batches} as stored (writer, batch_id) values ({mark}, {mark}) "
+                "on conflict (writer) do update set batch_id = excluded.batch_id "
+                "where stored.batch_id < excluded.batch_id",
+                (batch.writer, batch.batch_id),
+            )
+            if cursor.rowcount < 1:  # another driver has written it
+                return
+            statement = self._insert(table, batch.rows.column_names, mark)
+            for rows in _rows(batch.rows):
+                cursor.executemany(statement, rows)
+            fail_point("before-sink-commit")
+            connection.commit()
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _insert(self, table: str, columns: Sequence[str], mark: str) -> str:
+        names = [_quoted_name(column) for column in columns]
+        statement = (
+            f"insert into {table} ({', '.join(names)}) values ({', '.join([mark] * len(names))})"
+        )
+        if not self._key:
+            return statement
+        missing = [column for column in self._key if column not in columns]
+        if missing:
+            raise UsageError(
+                f"the rows for {self._table} lack {', '.join(missing)} of the key; they have "
+                f"{', '.join(columns)}"
+            )
+        others = [_quoted_name(column) for column in columns if column not in self._key]
+        conflict = f"on conflict ({', '.join(map(_quoted_name, self._key))})"
+        changes = ", ".join(f"{name} = excluded.{name}" for name in others)
+        return f"{statement} {conflict} do {f'update set {changes}' if others else 'nothing'}"
+
+    @contextlib.contextmanager
+    def _transaction(self, failure: str) -> Any:
+        """Give the connection; roll back what was not committed, and drop it after an error."""
+        try:
+            if self._connection is None:
+                self._connection = self._open()
+            yield self._connection
+            self._connection.rollback()
+        except BaseException as error:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.rollback()
+                with contextlib.suppress(Exception):
+                    connection.close()
+            if not _is_transient(error):
+                raise
+            raise UnavailableError(f"{failure} in {self._table}: {_text(error)}") from error
+
+    def _open(self) -> Connection:
+        connection = self._connect()
+        try:
+            cursor = connection.cursor()
+            cursor.execute(
+                f"create table if not exists {_quoted(self._batches)} "
+                "(writer varchar(200) primary key, batch_id bigint not null)"
+            )
+            connection.commit()
+            self._check_rolls_back(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_rolls_back(self, connection: Connection) -> None:
+        """Reject a connection in autocommit mode, on which rows and number are two transactions."""
+        batches, mark = _quoted(self._batches), self._placeholder(connection)
+        cursor = connection.cursor()
+        cursor.execute(
+            f"insert into {batches} (writer, batch_id) values ({mark}, 0) on conflict do nothing",
+            (_PROBE,),
+        )
+        connection.rollback()
+        if self._last(connection, _PROBE) is not None:
+            connection.cursor().execute(f"delete from {batches} where writer = {mark}", (_PROBE,))
+            connection.commit()
+            raise UsageError(
+                f"the connection for {self._table} does not roll back: it is in autocommit mode, so "
+                "rows and the number of their batch would be two transactions. Connect without it"
+            )
+        connection.rollback()
+
+    def _last(self, connection: Connection, writer: str) -> int | None:
+        mark = self._placeholder(connection)
+        cursor = connection.cursor()
+        cursor.execute(
+            f"select batch_id from {_quoted(self._batches)} where writer = {mark}", (writer,)
+        )
+        row = cursor.fetchone()
+        return None if row is None else int(row[0])
+
+    def _placeholder(self, connection: Connection) -> str:
+        style = self._paramstyle
+        if style is None:
+            module = sys.modules[type(connection).__module__.partition(".")[0]]
+            style = getattr(module, "paramstyle", "")
+        if style not in _PLACEHOLDERS:
+            raise UsageError(
+                f"the driver of {type(connection).__qualname__} has the paramstyle {style!r}, which "
+                f"is none of {', '.join(_PLACEHOLDERS)}; set paramstyle if it takes another one"
+            )
+        return _PLACEHOLDERS[style]
+
+
+def _rows(table: pa.Table) -> Iterable[Sequence[tuple[object, ...]]]:
+    for batch in table.to_batches(max_chunksize=_ROWS_PER_CALL):
+        yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def _quoted(table: str) -> str:
+    return ".".join(map(_quoted_name, table.split(".")))
+
+
+def _quoted_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _is_transient(error: BaseException) -> bool:
+    return any(each.__name__ in _TRANSIENT for each in type(error).__mro__)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

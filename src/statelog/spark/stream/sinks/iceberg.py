@@ -1,0 +1,171 @@
+"""
+`IcebergSink`: rows and the number of their micro-batch in one commit of an Iceberg table.
+
+A commit adds one snapshot, whose summary names the micro-batch, and sets the table property
+`statelog.batch.<writer>` to its number.  The property is what counts: it is still there when snapshots
+have expired, and when other writers and compactions have added theirs.
+
+PyIceberg repeats a commit on the newest table after another one came in between.  That other one may
+be of the same micro-batch, by a driver that was replaced, so the sink looks before each attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.errors import UnavailableError, UsageError
+from statelog.extras import require
+from statelog.runtime.fail_points import fail_point
+from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
+
+require("IcebergSink", "iceberg", "pyiceberg")
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+    ServerError,
+    ServiceUnavailableError,
+)
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+
+_PROPERTY: Final = "statelog.batch."
+_WRITER: Final = "statelog.writer"
+_BATCH: Final = "statelog.batch-id"
+_TRANSIENT: Final = (
+    CommitFailedException,
+    CommitStateUnknownException,
+    ServerError,
+    ServiceUnavailableError,
+    OSError,
+)
+
+
+class IcebergSink:
+    """
+    Appends to an Iceberg table, by PyIceberg; each micro-batch is one snapshot.
+
+    A missing table is created with the columns of the rows, without partitions.  The files of an
+    attempt that was killed are in no snapshot; Iceberg's removal of orphan files deletes them.
+
+    Example:
+        properties = {"uri": "sqlite:////tmp/catalog.db", "warehouse": "file:///tmp/warehouse"}
+        sink = IcebergSink("sales.totals", catalog="local", properties=properties)
+
+    Args:
+        table: Namespace and name of the table.
+        catalog: Name of the catalog, as PyIceberg's configuration has it.
+        properties: Properties of the catalog; PyIceberg's configuration has the defaults.
+
+    Raises:
+        UsageError: The name of the table lacks a namespace.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: str = "default",
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        if "." not in table:
+            raise UsageError(f"name the table with its namespace: 'sales.{table}', not {table!r}")
+        self._table = table
+        self._catalog_name = catalog
+        self._properties = dict(properties or {})
+        self._catalog: Catalog | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_catalog": None}
+
+    def last_committed(self, writer: str) -> int | None:
+        """Return the newest micro-batch of *writer* in the table."""
+        try:
+            table = self._open().load_table(self._table)
+        except NoSuchTableError:
+            return None
+        except _TRANSIENT as error:
+            raise self._unavailable("cannot read", error) from error
+        return newest_batch(table.metadata, writer)
+
+    def write(self, batch: SinkBatch) -> None:
+        """Append rows and number in one commit, unless the table has the micro-batch."""
+        try:
+            table = self._load_or_create(batch.rows.schema)
+            if _has(table.metadata, batch):
+                return
+            commit = _Append(table, batch)
+            commit.append(
+                self._as_stored(table, batch.rows),
+                snapshot_properties={_WRITER: batch.writer, _BATCH: str(batch.batch_id)},
+            )
+            commit.set_properties({_PROPERTY + batch.writer: str(batch.batch_id)})
+            fail_point("before-sink-commit")
+            commit.commit_transaction()
+        except _TRANSIENT as error:
+            raise self._unavailable(f"cannot write batch {batch.batch_id} to", error) from error
+
+    def close(self) -> None:
+        """Close the catalog."""
+        catalog, self._catalog = self._catalog, None
+        if catalog is not None:
+            catalog.close()
+
+    def _open(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = load_catalog(self._catalog_name, **self._properties)
+        return self._catalog
+
+    def _load_or_create(self, schema: pa.Schema) -> Table:
+        catalog = self._open()
+        try:
+            return catalog.load_table(self._table)
+        except NoSuchTableError:
+            nullable = pa.schema([column.with_nullable(True) for column in schema])
+            return catalog.create_table_if_not_exists(self._table, schema=nullable)
+
+    def _as_stored(self, table: Table, rows: pa.Table) -> pa.Table:
+        """Return the rows with the types of the table: Iceberg stores 32-bit integers, and UTC."""
+        stored = table.schema().as_arrow()
+        unknown = [name for name in rows.column_names if stored.get_field_index(name) < 0]
+        if unknown:
+            raise UsageError(
+                f"the table {self._table} has the columns {', '.join(stored.names)}; the output also "
+                f"has {', '.join(unknown)}: select the columns of the table, or add them to it"
+            )
+        return rows.cast(pa.schema([stored.field(name) for name in rows.column_names]))
+
+    def _unavailable(self, what: str, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"{what} the Iceberg table {self._table}: {type(error).__name__}: {error}"
+        )
+
+
+def newest_batch(metadata: TableMetadata, writer: str) -> int | None:
+    """Return the newest micro-batch of *writer* that a table has."""
+    text = metadata.properties.get(_PROPERTY + writer)
+    return None if text is None else int(text)
+
+
+def _has(metadata: TableMetadata, batch: SinkBatch) -> bool:
+    last = newest_batch(metadata, batch.writer)
+    return last is not None and last >= batch.batch_id
+
+
+class _Append(Transaction):
+    """A commit that is repeated only on a table without the micro-batch."""
+
+    def __init__(self, table: Table, batch: SinkBatch) -> None:
+        super().__init__(table)
+        self._batch = batch
+
+    def _rebuild_snapshot_updates(self) -> None:
+        """PyIceberg calls this with the newest table, on which the next attempt is based."""
+        if _has(self._table.metadata, self._batch):
+            raise CommitFailedException("another driver has written the batch")
+        super()._rebuild_snapshot_updates()

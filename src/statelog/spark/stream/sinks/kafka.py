@@ -1,0 +1,218 @@
+"""
+`KafkaSink`: records and the number of their micro-batch in one transaction of Kafka.
+
+The number is a committed offset: the group `statelog-<writer>` has the offset <batch id> + 1 in the
+topic's first partition.  Kafka commits offsets of a transaction with its records.
+
+A producer begins by `init_transactions`, which ends the transaction that an earlier producer of the
+query left, and fences that producer.  The offset is read after that, so it is final.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.errors import FencedError, UnavailableError, UsageError
+from statelog.extras import require
+from statelog.runtime.fail_points import fail_point
+from statelog.spark.query.delivery import query_of_writer
+from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
+
+require("KafkaSink", "kafka", "confluent_kafka")
+
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+
+_PREFIX: Final = "statelog-"
+_OURS: Final = ("transactional.id", "group.id", "enable.idempotence", "enable.auto.commit")
+_FENCED: Final = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+)
+_TRANSIENT: Final = (
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+)
+_ROWS_PER_PIECE: Final = 10_000
+_POLL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """The producer of a writer, and the consumer that reads its committed offset."""
+
+    producer: Producer
+    consumer: Consumer
+
+
+class KafkaSink:
+    """
+    Writes to a topic of Kafka; each micro-batch is one transaction.
+
+    The rows have the columns that Spark's own writer takes: `value`, and `key` if records have keys,
+    each a string or binary.  Readers see whole micro-batches with `isolation.level=read_committed`.
+
+    Kafka forgets the offsets of a group without members after `offsets.retention.minutes`, a week by
+    default.  A query that was killed during a micro-batch must be started again before that.
+
+    Example:
+        sink = KafkaSink("totals", {"bootstrap.servers": "localhost:9092"})
+
+    Args:
+        topic: The topic.  It exists, or the broker creates topics.
+        config: Settings of librdkafka.  `transaction.timeout.ms` must exceed the time that a
+            micro-batch is written, and is 60,000 by default.
+        timeout_s: The longest time of one call, in seconds.
+
+    Raises:
+        UsageError: *config* lacks `bootstrap.servers`, or has a setting that the sink makes.
+    """
+
+    def __init__(
+        self, topic: str, config: Mapping[str, object], *, timeout_s: float = 60.0
+    ) -> None:
+        if "bootstrap.servers" not in config:
+            raise UsageError("KafkaSink needs the setting 'bootstrap.servers' in its config")
+        taken = [name for name in _OURS if name in config]
+        if taken:
+            raise UsageError(f"KafkaSink makes the setting {', '.join(taken)}: leave it out")
+        self._topic = topic
+        self._config = dict(config)
+        self._timeout_s = timeout_s
+        self._clients: dict[str, _Clients] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_clients": {}}
+
+    def last_committed(self, writer: str) -> int | None:
+        """Return the newest micro-batch of *writer*, after ending what earlier producers left."""
+        with self._errors(writer, "cannot read the last batch of"):
+            return self._last(self._open(writer))
+
+    def write(self, batch: SinkBatch) -> None:
+        """Write records and number in one transaction, unless the topic has the micro-batch."""
+        values, keys = _column(batch.rows, "value"), _column(batch.rows, "key")
+        if values is None:
+            raise UsageError(
+                "Kafka's records have a column value, and perhaps key; the output has "
+                f"{', '.join(batch.rows.column_names)}: select them, such as "
+                "out.selectExpr('customer AS key', 'to_json(struct(*)) AS value')"
+            )
+        with self._errors(batch.writer, f"cannot write batch {batch.batch_id} of"):
+            clients = self._open(batch.writer)
+            last = self._last(clients)
+            if last is not None and last >= batch.batch_id:
+                return
+            clients.producer.begin_transaction()
+            self._produce(clients.producer, keys, values)
+            clients.producer.send_offsets_to_transaction(
+                [TopicPartition(self._topic, 0, batch.batch_id + 1)],
+                clients.consumer.consumer_group_metadata(),
+                self._timeout_s,
+            )
+            fail_point("before-sink-commit")
+            clients.producer.commit_transaction(self._timeout_s)
+
+    def close(self) -> None:
+        """Close the clients of all writers."""
+        for writer in list(self._clients):
+            self._drop(writer)
+
+    def _open(self, writer: str) -> _Clients:
+        """
+        Return the clients of a writer.
+
+        The name of the transactions is the query's, also after a rewind, so that a driver from before
+        it is fenced.
+        """
+        clients = self._clients.get(writer)
+        if clients is None:
+            name = _PREFIX + query_of_writer(writer)
+            producer = Producer({**self._config, "transactional.id": name})
+            producer.init_transactions(self._timeout_s)
+            group = {"group.id": _PREFIX + writer, "enable.auto.commit": False}
+            consumer = Consumer({**self._config, **group, "isolation.level": "read_committed"})
+            clients = self._clients[writer] = _Clients(producer, consumer)
+        return clients
+
+    def _last(self, clients: _Clients) -> int | None:
+        (place,) = clients.consumer.committed([TopicPartition(self._topic, 0)], self._timeout_s)
+        if place.error is not None:
+            raise KafkaException(place.error)
+        return None if place.offset == OFFSET_INVALID else int(place.offset) - 1
+
+    def _produce(
+        self, producer: Producer, keys: pa.ChunkedArray | None, values: pa.ChunkedArray
+    ) -> None:
+        for first in range(0, len(values), _ROWS_PER_PIECE):
+            part = slice(first, first + _ROWS_PER_PIECE)
+            texts = values[part].to_pylist()
+            names = [None] * len(texts) if keys is None else keys[part].to_pylist()
+            for key, value in zip(names, texts, strict=True):
+                while True:
+                    try:
+                        producer.produce(self._topic, value, key)
+                        break
+                    except BufferError:  # the queue of the client is full
+                        producer.poll(_POLL_S)
+            producer.poll(0)
+
+    @contextlib.contextmanager
+    def _errors(self, writer: str, what: str) -> Iterator[None]:
+        """Drop the clients after any error: the next producer ends what this one left."""
+        try:
+            yield
+        except KafkaException as failure:
+            self._drop(writer)
+            error = failure.args[0]
+            text = f"{what} {writer} in the topic {self._topic}: {error.name()}: {error.str()}"
+            if error.code() in _FENCED:
+                raise FencedError(
+                    f"{text}. Another driver writes as this query; stop one of the two"
+                ) from failure
+            if error.retriable() or error.txn_requires_abort() or error.code() in _TRANSIENT:
+                raise UnavailableError(text) from failure
+            raise
+        except BaseException:
+            self._drop(writer)
+            raise
+
+    def _drop(self, writer: str) -> None:
+        clients = self._clients.pop(writer, None)
+        if clients is not None:
+            with contextlib.suppress(KafkaException):
+                clients.producer.purge()
+            clients.consumer.close()
+
+
+def _column(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
+    """Return a column of strings or bytes."""
+    if name not in rows.column_names:
+        return None
+    column = rows.column(name)
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+    if not any(is_kind(column.type) for is_kind in (*kinds, pa.types.is_large_binary)):
+        raise UsageError(
+            f"the column {name} of Kafka's records is {column.type}: cast it to string"
+        )
+    return column

@@ -1,0 +1,310 @@
+"""Every sink for `exactly_once` does what the contract says, on real targets."""
+
+import contextlib
+import functools
+import itertools
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.kafka_reader import committed_records, make_topic
+from tests.target_servers import kafka_broker, postgres_server
+
+from statelog.errors import UnavailableError, UsageError
+from statelog.spark import DatabaseSink, ExactlyOnceSink, IcebergSink, KafkaSink, SinkBatch
+from statelog.spark.stream.sinks import database, iceberg, kafka
+from statelog.testing.sink_contract import WRITER, Killed, SinkContract, batch, key_and_value
+
+TABLES = itertools.count()
+CREATE = "create table {} (key text not null, value text not null)"
+
+
+def killed_in(module: Any) -> contextlib.AbstractContextManager[object]:
+    """Return a block in which the sink of a module dies before its commit."""
+
+    def die(name: str) -> None:
+        assert "before-sink-commit" == name
+        raise Killed
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(module, "fail_point", die)
+    return contextlib.closing(_Undone(patch))
+
+
+class _Undone:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.close = patch.undo
+
+
+class DatabaseContract(SinkContract):
+    def killed_before_commit(self, sink: ExactlyOnceSink) -> Any:
+        return killed_in(database)
+
+
+class TestSqlite(DatabaseContract):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> Iterator[DatabaseSink]:
+        self.path = tmp_path / "target.db"
+        self.connect = functools.partial(
+            sqlite3.connect, self.path, check_same_thread=False, timeout=20
+        )
+        with contextlib.closing(self.connect()) as connection:
+            connection.execute(CREATE.format("totals"))
+        with contextlib.closing(DatabaseSink(self.connect, "totals")) as sink:
+            yield sink
+
+    def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
+        with contextlib.closing(self.connect()) as connection:
+            return connection.execute("select key, value from totals").fetchall()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    pytest.importorskip("psycopg", reason="PostgreSQL's driver: pip install 'psycopg[binary]'")
+    with postgres_server() as address:
+        yield address
+
+
+@pytest.mark.campaign
+class TestPostgres(DatabaseContract):
+    @pytest.fixture
+    def sink(self, postgres: str) -> Iterator[DatabaseSink]:
+        import psycopg
+
+        self.connect = functools.partial(psycopg.connect, postgres)
+        self.schema = f"s{os.getpid()}_{next(TABLES)}"
+        with self.connect() as connection:
+            connection.execute(f"create schema {self.schema}")
+            connection.execute(CREATE.format(f"{self.schema}.totals"))
+        with contextlib.closing(self.another_sink()) as sink:
+            yield sink
+
+    def another_sink(self) -> DatabaseSink:
+        batches = f"{self.schema}.batches"
+        return DatabaseSink(self.connect, f"{self.schema}.totals", batches=batches)
+
+    def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
+        with self.connect() as connection:
+            return connection.execute(f"select key, value from {self.schema}.totals").fetchall()
+
+    def test_a_driver_waits_for_the_transaction_of_another(self, sink: DatabaseSink) -> None:
+        """The commit of a driver that lost the answer may come after the next driver has asked."""
+        assert sink.last_committed(WRITER) is None
+        with self.connect() as slow:
+            slow.execute(
+                f"insert into {self.schema}.batches (writer, batch_id) values (%s, 0)", (WRITER,)
+            )
+            for row in key_and_value(batch(0)):
+                slow.execute(f"insert into {self.schema}.totals values (%s, %s)", row)
+            assert sink.last_committed(WRITER) is None
+            thread = threading.Thread(target=sink.write, args=(batch(0),))
+            thread.start()
+            thread.join(0.5)
+            assert thread.is_alive(), "it waits"
+            slow.commit()
+            thread.join(30)
+        self.check(sink, 0)
+
+    def test_rows_of_a_key_replace_each_other(self, sink: DatabaseSink) -> None:
+        with self.connect() as connection:
+            connection.execute(f"create table {self.schema}.t (k bigint primary key, v text)")
+        with contextlib.closing(
+            DatabaseSink(
+                self.connect,
+                f"{self.schema}.t",
+                key=["k"],
+                batches=f"{self.schema}.batches",
+            )
+        ) as upsert:
+            upsert.write(SinkBatch(WRITER, 0, pa.table({"k": [1, 2, 1], "v": ["a", "b", "c"]})))
+            upsert.write(SinkBatch(WRITER, 1, pa.table({"k": [2], "v": [None]})))
+        with self.connect() as connection:
+            rows = connection.execute(f"select k, v from {self.schema}.t order by k").fetchall()
+        assert [(1, "c"), (2, None)] == rows
+
+    def test_a_connection_in_autocommit_mode_is_rejected(self, sink: DatabaseSink) -> None:
+        connect = functools.partial(self.connect, autocommit=True)
+        with pytest.raises(UsageError, match="autocommit mode"):
+            DatabaseSink(connect, f"{self.schema}.totals").last_committed(WRITER)
+
+    def test_a_lost_connection_is_unavailable(self, sink: DatabaseSink) -> None:
+        sink.write(batch(0))
+        with self.connect(autocommit=True) as admin:
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where pid <> pg_backend_pid() and usename = 'statelog'"
+            )
+        with pytest.raises(UnavailableError, match="cannot write batch 1"):
+            sink.write(batch(1))
+        sink.write(batch(1))
+        self.check(sink, 0, 1)
+
+
+class TestIceberg(SinkContract):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> Iterator[IcebergSink]:
+        pytest.importorskip(
+            "sqlalchemy", reason="the SQL catalog: pip install 'pyiceberg[sql-sqlite]'"
+        )
+        self.properties = {
+            "type": "sql",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"file://{tmp_path}/warehouse",
+        }
+        with contextlib.closing(self.catalog()) as catalog:
+            catalog.create_namespace("sales")
+        with contextlib.closing(self.another_sink()) as sink:
+            yield sink
+
+    def another_sink(self, table: str = "sales.totals") -> IcebergSink:
+        return IcebergSink(table, catalog="test", properties=self.properties)
+
+    def catalog(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog("test", **self.properties)
+
+    def table(self) -> Any:
+        return self.catalog().load_table("sales.totals")
+
+    def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            rows = self.table().scan().to_arrow().to_pylist()
+        except NoSuchTableError:
+            return []
+        return [(row["key"], row["value"]) for row in rows]
+
+    def killed_before_commit(self, sink: ExactlyOnceSink) -> Any:
+        return killed_in(iceberg)
+
+    def test_a_snapshot_names_its_batch(self, sink: IcebergSink) -> None:
+        sink.write(batch(0))
+        sink.write(batch(7))
+        summaries = [snapshot.summary for snapshot in self.table().metadata.snapshots]
+        names = ("statelog.writer", "statelog.batch-id")
+        assert [(WRITER, "0"), (WRITER, "7")] == [
+            tuple(summary[name] for name in names) for summary in summaries
+        ]
+
+    def test_the_batch_is_known_after_other_snapshots_and_their_expiry(
+        self, sink: IcebergSink
+    ) -> None:
+        sink.write(batch(4))
+        table = self.table()
+        for _ in range(3):
+            table.append(pa.table({"key": ["other"], "value": ["other"]}))
+        table.overwrite(table.scan().to_arrow())  # a compaction
+        old = [each.snapshot_id for each in table.metadata.snapshots[:-1]]
+        table.maintenance.expire_snapshots().by_ids(old).commit()
+        assert 1 == len(self.table().metadata.snapshots)
+        later = self.another_sink()
+        assert 4 == later.last_committed(WRITER)
+        later.write(batch(4, "again"))
+        expected = [*key_and_value(batch(4)), *[("other", "other")] * 3]
+        assert sorted(expected) == sorted(self.stored(sink))
+
+    @pytest.mark.parametrize("rival", ["the same batch", "another table writer"])
+    def test_a_commit_that_another_one_preceded(
+        self, sink: IcebergSink, rival: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """PyIceberg repeats the commit on the newest table; the sink looks at that table first."""
+        sink.write(batch(0))
+        other = self.another_sink()
+        raced: list[bool] = []
+
+        def race(_: str) -> None:
+            if raced:
+                return
+            raced.append(True)
+            if rival == "the same batch":
+                other.write(batch(1))
+            else:
+                self.table().append(pa.table({"key": ["other"], "value": ["other"]}))
+
+        monkeypatch.setattr(iceberg, "fail_point", race)
+        if rival == "the same batch":
+            with pytest.raises(UnavailableError, match="another driver has written the batch"):
+                sink.write(batch(1))
+            self.check(sink, 0, 1)
+        else:
+            sink.write(batch(1))
+            rows = [*key_and_value(batch(0)), *key_and_value(batch(1)), ("other", "other")]
+            assert sorted(rows) == sorted(self.stored(sink))
+            assert 1 == sink.last_committed(WRITER)
+        assert raced
+
+    def test_rows_get_the_types_of_the_table(self, sink: IcebergSink) -> None:
+        moment = pa.array([1_700_000_000_000_000], pa.timestamp("us", "Europe/Berlin"))
+        rows = pa.table(
+            {
+                "small": pa.array([1], pa.int16()),
+                "at": moment,
+                "nested": pa.array(
+                    [{"at": 1}], pa.struct([("at", pa.timestamp("us", "Asia/Tokyo"))])
+                ),
+            },
+            schema=None,
+        )
+        sink.write(SinkBatch(WRITER, 0, batch(0).rows))
+        table = self.another_sink("sales.typed")
+        with self.catalog() as catalog:
+            from pyiceberg.schema import Schema
+            from pyiceberg.types import IntegerType, NestedField, StructType, TimestamptzType
+
+            inner = StructType(NestedField(4, "at", TimestamptzType()))
+            catalog.create_table(
+                "sales.typed",
+                Schema(
+                    NestedField(1, "small", IntegerType(), required=True),
+                    NestedField(2, "at", TimestamptzType()),
+                    NestedField(3, "nested", inner),
+                ),
+            )
+            table.write(SinkBatch(WRITER, 0, rows))
+            read = catalog.load_table("sales.typed").scan().to_arrow()
+        assert [1] == read["small"].to_pylist()
+        assert moment.cast(pa.timestamp("us", "UTC")).to_pylist() == read["at"].to_pylist()
+        with pytest.raises(UsageError, match="also has extra: select the columns"):
+            table.write(SinkBatch(WRITER, 1, pa.table({"extra": [1]})))
+        table.close()
+
+    def test_a_name_without_namespace_is_rejected(self) -> None:
+        with pytest.raises(UsageError, match=r"'sales\.totals', not 'totals'"):
+            IcebergSink("totals")
+
+    def test_a_missing_namespace_is_named(self, sink: IcebergSink) -> None:
+        from pyiceberg.exceptions import NoSuchNamespaceError
+
+        with pytest.raises(NoSuchNamespaceError, match="nowhere"):
+            self.another_sink("nowhere.totals").write(batch(0))
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[str]:
+    pytest.importorskip("confluent_kafka", reason="Kafka's client: pip install confluent-kafka")
+    with kafka_broker() as address:
+        yield address
+
+
+@pytest.mark.campaign
+class TestKafka(SinkContract):
+    @pytest.fixture
+    def sink(self, broker: str) -> Iterator[KafkaSink]:
+        self.topic = f"totals-{os.getpid()}-{next(TABLES)}"
+        self.config = {"bootstrap.servers": broker}
+        make_topic(broker, self.topic)
+        with contextlib.closing(KafkaSink(self.topic, self.config, timeout_s=10)) as sink:
+            yield sink
+
+    def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
+        return committed_records(self.config["bootstrap.servers"], self.topic)
+
+    def killed_before_commit(self, sink: ExactlyOnceSink) -> Any:
+        return killed_in(kafka)

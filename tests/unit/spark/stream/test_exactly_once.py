@@ -1,0 +1,345 @@
+"""A micro-batch is written once by any sink that keeps the contract, whatever fails."""
+
+import contextlib
+import functools
+import pickle
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
+from statelog.spark import DatabaseSink, ExactlyOnceSink, SinkBatch, exactly_once
+from statelog.spark.stream.sinks import exactly_once_sink as module
+from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce
+from statelog.testing.sink_contract import (
+    WRITER,
+    Killed,
+    SinkContract,
+    batch,
+    deliver,
+    key_and_value,
+)
+
+
+class Target:
+    """Rows and numbers in memory, which all sinks of a test share."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, str]] = []
+        self.numbers: dict[str, int] = {}
+        self.commit_fault: BaseException | None = None
+
+
+class MemorySink:
+    """
+    A sink of a `Target`, whose calls fail as a list says.
+
+    Args:
+        target: The target.
+        faults: One for each call of `write` or `last_committed`; None for a call that succeeds.
+    """
+
+    def __init__(self, target: Target, faults: Iterable[str | None] = ()) -> None:
+        self._target = target
+        self._faults = iter(faults)
+        self.calls: list[str] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _another, (id(self._target),)
+
+    def last_committed(self, writer: str) -> int | None:
+        self.calls.append("ask")
+        self._fail("before")
+        return self._target.numbers.get(writer)
+
+    def write(self, rows: SinkBatch) -> None:
+        self.calls.append(f"write {rows.batch_id}")
+        fault = self._fail("before")
+        if self._target.numbers.get(rows.writer, -1) >= rows.batch_id:
+            return
+        staged = [*self._target.rows, *key_and_value(rows)]
+        if self._target.commit_fault is not None:
+            raise self._target.commit_fault
+        self._target.rows, self._target.numbers[rows.writer] = staged, rows.batch_id
+        if fault == "lost answer":
+            raise UnavailableError("the answer was lost")
+        if fault == "late error":
+            raise RuntimeError("the client has a bug")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def _fail(self, fault: str) -> str | None:
+        planned = next(self._faults, None)
+        if planned == fault:
+            raise UnavailableError("the target is away")
+        return planned
+
+
+TARGETS: dict[int, Target] = {}
+
+
+def _another(target: int) -> MemorySink:
+    return MemorySink(TARGETS[target])
+
+
+class TestMemorySink(SinkContract):
+    @pytest.fixture
+    def sink(self) -> Iterator[MemorySink]:
+        target = Target()
+        TARGETS[id(target)] = target
+        yield MemorySink(target)
+        del TARGETS[id(target)]
+
+    def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
+        assert isinstance(sink, MemorySink)
+        return sink._target.rows
+
+    @contextlib.contextmanager
+    def killed_before_commit(self, sink: ExactlyOnceSink) -> Iterator[None]:
+        assert isinstance(sink, MemorySink)
+        sink._target.commit_fault = Killed()
+        yield
+        sink._target.commit_fault = None
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    pauses: list[float] = []
+    monkeypatch.setattr(module, "pause", pauses.append)
+    return pauses
+
+
+FAULTS = st.lists(st.sampled_from([None, "before", "lost answer", "late error"]), max_size=12)
+
+
+@given(FAULTS, st.lists(st.integers(0, 3), min_size=1, max_size=8))
+def test_each_row_is_once_in_the_target_whatever_fails(
+    faults: list[str | None], restarts: list[int]
+) -> None:
+    """Each batch is delivered until a delivery returns; before some, the driver starts again."""
+    target, plan = Target(), iter(faults)
+    function = ExactlyOnce(MemorySink(target, plan))
+    for number, repeats in enumerate(restarts):
+        for turn in range(repeats + 1):
+            if turn:
+                function = ExactlyOnce(MemorySink(target, plan))
+            while True:
+                try:
+                    deliver(function, batch(number))
+                    break
+                except (UnavailableError, RuntimeError):
+                    function = ExactlyOnce(MemorySink(target, plan))
+    expected = [row for number in range(len(restarts)) for row in key_and_value(batch(number))]
+    assert expected == target.rows
+
+
+def run(faults: Sequence[str | None], *numbers: int) -> MemorySink:
+    sink = MemorySink(Target(), iter(faults))
+    function = ExactlyOnce(sink)
+    for number in numbers:
+        deliver(function, batch(number))
+    return sink
+
+
+def test_the_target_is_asked_once_in_a_run() -> None:
+    assert ["ask", "write 0", "write 1", "write 2"] == run([], 0, 1, 2).calls
+
+
+def test_after_an_error_the_target_is_asked_before_it_is_written_to_again(
+    no_pause: list[float],
+) -> None:
+    assert ["ask", "write 0", "ask", "write 0", "write 1"] == run([None, "before"], 0, 1).calls
+    assert 1 == len(no_pause)
+    assert ["ask", "write 0", "ask", "write 1"] == run([None, "lost answer"], 0, 1).calls
+    assert ["ask", "write 0", "ask", "write 1"] == run([None, "late error"], 0, 1).calls
+
+
+def test_a_target_that_stays_away_ends_the_query_after_five_attempts(no_pause: list[float]) -> None:
+    with pytest.raises(UnavailableError, match="the target is away"):
+        run(["before"] * 99, 0)
+    assert 4 == len(no_pause)
+    assert 10 > sum(no_pause) == pytest.approx(sum(sorted(no_pause)))
+
+
+def test_an_error_that_does_not_pass_is_raised_at_once(no_pause: list[float]) -> None:
+    target = Target()
+    target.commit_fault = ValueError("a column is missing")
+    sink = MemorySink(target)
+    with pytest.raises(ValueError, match="a column is missing"):
+        deliver(ExactlyOnce(sink), batch(0))
+    assert (["ask", "write 0", "ask"], []) == (sink.calls, no_pause)
+
+
+def test_a_driver_that_was_fenced_does_not_ask_again() -> None:
+    """To ask Kafka is to take over from the driver that runs."""
+    target = Target()
+    target.commit_fault = FencedError("another driver")
+    sink = MemorySink(target)
+    with pytest.raises(FencedError, match="another driver"):
+        deliver(ExactlyOnce(sink), batch(0))
+    assert ["ask", "write 0"] == sink.calls
+
+
+def test_a_driver_that_another_one_has_overtaken_is_fenced() -> None:
+    target = Target()
+    function = ExactlyOnce(MemorySink(target, iter([None, None, "before"])))
+    deliver(function, batch(0))
+    target.numbers[WRITER] = 3
+    with pytest.raises(FencedError, match=r"has batch 3 .* this driver is at batch 1: another"):
+        deliver(function, batch(1))
+
+
+def test_a_query_that_went_back_is_rejected() -> None:
+    target = Target()
+    target.numbers[WRITER] = 7
+    with pytest.raises(CheckpointError, match="has batch 7, and the query is at batch 5") as caught:
+        deliver(ExactlyOnce(MemorySink(target)), batch(5))
+    assert ("gap", 5) == (caught.value.reason, caught.value.batch_id)
+
+
+def test_a_batch_without_rows_is_not_written() -> None:
+    sink = MemorySink(Target())
+    function = ExactlyOnce(sink)
+    deliver(function, SinkBatch(WRITER, 0, batch(0).rows.slice(0, 0)))
+    assert ["ask"] == sink.calls
+
+
+def test_close_closes_the_sink_and_forgets_what_it_said() -> None:
+    target = Target()
+    sink = MemorySink(target)
+    function = ExactlyOnce(sink)
+    deliver(function, batch(0))
+    function.close()
+    target.numbers[WRITER] = 1
+    deliver(function, batch(1))
+    assert ["ask", "write 0", "close", "ask"] == sink.calls
+
+
+def test_what_is_no_sink_is_rejected_when_it_is_typed() -> None:
+    with pytest.raises(UsageError, match=r"last_committed, write and close, not .*use idempotent"):
+        exactly_once(print)  # type: ignore[arg-type]
+
+
+# --- the arguments of a database sink --------------------------------------------------------------
+
+
+def database(path: Path, statement: str) -> Callable[..., sqlite3.Connection]:
+    connection = sqlite3.connect(path)
+    connection.execute(statement)
+    connection.close()
+    return functools.partial(sqlite3.connect, path, check_same_thread=False)
+
+
+def select(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_rows_of_a_key_replace_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    connect = database(
+        path, 'create table t ("the key" text, n int, v text, primary key ("the key", n))'
+    )
+    sink = DatabaseSink(connect, "t", key=["the key", "n"])
+    for number, rows in enumerate(
+        [[("a", 1, "x"), ("b", 1, "x"), ("a", 1, "y")], [("a", 1, "z"), ("a", 2, "new")]]
+    ):
+        table = pa.table(dict(zip(("the key", "n", "v"), zip(*rows, strict=True), strict=True)))
+        sink.write(SinkBatch(WRITER, number, table))
+    assert [("a", 1, "z"), ("a", 2, "new"), ("b", 1, "x")] == select(
+        path, "select * from t order by 1, 2"
+    )
+    with pytest.raises(UsageError, match="lack the key of the key; they have n, v"):
+        sink.write(SinkBatch(WRITER, 2, table.drop(["the key"])))
+    assert 1 == sink.last_committed(WRITER)
+    sink.close()
+
+
+def test_rows_that_are_all_key_are_kept_once(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    sink = DatabaseSink(database(path, "create table t (v int primary key)"), "main.t", key=["v"])
+    sink.write(SinkBatch(WRITER, 0, pa.table({"v": [1, 2, 1]})))
+    assert [(1,), (2,)] == select(path, "select * from t")
+    sink.close()
+
+
+def test_a_connection_in_autocommit_mode_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    connect = database(path, "create table t (key text, value text)")
+    sink = DatabaseSink(functools.partial(connect, isolation_level=None), "t")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="autocommit mode"):
+            sink.last_committed(WRITER)
+    assert [] == select(path, "select * from statelog_batches")
+    DatabaseSink(connect, "t").write(batch(0))
+
+
+def test_an_error_of_the_database_that_may_pass_is_unavailable(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    connect = database(path, "create table t (key text, value text)")
+    sink = DatabaseSink(functools.partial(connect, timeout=0.01), "t")
+    assert sink.last_committed(WRITER) is None
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        with pytest.raises(UnavailableError, match=r"cannot write batch 0 in t: .*locked"):
+            sink.write(batch(0))
+        other.execute("rollback")
+    sink.write(batch(0))
+    with pytest.raises(UnavailableError, match="unable to open"):
+        DatabaseSink(functools.partial(sqlite3.connect, tmp_path / "no" / "d"), "t").write(batch(0))
+    assert 3 == len(select(path, "select * from t"))
+    sink.close()
+
+
+def test_an_error_of_the_rows_is_raised_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    sink = DatabaseSink(database(path, "create table t (key text check (key < 'x'))"), "t")
+    rows = pa.table({"key": ["a", "z"]})
+    with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+        sink.write(SinkBatch(WRITER, 0, rows))
+    assert ([], None) == (select(path, "select * from t"), sink.last_committed(WRITER))
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("totals.db", "t"), "a function that connects"),
+        ((sqlite3.connect, "t", "key"), r"key=\['key'\]"),
+        ((sqlite3.connect, "t", (), "named"), "paramstyle is one of"),
+    ],
+)
+def test_wrong_arguments_of_a_database_sink(arguments: tuple[Any, ...], text: str) -> None:
+    names = ("connect", "table", "key", "paramstyle")
+    with pytest.raises(UsageError, match=text):
+        DatabaseSink(**dict(zip(names, arguments, strict=False)))
+
+
+def test_a_driver_with_another_paramstyle_is_named(tmp_path: Path) -> None:
+    class Odd:
+        def cursor(self) -> "Odd":
+            return self
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_: None
+
+    with pytest.raises(UsageError, match=r"the driver of .*Odd has the paramstyle ''"):
+        DatabaseSink(Odd, "t").last_committed(WRITER)  # type: ignore[arg-type]
+
+
+def test_the_function_can_be_pickled(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    connect = database(path, "create table t (key text, value text)")
+    function = exactly_once(DatabaseSink(connect, "t"))
+    deliver(function, batch(0))
+    copy = pickle.loads(pickle.dumps(function))
+    assert copy.has(WRITER, 0)
+    copy.close()
+    function.close()
