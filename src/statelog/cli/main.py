@@ -29,19 +29,19 @@ from statelog.cli.output import (
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
 _VERBS: Final = {
-    "info": "info",
+    "info": "checkpoints",
     "checkpoints": "checkpoints",
     "demo": "demo",
     "read": "state",
     "get": "state",
     "history": "state",
     "diff": "state",
-    "sql": "sql",
+    "sql": "state",
     "export": "export",
     "cat": "cat",
-    "gc": "gc",
+    "gc": "verify",
     "verify": "verify",
-    "log": "log",
+    "log": "cat",
     "repair": "repair",
     "rewind": "rewind",
     "tag": "savepoints",
@@ -50,7 +50,7 @@ _VERBS: Final = {
     "report": "report",
     "replay": "replay",
     "copy": "copy",
-    "forget": "forget",
+    "forget": "edit",
     "edit": "edit",
 }
 """The module of each verb, in the order of the help; the verb is a function of this name."""

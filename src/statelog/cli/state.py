@@ -1,4 +1,4 @@
-"""`statelog read`, `get`, `history` and `diff`: state as of a checkpoint, without Spark."""
+"""`statelog read`, `get`, `history`, `diff` and `sql`: state as of a checkpoint, without Spark."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
 from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.key_history import KeyVersion, key_history
 from statelog.state.reader.location_state import LocationState
-from statelog.state.reader.lookup import key_from_text
+from statelog.state.reader.lookup import KeyVersion, key_from_text, key_history
 
 _Location = Annotated[str, typer.Argument(help="State location: a path or URL.")]
 _Variable = Annotated[str, typer.Argument(help="State variable; $timers for timers.")]
@@ -169,3 +168,46 @@ def _shown(state: LocationState, variable: str, version: KeyVersion) -> object:
     by_name = {each.name: each for each in state.variables(version.checkpoint_id)}.get(variable)
     is_map = by_name is not None and by_name.user_key_schema is not None
     return list(version.value.items()) if is_map else version.value
+
+
+def sql(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    statement: Annotated[
+        str,
+        typer.Argument(
+            help="One statement in the dialect of DuckDB, such as 'from total limit 5'."
+        ),
+    ],
+    *,
+    checkpoint: CheckpointOption = None,
+    operator: Annotated[
+        str | None, typer.Option(help="operatorId, where the query has several operators.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows to show at most; 0 shows all. 20 by default, and all with --json.", min=0
+        ),
+    ] = None,
+    allow_files: Annotated[
+        bool,
+        typer.Option(
+            "--allow-files",
+            help="Let the statement read and write files, attach databases and load extensions.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """
+    Run one SQL statement over the state as of a checkpoint, through DuckDB.
+
+    Each state variable is a table of its name, timers are the table timers.  Names with a dot need quotes: select "key.customer", "value.total" from total.  Only the variables that the statement names are read, into memory.  The statement reads and writes nothing else without --allow-files.  Needs the extra sql.
+    """
+    with open_state(location, operator) as state, progress("reading"):
+        table = state.sql(statement, checkpoint, allow_files=allow_files)
+    show_rows(
+        rows_of(table.to_batches()),
+        table.column_names,
+        limit=row_limit(limit, as_json),
+        as_json=as_json,
+    )

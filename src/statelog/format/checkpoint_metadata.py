@@ -27,10 +27,9 @@ from statelog.format.checkpoint_record import (
     decode_record,
     encode_record,
 )
-from statelog.format.group_index import GroupIndex
 from statelog.format.segment import Segment, SegmentWriter, parse_segment
 from statelog.format.snappy_frames import MAX_CHUNK_LENGTH
-from statelog.format.trailer import SetEntry
+from statelog.format.trailer import GroupIndex, SetEntry
 from statelog.model import (
     ByteStreamStateHandle,
     ChangelogStateHandle,

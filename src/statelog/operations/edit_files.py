@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.errors import UsageError
-from statelog.state.kinds.columns import EXPIRES_FIELD
+from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.kinds.list import POSITION_COLUMN
 from statelog.state.reader import StateReader
 from statelog.store.local_disk import check_named_file

@@ -16,12 +16,11 @@ from typing import Any, Final, SupportsFloat
 import obstore.exceptions as obstore_errors
 import obstore.store
 
-from statelog.core.request_policy import RequestPolicy
+from statelog.core.retry_policy import RequestPolicy
 from statelog.errors import InvalidOptionsError, StoreError
 from statelog.redaction import redacted, without_secrets
 from statelog.store.explain import one_line
-from statelog.store.location import kind_of, local_path
-from statelog.store.schemes import AZURE, MEMORY, SCHEMES, Scheme, words
+from statelog.store.location import AZURE, MEMORY, SCHEMES, Scheme, kind_of, local_path, words
 
 Client = obstore.store.ObjectStore
 

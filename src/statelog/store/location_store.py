@@ -26,8 +26,7 @@ from statelog.errors import (
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.at_once import endpoint_of, read_tail
-from statelog.store.encrypted import EncryptedStore
-from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, split_options
+from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, EncryptedStore, split_options
 from statelog.store.opening import open_existing_store as _open_existing
 from statelog.store.opening import open_store
 from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from statelog.checkpoint.recorder import CheckpointRecorder
+from statelog.checkpoint.coordinator import CheckpointRecorder
 from statelog.core.snapshot_schedule import (
     LogDistances,
     SnapshotSchedule,

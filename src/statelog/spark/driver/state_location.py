@@ -18,10 +18,9 @@ from typing import Final, NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
-from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import describe_newest_claim, new_owner_id
-from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint

@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.spark.migration.columns import (
+from statelog.spark.migration.to_spark import (
     CHECKPOINT_COLUMN,
     EXPIRY_COLUMN,
     STATE_COLUMN,

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from statelog.errors import UsageError
-from statelog.spark.migration.columns import STATE_COLUMN, TIMERS_COLUMN
+from statelog.spark.migration.to_spark import STATE_COLUMN, TIMERS_COLUMN
 
 _TIMERS = "TimerState"
 _COLUMNS = {"ValueState": "value", "ListState": "list_value", "MapState": "map_value"}

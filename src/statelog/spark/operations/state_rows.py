@@ -35,8 +35,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
 from statelog.state.encoding.values import KeyCodec
-from statelog.state.kinds.columns import EXPIRES_FIELD
-from statelog.state.kinds.kind import USER_KEY_COLUMN, VALUE_COLUMN
+from statelog.state.kinds.kind import EXPIRES_FIELD, USER_KEY_COLUMN, VALUE_COLUMN
 
 STATE_COLUMN: Final = "state_id"
 ORDER_COLUMN: Final = "order"

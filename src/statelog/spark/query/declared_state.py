@@ -11,8 +11,12 @@ from pyspark.sql.types import StructType
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.processor_checks import copy_of, described
-from statelog.spark.query.refused_state import StateWithoutKey
-from statelog.spark.query.state_variables import SchemaLike, StateVariables, WantedVariable
+from statelog.spark.query.state_variables import (
+    SchemaLike,
+    StateVariables,
+    StateWithoutKey,
+    WantedVariable,
+)
 from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN

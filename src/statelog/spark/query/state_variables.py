@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ListState as PySparkListState
@@ -31,22 +31,24 @@ from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueS
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.rows.spark_errors import DeletedStateError
 from statelog.spark.rows.types import row_factory
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.kinds import StateKind, Values
-from statelog.state.objects.aggregates import (
+from statelog.state.objects import (
     AggregateFunction,
     AggregatingState,
+    BoundState,
+    Cursor,
     ReduceFunction,
     ReducingState,
 )
-from statelog.state.objects.bound_state import BoundState, Cursor
-from statelog.state.objects.list import ExpiringListState as KeyedExpiringListState
-from statelog.state.objects.list import ListState as KeyedListState
-from statelog.state.objects.map import ExpiringMapState as KeyedExpiringMapState
-from statelog.state.objects.map import MapState as KeyedMapState
-from statelog.state.objects.value import ExpiringValueState as KeyedExpiringValueState
-from statelog.state.objects.value import ValueState as KeyedValueState
+from statelog.state.objects import ExpiringListState as KeyedExpiringListState
+from statelog.state.objects import ExpiringMapState as KeyedExpiringMapState
+from statelog.state.objects import ExpiringValueState as KeyedExpiringValueState
+from statelog.state.objects import ListState as KeyedListState
+from statelog.state.objects import MapState as KeyedMapState
+from statelog.state.objects import ValueState as KeyedValueState
 from statelog.state.schema.descriptors import Aggregation
 
 SchemaLike = StructType | str
@@ -287,3 +289,61 @@ class StateVariables(StatefulProcessorHandle):
         )
         state: PySparkMapState = self._variable(variable)
         return state
+
+
+class StateWithoutKey:
+    """A state variable on the driver: there is no key, so nothing can be read or written."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise UsageError(
+            f"state {self._name!r} belongs to a key: read and write it while rows or timers are "
+            "handled, not in init() or close()"
+        )
+
+
+class RefusedState:
+    """
+    A state variable of a task that the operator does not have.
+
+    Args:
+        kind: What was asked for.
+        error: Why there is none.
+    """
+
+    def __init__(self, kind: StateKind, error: UsageError) -> None:
+        self._kind = kind
+        self._error = error
+        self._deleted = ""
+
+    def __getattr__(self, attribute: str) -> Callable[..., NoReturn]:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        if not self._deleted:
+            raise self._error
+        return _refusal(self._kind, attribute, self._deleted)
+
+
+def refuse_use(state: BoundState | RefusedState, name: str) -> None:
+    """Let every method of a state variable say that the variable was deleted."""
+    if isinstance(state, RefusedState):
+        state._deleted = name
+        return
+    for method in methods_of(type(state)):
+        setattr(state, method, _refusal(state.kind, method, name))
+
+
+def _refusal(kind: StateKind, method: str, name: str) -> Callable[..., NoReturn]:
+    words = classes_of(kind).failures.get(method, f"Error using {kind.value} state")
+
+    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+        raise DeletedStateError(
+            f"{words}: state {name!r} was deleted by deleteIfExists() in init(), after init() had "
+            "asked for it; ask for it after the deletion, or leave the deletion out"
+        )
+
+    return refuse

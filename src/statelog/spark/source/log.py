@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from statelog.changelog.reader import read_change_batches
-from statelog.changelog.whole_file import whole_file_handle
+from statelog.changelog.reader import read_change_batches, whole_file_handle
 from statelog.errors import UsageError
 from statelog.model import ChangelogStateHandle, CompletedCheckpoint, KeyGroupRange
 from statelog.spark.source.columns import spark_batch
@@ -28,8 +27,8 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import kind
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import chain_before
+from statelog.state.reader.event_cells import LoggedOperations
 from statelog.state.reader.feed import own_log
-from statelog.state.reader.logged import LoggedOperations
 
 RAW_COLUMNS: Final = pa.schema(
     [

@@ -6,6 +6,6 @@
     tester_state       the keyed state, with its log and snapshots in memory
     key_state          the state of one key as a test writes it; literals: values as code
     replay             what a recorded key saw, through a processor of today (find_processor);
-                       replay_tester runs a step, debug_replay stops in it, write_test makes a test of it
+                       replay_tester runs a step, write_test makes a test of it
     ddl                Spark's DDL text as a schema, without the JVM
 """

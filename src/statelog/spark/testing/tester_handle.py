@@ -24,7 +24,7 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.spark.worker.handle import TaskHandle
-from statelog.state.objects.bound_state import BoundState
+from statelog.state.objects import BoundState
 from statelog.state.schema.descriptors import TIMERS_NAME, StateDescriptor
 
 

@@ -24,8 +24,7 @@ from statelog.state.encoding.snapshot_file import write_snapshot
 from statelog.state.heap.tables import Key, Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
-from statelog.state.objects.bound_state import Cursor
-from statelog.state.objects.timers import Timers
+from statelog.state.objects import Cursor, Timers
 from statelog.state.recordings.cells import Cells, cells_of
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
 from statelog.state.schema.evolution import evolve

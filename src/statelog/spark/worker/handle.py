@@ -11,12 +11,16 @@ from typing import Any
 
 from statelog.errors import UsageError
 from statelog.spark.query.declared_state import check_not_reserved
-from statelog.spark.query.refused_state import RefusedState, refuse_use
-from statelog.spark.query.state_variables import StateVariables, WantedVariable, bind_variable
+from statelog.spark.query.state_variables import (
+    RefusedState,
+    StateVariables,
+    WantedVariable,
+    bind_variable,
+    refuse_use,
+)
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.objects.bound_state import BoundState, Cursor
-from statelog.state.objects.timers import Timers
+from statelog.state.objects import BoundState, Cursor, Timers
 
 
 class TaskHandle(StateVariables):

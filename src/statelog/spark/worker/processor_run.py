@@ -31,15 +31,14 @@ from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, returned
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
+from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.retired_changes import RetiredChanges
-from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.unencodable import unencodable_value
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keyed_state import KeyedState
-from statelog.state.objects.bound_state import Cursor
-from statelog.state.objects.timers import Timers
+from statelog.state.objects import Cursor, Timers
 from statelog.state.schema.descriptors import TIMERS_NAME
 
 # The timers of a task: which are due, and when the next one is due.

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.model import ChangeBatch
+from statelog.spark.worker.large_input import Piece, SpillFile
 from statelog.spark.worker.protocol import NEVER_MS
-from statelog.spark.worker.spill import Piece, SpillFile
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keys.key_hash import hash_columns

@@ -18,7 +18,7 @@ from statelog.errors import InvariantError, UsageError
 from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.values import KeyCodec, MapKeyCodec, StructCodec, tuple_factory
 from statelog.state.kinds import Deltas, Entry, Operations, Values
-from statelog.state.kinds.columns import EXPIRES_FIELD
+from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.schema.descriptors import StateDescriptor, TtlChange, field_since
 
 

@@ -11,17 +11,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.state.kinds.columns import (
-    EXPIRES_FIELD,
-    as_struct,
-    cell_of_element,
-    expiry_of,
-    filtered_lists,
-    list_column,
-    positions_in,
-    split_elements,
-)
 from statelog.state.kinds.kind import (
+    EXPIRES_FIELD,
     OP_ADD_ELEMENT,
     OP_CLEAR,
     VALUE_COLUMN,
@@ -34,6 +25,13 @@ from statelog.state.kinds.kind import (
     Operations,
     RowNumbers,
     Times,
+    as_struct,
+    cell_of_element,
+    expiry_of,
+    filtered_lists,
+    list_column,
+    positions_in,
+    split_elements,
     with_copies,
 )
 

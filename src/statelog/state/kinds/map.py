@@ -13,16 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import UsageError
-from statelog.state.kinds.columns import (
-    EXPIRES_FIELD,
-    as_struct,
-    cell_of_element,
-    expiry_of,
-    filtered_lists,
-    list_column,
-    split_elements,
-)
 from statelog.state.kinds.kind import (
+    EXPIRES_FIELD,
     OP_CLEAR,
     OP_PUT,
     OP_REMOVE,
@@ -38,6 +30,12 @@ from statelog.state.kinds.kind import (
     RowNumbers,
     Times,
     Values,
+    as_struct,
+    cell_of_element,
+    expiry_of,
+    filtered_lists,
+    list_column,
+    split_elements,
     with_copies,
 )
 

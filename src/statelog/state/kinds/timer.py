@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from statelog.arguments import whole_number
 from statelog.errors import check
-from statelog.state.kinds.columns import cell_of_element
 from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_SET,
@@ -32,6 +31,7 @@ from statelog.state.kinds.kind import (
     RowNumbers,
     Table,
     Times,
+    cell_of_element,
     lists_of_lengths,
 )
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statelog.state.kinds.columns import as_struct, expiry_of
 from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_SET,
@@ -25,6 +24,8 @@ from statelog.state.kinds.kind import (
     Operations,
     RowNumbers,
     Times,
+    as_struct,
+    expiry_of,
 )
 
 

@@ -26,8 +26,8 @@ from statelog.state.columnar.sorted_run import RowLayout, one_batch
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.differences import Differences, change_words
-from statelog.state.reader.equality import valid_rows
-from statelog.state.reader.logged import LoggedOperations
+from statelog.state.reader.event_cells import LoggedOperations
+from statelog.state.reader.joining import valid_rows
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.reader.window import Window
 

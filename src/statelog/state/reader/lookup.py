@@ -2,7 +2,8 @@
 One key: its key group, its rows, and its state as Python values.
 
 A caller gives a key as values; they are converted to the types of the key columns first, so that
-`5` finds a key in a column of any whole-number type, and `"5"` is refused there.
+`5` finds a key in a column of any whole-number type, and `"5"` is refused there.  `KeyVersion` is
+what the state of one key was at a retained checkpoint.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import datetime as dt
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import UsageError
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
+from statelog.errors import CheckpointError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.state.keys.key_groups import key_group_of
+from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor, schema_text
 
@@ -190,3 +196,103 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple(map(_hashable, value.values()))
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+_UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
+_GONE: Final = ("not_found", "subsumed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyVersion:
+    """
+    The state of one key as of one checkpoint.
+
+    Args:
+        checkpoint_id: The checkpoint.
+        batch_id: Number of the micro-batch that made it.
+        as_of_ms: The time for which it is told what has expired, in milliseconds since 1970.
+        value: The state, as `LocationState.get` returns it; None too where the checkpoint does not
+            have the variable.
+    """
+
+    checkpoint_id: int
+    batch_id: int
+    as_of_ms: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """
+    The history of a key, as far as it can be read.
+
+    Args:
+        versions: The state as of each checkpoint that can be read, ascending.
+        unreadable: The checkpoints that cannot be read.
+    """
+
+    versions: list[KeyVersion]
+    unreadable: tuple[CheckpointSummary, ...]
+
+    def checked(self) -> list[KeyVersion]:
+        """
+        Return the versions of a history without gaps.
+
+        Raises:
+            CheckpointError: A checkpoint cannot be read; the message names all of them.
+        """
+        if not self.unreadable:
+            return self.versions
+        ids = ", ".join(str(each.checkpoint_id) for each in self.unreadable)
+        first = self.unreadable[0]
+        damaged = any(each.state is CheckpointState.DAMAGED for each in self.unreadable)
+        raise CheckpointError(
+            f"the history has gaps: checkpoint {ids} cannot be read ({first.problem}). `statelog "
+            "verify` says what is damaged; the state as of another checkpoint can be read by its id",
+            reason="damaged" if damaged else "incompatible",
+            checkpoint_id=first.checkpoint_id,
+        )
+
+
+class _Checkpoints(Protocol):
+    """Gives the checkpoints of a location, and a reader of each."""
+
+    def checkpoints(self) -> list[CheckpointSummary]: ...
+    def reader(self, checkpoint: int | None = None) -> StateReader: ...
+
+
+def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | None) -> KeyHistory:
+    """Return the state of one key as of each retained checkpoint; see `LocationState.history`."""
+    versions: list[KeyVersion] = []
+    was_present = False
+    listed = state.checkpoints()
+    for entry in listed:
+        if not entry.is_retained:
+            continue
+        with _unless_gone():
+            reader = state.reader(entry.checkpoint_id)
+            time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
+            present = has_variable(reader, variable)
+            value = state_of_key(reader, variable, key, time_ms) if present else None
+            was_present = was_present or present
+            versions.append(
+                KeyVersion(
+                    checkpoint_id=entry.checkpoint_id,
+                    batch_id=BatchRecord.of(reader.checkpoint).batch_id,
+                    as_of_ms=time_ms,
+                    value=value,
+                )
+            )
+    if not was_present:
+        state.reader().arrow_schema(variable)  # raises: it names the variables
+    return KeyHistory(versions, tuple(entry for entry in listed if entry.state in _UNREADABLE))
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Pass over a checkpoint that was deleted since it was listed."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.reason not in _GONE:
+            raise

@@ -20,10 +20,15 @@ from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.keys.key_hash import Hashes
 from statelog.state.kinds.kind import RowNumbers, Times
 from statelog.state.reader.differences import change_words
-from statelog.state.reader.equality import Mask, equal_rows, valid_rows
 from statelog.state.reader.event_cells import NO_ROW, EventCells, Operations, event_cells
-from statelog.state.reader.joining import numbered_keys
-from statelog.state.reader.ordering import numbered, stable_order
+from statelog.state.reader.joining import (
+    Mask,
+    equal_rows,
+    numbered,
+    numbered_keys,
+    stable_order,
+    valid_rows,
+)
 
 EVENTS: Final = 65_536
 """Rows of a batch of events."""

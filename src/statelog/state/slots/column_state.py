@@ -12,9 +12,8 @@ import pyarrow as pa
 from statelog.errors import UsageError
 from statelog.state.encoding.values import stored_field
 from statelog.state.kinds import StateKind
-from statelog.state.slots.keys import Keys
+from statelog.state.slots.keys import Keys, zoned_table
 from statelog.state.slots.slot_table import SlotTable
-from statelog.state.slots.zoned import zoned_table
 
 
 class ColumnState:

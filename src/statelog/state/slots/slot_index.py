@@ -24,8 +24,7 @@ from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_groups import SEED
 from statelog.state.keys.key_hash import Hashes, is_one_to_one
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.slots.chunked_column import taken
-from statelog.state.slots.entry_heap import EntryHeap
+from statelog.state.slots.entry_heap import EntryHeap, taken
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[np.int64]
