@@ -377,10 +377,6 @@ def whole_file_handle(store: FileSource, path: str) -> ChangelogStateHandle:
     """
     Return a handle of all change sets in a file, written by statelog or by Flink.
 
-    Args:
-        store: Where the file is.
-        path: Its name.
-
     Raises:
         ObjectNotFoundError: There is no such file.
         CorruptionError: It is no changelog file, or it is damaged.

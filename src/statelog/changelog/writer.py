@@ -408,17 +408,7 @@ class _Pending:
 
 
 class PendingPersists:
-    """
-    The pending persists of one writer.
-
-    Args:
-        log_id: The writer's number, for messages.
-        operator_id: Its operator, for messages.
-        key_group_range: The key groups of its handles.
-        registry: Knows which local copies exist.
-        runtime: Clock and ids.
-        metrics: Records durations of persists.
-    """
+    """The pending persists of one writer."""
 
     def __init__(
         self,

@@ -175,12 +175,7 @@ _TOP: Final = 5
 
 
 class Show:
-    """
-    Prints the course of a demonstration: one line for each micro-batch, a bar below in a terminal.
-
-    Args:
-        console: The console to print on.
-    """
+    """Prints the course of a demonstration: one line for each micro-batch, a bar below in a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -32,14 +32,7 @@ _PATIENCE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """
-    One process.
-
-    Args:
-        pid: Its id.
-        parent: Its parent's id.
-        name: The name of its program.
-    """
+    """One process."""
 
     pid: int
     parent: int

@@ -37,12 +37,7 @@ _CORES: Final = re.compile(r"local\[(\d+)")
 
 
 class Messages:
-    """
-    Sends messages to the parent process, one JSON object per line.
-
-    Args:
-        descriptor: The pipe.
-    """
+    """Sends messages to the parent process, one JSON object per line."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -109,10 +104,6 @@ def run(
 def run_on_connect(config: JobConfig, messages: Messages) -> None:
     """
     Run the job over all input on a server of its own, and verify if asked to.
-
-    Args:
-        config: The run.
-        messages: Sends the progress.
 
     Raises:
         StreamingQueryException: The query failed more often than it is started again.

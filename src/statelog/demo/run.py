@@ -174,13 +174,7 @@ class DemoResult:
 
 
 class Demo:
-    """
-    One demonstration.
-
-    Args:
-        plan: The settings.
-        audience: Called at each step.
-    """
+    """One demonstration."""
 
     def __init__(self, plan: DemoPlan, audience: Audience) -> None:
         self._plan = plan

@@ -72,11 +72,6 @@ class ChangeWriter:
     """
     Appends the changes of a range of key groups, part by part.
 
-    Args:
-        store: The store of the location.
-        codec: The operator's codec.
-        key_groups: The range.
-
     Attributes: `delta_bytes`: summed size of the changes.
     """
 

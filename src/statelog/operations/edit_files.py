@@ -35,11 +35,6 @@ def states_in_file(
     """
     Return the state of each key in a file, as `statelog.edit` takes it.
 
-    Args:
-        reader: The checkpoint that is edited.
-        variable: The state variable.
-        path: A Parquet file, or a folder of them.
-
     Raises:
         UsageError: There is no such file or variable, or the file has other columns or types, or several
             values of one key, or a link of the location leads to it.

@@ -74,10 +74,6 @@ class Needs:
     """
     Which retained checkpoints need which objects.
 
-    Args:
-        store: The store of the location.
-        newest: Its newest checkpoint.
-
     Raises:
         CheckpointError: A retained checkpoint is damaged or missing.
 

@@ -67,13 +67,7 @@ _RECORDED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class NewQuery:
-    """
-    The query that goes on from a fork.
-
-    Args:
-        query_id: Its id.
-        checkpoint_location: URL of its checkpointLocation.
-    """
+    """The query that goes on from a fork."""
 
     query_id: str
     checkpoint_location: str

@@ -49,11 +49,6 @@ class SoughtKey:
     """
     A key of an operator, to be found in objects.
 
-    Args:
-        values: Its values.
-        schema: The operator's schema.
-        key_groups: The key groups of the operator.
-
     Raises:
         UsageError: The values are no key of the operator.
     """

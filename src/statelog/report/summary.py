@@ -40,14 +40,7 @@ class VariableSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSummary:
-    """
-    One operator of the query.
-
-    Args:
-        name: Its name.
-        key: Names and types of its key columns.
-        variables: Its state variables.
-    """
+    """One operator of the query."""
 
     name: str
     key: str

@@ -320,16 +320,7 @@ def what_if(
 
 @dataclass(slots=True)
 class _Source:
-    """
-    What the running query did after the fork.
-
-    Args:
-        store: Its state location.
-        query: Its checkpointLocation.
-        after: The micro-batch of the fork.
-        last: The checkpoint that is compared.
-        options: Options of the store.
-    """
+    """What the running query did after the fork."""
 
     store: LocationStore
     query: StoredQuery
@@ -379,11 +370,6 @@ class _Source:
 class _Run:
     """
     Runs micro-batches in a fork.
-
-    Args:
-        source: What is repeated.
-        fork: Where.
-        stream: The query.
 
     Raises:
         UsageError: The fork has no query.

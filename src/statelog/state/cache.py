@@ -72,9 +72,6 @@ class StateCache(ABC, Generic[WritesT]):
     """
     The state of some key groups of one operator, in this process.
 
-    Args:
-        codec: The operator's codec.
-
     Thread: one at a time; Spark runs one task in a Python worker.
     """
 

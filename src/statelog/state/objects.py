@@ -433,13 +433,7 @@ class AggregateFunction(Protocol):
 
 
 class ReducingState:
-    """
-    One value per key: the reduction of all values added, stored in a `ValueState`.
-
-    Args:
-        value: Stores the reduced value.
-        reduce: Makes one value of two.
-    """
+    """One value per key: the reduction of all values added, stored in a `ValueState`."""
 
     def __init__(self, value: ValueState, reduce: ReduceFunction) -> None:
         self._value = value
@@ -466,13 +460,7 @@ class ReducingState:
 
 
 class AggregatingState:
-    """
-    One accumulator per key, stored in a `ValueState`, and its result.
-
-    Args:
-        value: Stores the accumulator.
-        function: Aggregates values.
-    """
+    """One accumulator per key, stored in a `ValueState`, and its result."""
 
     def __init__(self, value: ValueState, function: AggregateFunction) -> None:
         self._value = value

@@ -201,12 +201,6 @@ class ObjectCipher:
     """
     Decrypts the chunks of one object.
 
-    Args:
-        keys: The keys.
-        path: Name of the object in its location.
-        header: Its first `HEADER_BYTES`.
-        where: Names the object in errors.
-
     Raises:
         CorruptionError: The header does not belong to an encrypted object.
         InvalidOptionsError: Its key is missing.

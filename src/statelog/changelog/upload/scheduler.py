@@ -100,12 +100,7 @@ class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
 
 
 class DirectStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
-    """
-    Uploads in the calling thread, task by task, without threads and batches.
-
-    Args:
-        uploader: Writes the tasks; closed with the scheduler.
-    """
+    """Uploads in the calling thread, task by task, without threads and batches."""
 
     def __init__(self, uploader: StateChangeUploader) -> None:
         self._uploader = acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")

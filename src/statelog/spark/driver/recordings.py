@@ -52,15 +52,7 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
 def record_spec(
     query: Query, operator: int, keys: tuple[tuple[object, ...], ...], tasks: int
 ) -> RecordSpec | None:
-    """
-    Return what the tasks of an operator record; None for nothing.
-
-    Args:
-        query: The query.
-        operator: Index of the operator.
-        keys: Single keys.
-        tasks: Number of its tasks, which share the bytes.
-    """
+    """Return what the tasks of an operator record; None for nothing."""
     settings = query.settings
     if settings.record is None:
         return None
@@ -78,13 +70,7 @@ def record_spec(
 
 @contextlib.contextmanager
 def recording_files(store: ObjectStore, options: ChangelogOptions) -> Iterator[OutputFiles]:
-    """
-    Yield what writes recordings, by the policy of the tasks.
-
-    Args:
-        store: Where files are written.
-        options: Attempts and time-outs.
-    """
+    """Yield what writes recordings, by the policy of the tasks."""
     # Opened for one put: few micro-batches have one, and no thread remains.
     with FsStateChangelogStorage.from_options(
         Options(changelog=options), store, job_id=""

@@ -24,14 +24,7 @@ _log = logging.getLogger("statelog.spark")
 
 
 class SnapshotPlanner:
-    """
-    Plans the snapshots of one run of a query.
-
-    Args:
-        policy: The bounds.
-        max_parallelism: Number of key groups.
-        recorder: Counts the snapshots.
-    """
+    """Plans the snapshots of one run of a query."""
 
     def __init__(
         self, policy: SnapshotPolicy, max_parallelism: int, recorder: CheckpointRecorder

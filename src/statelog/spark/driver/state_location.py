@@ -76,9 +76,6 @@ class StateLocation:
     """
     The state of one query, as of its last committed checkpoint.
 
-    Args:
-        query: The query.
-
     Thread: Spark's thread of the query (and the caller of `start`, before it).
     """
 
@@ -268,14 +265,7 @@ class StateLocation:
     def advance(
         self, completed: CompletedCheckpoint, record: BatchRecord, ran: Sequence[bool]
     ) -> None:
-        """
-        Continue from *completed*, which holds *record*.
-
-        Args:
-            completed: The checkpoint.
-            record: Its record.
-            ran: Whether each operator ran.
-        """
+        """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)

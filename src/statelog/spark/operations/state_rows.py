@@ -128,13 +128,7 @@ def _in_task(
 
 
 class StateRows:
-    """
-    Makes the columns of a snapshot of the sorted rows of a task.
-
-    Args:
-        codec: The operator's codec.
-        key_groups: The key groups of the task.
-    """
+    """Makes the columns of a snapshot of the sorted rows of a task."""
 
     def __init__(self, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
         self._codec = codec

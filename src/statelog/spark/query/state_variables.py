@@ -307,13 +307,7 @@ class StateWithoutKey:
 
 
 class RefusedState:
-    """
-    A state variable of a task that the operator does not have.
-
-    Args:
-        kind: What was asked for.
-        error: Why there is none.
-    """
+    """A state variable of a task that the operator does not have."""
 
     def __init__(self, kind: StateKind, error: UsageError) -> None:
         self._kind = kind

@@ -87,14 +87,7 @@ def operation_columns(reader: StateReader, variable: str) -> pa.Schema:
 
 
 class LogRows(DataSourceReader):
-    """
-    Reads the log of a location, one partition for each checkpoint that wrote to it.
-
-    Args:
-        read: What to read.
-        target: The columns, in the types that Spark takes.
-        flat: The columns.
-    """
+    """Reads the log of a location, one partition for each checkpoint that wrote to it."""
 
     def __init__(self, read: LogRead, target: pa.Schema, flat: pa.Schema) -> None:
         self._read = read

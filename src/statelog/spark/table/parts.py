@@ -65,12 +65,6 @@ def write_part(
     """
     Write the rows of a task.
 
-    Args:
-        options: The options of the write.
-        columns: The frame's columns.
-        max_parallelism: Number of key groups of the table.
-        batches: The rows.
-
     Raises:
         UsageError: A key has a type whose key group only Spark computes.
         StoreError: The store failed.

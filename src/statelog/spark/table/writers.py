@@ -22,13 +22,7 @@ _BATCH_BASE: Final = getattr(datasource, "DataSourceArrowWriter", DataSourceWrit
 
 
 class _Table:
-    """
-    What both kinds of writer do.
-
-    Args:
-        options: Spark's options.
-        schema: The frame's columns.
-    """
+    """What both kinds of writer do."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = TableOptions.parse(options)

@@ -191,11 +191,6 @@ def replay_steps(
     """
     Replay recorded steps.
 
-    Args:
-        steps: The steps.
-        processor: The processor.
-        run: Runs each step; a debugger may do it.
-
     Raises:
         CheckpointError: The processor cannot continue from the recorded state.
     """

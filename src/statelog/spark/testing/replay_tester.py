@@ -75,11 +75,6 @@ class ReplayTester(ProcessorTester):
     """
     Runs one recorded step.
 
-    Args:
-        processor: The processor.
-        step: The step.
-        row_format: With which it was recorded.
-
     Raises:
         CheckpointError: The processor cannot continue from the recorded state.
         ProcessorError: `init` failed.
@@ -152,12 +147,7 @@ class ReplayTester(ProcessorTester):
 
 
 class StepOutput:
-    """
-    Gives what a processor yields to the output of a row format.
-
-    Args:
-        output: Converts it.
-    """
+    """Gives what a processor yields to the output of a row format."""
 
     def __init__(self, output: Output) -> None:
         self._output = output

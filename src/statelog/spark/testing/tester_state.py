@@ -35,13 +35,7 @@ from statelog.store import PATHS, ObjectStore, open_store
 
 
 class TesterLog:
-    """
-    State with its log and its snapshot.
-
-    Args:
-        codec: The operator's codec.
-        key_group_range: All key groups.
-    """
+    """State with its log and its snapshot."""
 
     def __init__(self, codec: OperatorCodec, key_group_range: KeyGroupRange) -> None:
         self.state = KeyedState(codec)

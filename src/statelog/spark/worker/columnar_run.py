@@ -96,15 +96,7 @@ class ColumnarTaskHandle:
 
 
 class ColumnarRun:
-    """
-    One run of a columnar processor; the methods are described at `ProcessorRun`.
-
-    Args:
-        context: The micro-batch.
-        state: The state of the worker.
-        key_group_range: The task's key groups.
-        output: Takes what the processor yields.
-    """
+    """One run of a columnar processor; the methods are described at `ProcessorRun`."""
 
     def __init__(
         self,

@@ -26,12 +26,6 @@ class RetiredChanges:
     """
     The changes of earlier parts, as far as timers need them.
 
-    Args:
-        codec: The operator's codec.
-        timers_id: State id of the timers.
-        until_ms: Up to when timers are due.
-        file: Where changes are stored.
-
     Attributes: `due`: (time, key group, key) of the timers that are due after the rows;
     `first_ms`: time of the first timer later than these.
     """
@@ -54,14 +48,7 @@ class RetiredChanges:
         overlays: Mapping[int, Overlay],
         changes: ChangeBatch,
     ) -> None:
-        """
-        Keep the changes of one part.
-
-        Args:
-            groups: The state before the micro-batch.
-            overlays: The changes.
-            changes: The same, encoded.
-        """
+        """Keep the changes of one part."""
         for key_group, value in zip(
             changes.key_groups.tolist(), changes.values.to_pylist(), strict=True
         ):

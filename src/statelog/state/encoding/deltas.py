@@ -23,14 +23,7 @@ from statelog.state.schema.descriptors import StateDescriptor, TtlChange, field_
 
 
 class StateCodec:
-    """
-    Encode and decode the deltas and entries of one variable.
-
-    Args:
-        key_codec: The operator's key.
-        descriptor: The variable.
-        struct_factory: Builds nested structs, see `StructCodec`.
-    """
+    """Encode and decode the deltas and entries of one variable."""
 
     def __init__(
         self,

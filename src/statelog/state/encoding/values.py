@@ -232,9 +232,6 @@ class KeyCodec:
     A key is a tuple of column values.  Keys that group together must be equal: nested columns are
     frozen into tuples, which are hashable, every NaN becomes one object, -0.0 becomes 0.0, and points
     in time are in UTC.
-
-    Args:
-        schema: Names and Arrow types of the key columns.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

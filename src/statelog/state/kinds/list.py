@@ -40,12 +40,7 @@ POSITION_COLUMN: Final = "position"
 
 
 class ListDelta:
-    """
-    Entries appended to one list, or to an empty one if *replaced*.
-
-    Args:
-        replaced: Whether the entries before are removed.
-    """
+    """Entries appended to one list, or to an empty one if *replaced*."""
 
     __slots__ = ("replaced", "tail")
 

@@ -43,12 +43,7 @@ MapCell = dict[Values, Entry]
 
 
 class MapDelta:
-    """
-    Entries set, or removed (None), in one map.
-
-    Args:
-        cleared: Whether the entries before are removed.
-    """
+    """Entries set, or removed (None), in one map."""
 
     __slots__ = ("cleared", "entries")
 

@@ -79,13 +79,6 @@ class HeldState:
     """
     State of some key groups of an operator.
 
-    Args:
-        checkpoint: The checkpoint to restore.
-        schema: The operator's schema in it.
-        key_groups: Which key groups to hold.
-        operator_groups: All key groups of the operator.
-        store: Where the location is.
-
     Raises:
         CorruptionError: An object is damaged.
         ObjectNotFoundError: An object was deleted.

@@ -40,13 +40,7 @@ from statelog.store import ObjectStore
 
 
 class VariableRows:
-    """
-    Makes the rows of one variable.
-
-    Args:
-        codec: The operator's codec.
-        state_id: The variable; not dropped.
-    """
+    """Makes the rows of one variable."""
 
     def __init__(self, codec: OperatorCodec, state_id: int) -> None:
         self._state = codec.states[state_id]
@@ -85,13 +79,7 @@ class VariableRows:
 
 
 class CollectionRows(VariableRows):
-    """
-    Makes one row of each key, with its whole list, map or timers; a value as `VariableRows` does.
-
-    Args:
-        codec: The operator's codec.
-        state_id: The variable; not dropped.
-    """
+    """Makes one row of each key, with its whole list, map or timers; a value as `VariableRows` does."""
 
     def __init__(self, codec: OperatorCodec, state_id: int) -> None:
         super().__init__(codec, state_id)

@@ -26,15 +26,7 @@ def cells_of(group: KeyGroupState, key: Key) -> Cells:
 
 
 def cells_after(cells: Cells, overlay: Overlay, key: Key, group: KeyGroupState) -> Cells:
-    """
-    Return the cells of a key with its deltas folded in; *cells* and *overlay* stay as they are.
-
-    Args:
-        cells: The cells before.
-        overlay: The deltas of its key group.
-        key: The key.
-        group: Its key group.
-    """
+    """Return the cells of a key with its deltas folded in; *cells* and *overlay* stay as they are."""
     after = dict(cells)
     for state_id, deltas in enumerate(overlay):
         if key not in deltas:
@@ -60,12 +52,6 @@ def cells_table(
 ) -> pa.Table:
     """
     Return the cells of some keys as a table.
-
-    Args:
-        codec: The operator's codec.
-        key_groups: Of each key.
-        keys: As tables hold them.
-        cells: Of each key.
 
     Raises:
         pyarrow.ArrowException: A value does not fit its type.

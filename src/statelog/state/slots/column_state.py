@@ -20,10 +20,6 @@ class ColumnState:
     """
     A value for each key, given and taken as columns.
 
-    Args:
-        table: The cells of the worker.
-        state_id: The variable.
-
     Thread: the processor's.
     """
 
@@ -80,10 +76,6 @@ class ColumnState:
 class ColumnTimers:
     """
     Timers for whole columns of keys.
-
-    Args:
-        table: The cells of the worker.
-        state_id: The variable of timers.
 
     Thread: the processor's.
     """

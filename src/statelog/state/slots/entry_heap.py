@@ -30,12 +30,7 @@ Part = tuple[pa.Array, int, RowNumbers]
 
 
 class ChunkedColumn:
-    """
-    Values of any type, as Arrow arrays.
-
-    Args:
-        kind: Their Arrow type.
-    """
+    """Values of any type, as Arrow arrays."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
@@ -142,12 +137,7 @@ class _Store(Protocol):
 
 
 class EntryHeap:
-    """
-    Entries of one variable by position.
-
-    Args:
-        fields: The columns of an entry.
-    """
+    """Entries of one variable by position."""
 
     def __init__(self, fields: Sequence[pa.Field]) -> None:
         self.fields = list(fields)

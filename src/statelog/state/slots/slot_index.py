@@ -284,9 +284,6 @@ class KeyColumns:
 
     Keys are equal as the dict tables see them: a null is a key, all NaNs are one key, and 0.0 and
     -0.0 are one key.
-
-    Args:
-        schema: Names and Arrow types of the key columns.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -58,16 +58,7 @@ def frame_of_rows(
     inline: Sequence[bytes],
     files: Sequence[FileStateHandle],
 ) -> DataFrame:
-    """
-    Return the staged rows of one operator and micro-batch as a frame.
-
-    Args:
-        session: The session of the micro-batch.
-        query: The query.
-        operator: The operator whose rows they are.
-        inline: Arrow IPC streams.
-        files: Files with such streams.
-    """
+    """Return the staged rows of one operator and micro-batch as a frame."""
     schema, arrow = operator.output, operator.arrow_output
     tables = [from_ipc(stream) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
