@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
-from statelog.checkpoint.batched_clean_up import BatchedCleanUp
-from statelog.checkpoint.clean_up import CleanUpReport
+from statelog.checkpoint.clean_up import BatchedCleanUp, CleanUpReport
 from statelog.checkpoint.history import Entries, StoredCheckpoint, read_entry
 from statelog.checkpoint.ownership import claim_location, describe_claim
 from statelog.checkpoint.restore import (

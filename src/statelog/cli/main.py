@@ -49,7 +49,7 @@ _VERBS: Final = {
     "fork": "savepoints",
     "report": "report",
     "replay": "replay",
-    "copy": "copy",
+    "copy": "savepoints",
     "forget": "edit",
     "edit": "edit",
 }

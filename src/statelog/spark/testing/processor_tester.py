@@ -39,9 +39,8 @@ from statelog.spark.testing.key_state import (
     state_shown,
     timers_given,
 )
-from statelog.spark.testing.tester_handle import KnownStates, TesterHandle
 from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, check_rows, typed_rows
-from statelog.spark.testing.tester_state import TesterState
+from statelog.spark.testing.tester_state import KnownStates, TesterHandle, TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
 from statelog.state.encoding.changes import OperatorCodec
