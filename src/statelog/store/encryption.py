@@ -23,7 +23,7 @@ import hashlib
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -51,9 +51,6 @@ ENVIRONMENT: Final = "STATELOG_ENCRYPTION"
 
 OPTION: Final = "encryption"
 """The store option that has the source of the keys."""
-
-KeySource = str | Callable[[], Mapping[str, bytes]]
-"""Where keys come from: "env:NAME", "file:PATH", or a function that returns them by id."""
 
 _HEADER: Final = struct.Struct(">8sB32s32s7x")
 _NONCE: Final = struct.Struct(">IQ")

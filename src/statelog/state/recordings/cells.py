@@ -6,7 +6,7 @@ One row per key: `key_group`, `key.<name>`, then one column for each state varia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -87,23 +87,6 @@ def cells_in(codec: OperatorCodec, schema: bytes, table: pa.Table) -> list[Cells
             if cell:
                 cells[state_id] = cell
     return by_row
-
-
-def keys_in(codec: OperatorCodec, schema: pa.Schema, table: pa.Table) -> list[Key]:
-    """
-    Return the keys of the rows, as tables hold them.
-
-    Args:
-        codec: The codec of the operator.
-        schema: The key columns as they were called in *table*.
-        table: A table of `cells_table`.
-    """
-    return codec.key.decode([_whole(table.column(f"key.{name}")) for name in schema.names])
-
-
-def nonempty(cells: Mapping[int, Any]) -> Cells:
-    """Return the cells that hold something."""
-    return {state_id: cell for state_id, cell in cells.items() if cell}
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
