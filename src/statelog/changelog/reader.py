@@ -66,6 +66,11 @@ _RANGED_GET_FRACTION = 0.5
 
 _LOCAL_FILES = LocalFiles()
 
+_new_change = partial(tuple.__new__, StateChange)
+Part: TypeAlias = tuple[ChangelogStateHandle, KeyGroupRange]
+_WINDOW_BYTES: Final = 32 * 1024 * 1024
+"""Of values that are read at once; a larger handle is read alone, one set after another."""
+
 
 class FileSource(Protocol):
     """A source of whole files and ranges: an `ObjectStore`, a `DownloadCache`, local files."""
@@ -100,9 +105,6 @@ class ReadReport:
     remote_files: int = 0
     inline: int = 0
     set_aside: list[tuple[str, str]] = field(default_factory=list)
-
-
-_new_change = partial(tuple.__new__, StateChange)
 
 
 def read_changes(
@@ -395,11 +397,6 @@ def whole_file_handle(store: FileSource, path: str) -> ChangelogStateHandle:
         incremental_size_bytes=-1,
         state_handle_id=path,
     )
-
-
-Part: TypeAlias = tuple[ChangelogStateHandle, KeyGroupRange]
-_WINDOW_BYTES: Final = 32 * 1024 * 1024
-"""Of values that are read at once; a larger handle is read alone, one set after another."""
 
 
 def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa.RecordBatch]]:

@@ -54,6 +54,20 @@ from statelog.store.paths import (
 
 # Release the parent of a fork: delete there the tag that keeps a checkpoint for the fork.
 
+_FAILURES_MAX: Final = 3
+FAILED_RECORDING_AGE: Final = dt.timedelta(days=7)
+"""The recording of a key that failed is kept this long; no checkpoint names it."""
+_NEVER_GARBAGE: Final = tuple(
+    f"{folder}/" for folder in (PATHS.owners, PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
+)
+_PART_MAX: Final = 1000
+"""The limit of S3 for one request; a failed part is deleted again one by one."""
+BATCH_COMMITS: Final = 20
+"""A batch begins when this many checkpoints wait; twice as many wait at most."""
+BATCH_INTERVAL_MS: Final = 60_000
+"""A batch begins with the first commit after this time, with fewer checkpoints too."""
+_NS_PER_MS: Final = 1_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentRelease:
@@ -104,16 +118,6 @@ def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False)
     if released is None:
         return ParentRelease(fork_id=fork_id)
     return ParentRelease(fork_id=fork_id, parent=released[0].url, tags=released[1])
-
-
-_FAILURES_MAX: Final = 3
-FAILED_RECORDING_AGE: Final = dt.timedelta(days=7)
-"""The recording of a key that failed is kept this long; no checkpoint names it."""
-_NEVER_GARBAGE: Final = tuple(
-    f"{folder}/" for folder in (PATHS.owners, PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
-)
-_PART_MAX: Final = 1000
-"""The limit of S3 for one request; a failed part is deleted again one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,13 +352,6 @@ def is_ours(path: str) -> bool:
 def _is_unknown(path: str) -> bool:
     is_expected = is_ours(path) or path.startswith(_NEVER_GARBAGE) or path == PATHS.copied_from
     return not is_expected
-
-
-BATCH_COMMITS: Final = 20
-"""A batch begins when this many checkpoints wait; twice as many wait at most."""
-BATCH_INTERVAL_MS: Final = 60_000
-"""A batch begins with the first commit after this time, with fewer checkpoints too."""
-_NS_PER_MS: Final = 1_000_000
 
 
 _Result: TypeAlias = CleanUpRequested | CleanUpReport

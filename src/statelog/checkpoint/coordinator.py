@@ -57,6 +57,15 @@ from statelog.store.conditional_put import put_or_find
 
 _NS_PER_MS = 1_000_000
 
+_SIZES = (
+    "last_full_size_of_materialization",
+    "last_inc_size_of_materialization",
+    "last_full_size_of_non_materialization",
+    "last_inc_size_of_non_materialization",
+    "log_bytes_behind_snapshots",
+    "log_handles_behind_snapshots",
+)
+
 
 class CheckpointCoordinator:
     """
@@ -411,16 +420,6 @@ class CheckpointCoordinator:
         Blocks: On the store, if a full batch waits for one under way.   Thread: the driver's.
         """
         self._clean_ups.when_due(self._ledger)
-
-
-_SIZES = (
-    "last_full_size_of_materialization",
-    "last_inc_size_of_materialization",
-    "last_full_size_of_non_materialization",
-    "last_inc_size_of_non_materialization",
-    "log_bytes_behind_snapshots",
-    "log_handles_behind_snapshots",
-)
 
 
 class CheckpointRecorder:

@@ -41,6 +41,10 @@ MAX_ATTEMPTS: Final = 10
 PutObject = Callable[[Callable[[], str], Sequence[Buffer]], str]
 """Puts an object under a new name of its first argument, and returns the name."""
 
+MAX_FILE_STATE_THRESHOLD: Final = INLINE_THRESHOLD_MAX_BYTES
+DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
+DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
+
 
 class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
     """
@@ -300,11 +304,6 @@ def _delete_quietly(store: ObjectStore, paths: list[str]) -> None:
         store.delete(paths)
     except Exception:
         return  # the first error is raised
-
-
-MAX_FILE_STATE_THRESHOLD: Final = INLINE_THRESHOLD_MAX_BYTES
-DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
-DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
 
 
 class CheckpointedStateScope(enum.Enum):

@@ -46,6 +46,8 @@ from statelog.store import read_verified
 _OFFSETS_SHOWN = 20
 _VALUE_BYTES = 64
 
+_STYLES = {"done": "green", "failed": "bold red", UNFINISHED: "yellow"}
+
 
 class ValueForm(enum.Enum):
     """How to show a value."""
@@ -195,9 +197,6 @@ def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
                 f"{first_offsets}{more}"
             )
     return offsets
-
-
-_STYLES = {"done": "green", "failed": "bold red", UNFINISHED: "yellow"}
 
 
 def log(

@@ -36,6 +36,24 @@ from statelog.runtime.clock import wall_clock_seconds
 
 _LABEL_WIDTH = 13
 
+_HIDDEN_BELOW = {
+    "parent": 96,
+    "epoch": 96,
+    "changes": 96,
+    "snapshots": 96,
+    "created (UTC)": 76,
+    "properties": 56,
+}
+_LEFT = ("state", "created (UTC)")
+_FIELDS = tuple(field.name for field in dataclasses.fields(CheckpointSummary))
+_BATCH_NUMBERS = ("batch_id", "rows", "keys", "output_rows", "delta_bytes", "tasks")
+_STYLES = {
+    CheckpointState.RETAINED: "green",
+    CheckpointState.SUBSUMED: "dim",
+    CheckpointState.DAMAGED: "bold red",
+    CheckpointState.INCOMPATIBLE: "yellow",
+}
+
 
 def info(
     location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
@@ -119,25 +137,6 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "claimed", f"{summary.claimed}; it has not committed yet"
     for pin in summary.pins:
         yield "pinned", pin
-
-
-_HIDDEN_BELOW = {
-    "parent": 96,
-    "epoch": 96,
-    "changes": 96,
-    "snapshots": 96,
-    "created (UTC)": 76,
-    "properties": 56,
-}
-_LEFT = ("state", "created (UTC)")
-_FIELDS = tuple(field.name for field in dataclasses.fields(CheckpointSummary))
-_BATCH_NUMBERS = ("batch_id", "rows", "keys", "output_rows", "delta_bytes", "tasks")
-_STYLES = {
-    CheckpointState.RETAINED: "green",
-    CheckpointState.SUBSUMED: "dim",
-    CheckpointState.DAMAGED: "bold red",
-    CheckpointState.INCOMPATIBLE: "yellow",
-}
 
 
 def checkpoints(

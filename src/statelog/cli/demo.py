@@ -42,6 +42,17 @@ if TYPE_CHECKING:
 
 _CORES_MAX = 4
 
+_COLUMNS: Final = (
+    ("checkpoint", 10),
+    ("batch", 6),
+    ("rows", 8),
+    ("keys", 7),
+    ("objects", 8),
+    ("bytes", 11),
+    ("ms", 7),
+)
+_TOP: Final = 5
+
 
 def demo(
     source: Annotated[
@@ -160,18 +171,6 @@ def _temporary_folder(keep: bool) -> Iterator[Path]:
             shutil.rmtree(work, ignore_errors=True)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-_COLUMNS: Final = (
-    ("checkpoint", 10),
-    ("batch", 6),
-    ("rows", 8),
-    ("keys", 7),
-    ("objects", 8),
-    ("bytes", 11),
-    ("ms", 7),
-)
-_TOP: Final = 5
 
 
 class Show:

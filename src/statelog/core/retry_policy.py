@@ -19,6 +19,10 @@ from statelog.errors import InvalidOptionsError
 
 NS_PER_S = 1_000_000_000
 
+_FIRST_DELAY_S: Final = 0.1
+_DELAY_MAX_S: Final = 10.0
+_REFUSALS_AT_FIRST: Final = 5
+
 
 class RetryKind(enum.Enum):
     """How the delay before the next attempt grows."""
@@ -119,11 +123,6 @@ def _ns(timeout: Seconds | None) -> int | None:
 
 def _delay_ns(delay: Seconds) -> int:
     return round(arguments.seconds(delay, "the delay", error=InvalidOptionsError) * NS_PER_S)
-
-
-_FIRST_DELAY_S: Final = 0.1
-_DELAY_MAX_S: Final = 10.0
-_REFUSALS_AT_FIRST: Final = 5
 
 
 class Failure(enum.Enum):

@@ -32,6 +32,19 @@ from statelog.format.snappy_frames import skippable_chunk
 _ROW: Final = struct.Struct(">iIQ")
 _ENTRY: Final = np.dtype([("key_group", ">i4"), ("count", ">u4"), ("size_bytes", ">u8")])
 
+FORMAT_VERSION: Final = 1
+MAGIC: Final = b"STATELOG"
+FOOTER: Final = struct.Struct(">IIQIHH8s")
+SETS_TAG: Final = b"SETS"
+FRAMES_TAG: Final = b"FRAM"
+_SECTION: Final = struct.Struct(">4sI")
+_COUNT: Final = struct.Struct(">I")
+_SET: Final = struct.Struct(">QQII")
+SET_SIZE: Final = _SET.size
+"""Bytes of a change set in the index, without its groups."""
+_NO_GROUP_INDEX: Final = 0xFFFFFFFF
+_SKIPPABLE_HEADER_SIZE: Final = 4
+
 
 @dataclass(frozen=True, slots=True)
 class GroupEntry:
@@ -122,20 +135,6 @@ class GroupIndex(Sequence[GroupEntry]):
 
     def __repr__(self) -> str:
         return f"GroupIndex({list(self)!r})"
-
-
-FORMAT_VERSION: Final = 1
-MAGIC: Final = b"STATELOG"
-FOOTER: Final = struct.Struct(">IIQIHH8s")
-SETS_TAG: Final = b"SETS"
-FRAMES_TAG: Final = b"FRAM"
-_SECTION: Final = struct.Struct(">4sI")
-_COUNT: Final = struct.Struct(">I")
-_SET: Final = struct.Struct(">QQII")
-SET_SIZE: Final = _SET.size
-"""Bytes of a change set in the index, without its groups."""
-_NO_GROUP_INDEX: Final = 0xFFFFFFFF
-_SKIPPABLE_HEADER_SIZE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)

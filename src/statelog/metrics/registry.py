@@ -20,6 +20,11 @@ HISTOGRAM_SIZE: Final = 1000
 
 _FOLD_AT: Final = 512
 
+JOURNAL_MAX: Final = 20_000
+"""Entries that a journal holds, about 2,000 uploads; beyond them the oldest are dropped."""
+Entries = list[tuple[str, float]]
+"""Names and amounts of counters, names and values of histograms, in the order of their recording."""
+
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
@@ -156,13 +161,6 @@ def _copy(values: deque[float]) -> list[float]:
             return list(values)
         except RuntimeError:  # another thread appended during the copy
             continue
-
-
-JOURNAL_MAX: Final = 20_000
-"""Entries that a journal holds, about 2,000 uploads; beyond them the oldest are dropped."""
-
-Entries = list[tuple[str, float]]
-"""Names and amounts of counters, names and values of histograms, in the order of their recording."""
 
 
 class MetricsJournal(Metrics):

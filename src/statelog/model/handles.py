@@ -24,6 +24,8 @@ from statelog.model.object_path import checked_path
 
 HANDLE_JSON_VERSION = 1
 
+HandleT = TypeVar("HandleT")
+
 
 @dataclass(frozen=True, slots=True)
 class FileStateHandle(FlinkNames):
@@ -251,9 +253,6 @@ class ChangelogStateHandle(FlinkNames):
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptionError(f"not a changelog handle: {value!r:.200}") from error
-
-
-HandleT = TypeVar("HandleT")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from statelog.errors import StatelogError
 from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint
 from statelog.report.collect import ReportPlan, collect
-from statelog.report.figures import CheckpointFigures, Figures
-from statelog.report.findings import Finding
+from statelog.report.figures import CheckpointFigures, Figures, Finding
 from statelog.state.reader import StateReader
 from statelog.store import ObjectStore
 

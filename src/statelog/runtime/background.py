@@ -15,6 +15,9 @@ CALLS_MAX: Final = 256
 """Calls that run at once; further ones wait."""
 _START_S: Final = 5.0
 
+_T = TypeVar("_T")
+_log = logging.getLogger("statelog")
+
 
 def together(calls: Sequence[Callable[[], T]], *, at_one_moment: bool = False) -> list[T]:
     """
@@ -49,9 +52,6 @@ def _run(call: Callable[[], T], start: threading.Barrier | None) -> T:
     return call()
 
 
-_T = TypeVar("_T")
-
-
 def in_background(work: Callable[[], _T], name: str) -> Future[_T]:
     """
     Run *work* in a thread that does not keep the process alive.
@@ -70,9 +70,6 @@ def in_background(work: Callable[[], _T], name: str) -> Future[_T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
-
-
-_log = logging.getLogger("statelog")
 
 
 class Poller:

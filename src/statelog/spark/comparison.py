@@ -51,6 +51,9 @@ from statelog.store import (
 
 _SHOWN: Final = 10
 
+ONLY_BEFORE: Final = "removed"
+ONLY_AFTER: Final = "added"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOutcome:
@@ -144,9 +147,6 @@ def _some_rows(name: str, table: pa.Table) -> list[str]:
 
 
 # The output rows that a micro-batch staged, and how the rows of two runs differ.
-
-ONLY_BEFORE: Final = "removed"
-ONLY_AFTER: Final = "added"
 
 
 def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None:

@@ -26,6 +26,9 @@ from statelog.state.kinds.timer import holds_time
 MISSING: Final = object()
 """What a look-up returns for a key that an overlay does not have; None there is a removal."""
 
+ReduceFunction = Callable[[Values, Values], Values]
+"""Makes one value of two; must be associative."""
+
 
 class _NoKey(dict[Key, Any]):
     """Take the place of table and overlay where no key is current."""
@@ -401,10 +404,6 @@ class Timers(BoundState):
     def times(self) -> tuple[int, ...]:
         """Return the timers of the current key, ascending."""
         return tuple(self._held())
-
-
-ReduceFunction = Callable[[Values, Values], Values]
-"""Makes one value of two; must be associative."""
 
 
 class AggregateFunction(Protocol):

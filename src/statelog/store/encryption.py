@@ -58,6 +58,9 @@ _KEY_BYTES: Final = 32
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,32}")
 _KEYS_MAX: Final = 1000
 
+_STEP = CHUNK_BYTES + TAG_BYTES
+_CIPHERS_MAX = 512
+
 
 class EncryptionKeys:
     """
@@ -336,10 +339,6 @@ def split_options(
     if source is None:
         source = os.environ.get(ENVIRONMENT) or None
     return client, None if source == "none" else source
-
-
-_STEP = CHUNK_BYTES + TAG_BYTES
-_CIPHERS_MAX = 512
 
 
 class EncryptedStore:

@@ -32,6 +32,22 @@ from statelog.spark.stream.stateful_stream import GroupedStatefulStream
 if TYPE_CHECKING:
     from typing import Unpack
 
+_SETTING_NAMES: Final = frozenset(
+    name for setting in SETTINGS.values() for name in (setting.name, setting.former) if name
+)
+_SPARKS: Final = {
+    "count": ("count",),
+    "sum_": ("sum",),
+    "min_": ("min",),
+    "max_": ("max",),
+    "mean": ("avg", "mean"),
+    "variance": ("variance", "var_samp"),
+    "first": ("first", "first_value", "min_by"),
+    "last": ("last", "last_value", "max_by"),
+    "approx_count_distinct": ("approx_count_distinct",),
+}
+"""The names of Spark's functions that each aggregate takes the place of."""
+
 
 @names_settings
 def aggregate(
@@ -112,23 +128,6 @@ def _no_end(plan: AggregationPlan) -> UsageError:
         "withWatermark on the input and group by window(...) of that column, or by the column; or use "
         "Update"
     )
-
-
-_SETTING_NAMES: Final = frozenset(
-    name for setting in SETTINGS.values() for name in (setting.name, setting.former) if name
-)
-_SPARKS: Final = {
-    "count": ("count",),
-    "sum_": ("sum",),
-    "min_": ("min",),
-    "max_": ("max",),
-    "mean": ("avg", "mean"),
-    "variance": ("variance", "var_samp"),
-    "first": ("first", "first_value", "min_by"),
-    "last": ("last", "last_value", "max_by"),
-    "approx_count_distinct": ("approx_count_distinct",),
-}
-"""The names of Spark's functions that each aggregate takes the place of."""
 
 
 def named_aggregates(

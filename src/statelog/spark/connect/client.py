@@ -62,6 +62,9 @@ _OF_CLASSIC: Final = '"noDataBatches"'
 _NO_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 _IN_PARTS: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
+_PLAIN: Final = "groupby"
+_CRASHED: Final = "Python worker exited unexpectedly"
+
 
 class ConnectStreamWriter(StatefulStreamWriter):
     """Spark's `DataStreamWriter` for a stateful stream of a Connect session."""
@@ -269,9 +272,6 @@ def refuse_relative(checkpoint: str, settings: QuerySettings) -> None:
             )
 
 
-_PLAIN: Final = "groupby"
-
-
 def _grouping_of(grouped: GroupedData) -> Grouping:
     columns = grouped._grouping_cols
     if grouped._group_type != _PLAIN or not columns:
@@ -308,9 +308,6 @@ CONNECT: Final = Client(
     prepare=_prepare, grouping=_grouping_of, input_plan=input_plan, apply=_apply, stream=_stream
 )
 """The functions for a session of Spark Connect."""
-
-
-_CRASHED: Final = "Python worker exited unexpectedly"
 
 
 class ConnectQuery(SparkQuery):

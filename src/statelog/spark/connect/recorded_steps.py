@@ -42,6 +42,14 @@ _ANALYZED: Final = "Analyzed Logical Plan"
 _NODE: Final = re.compile(r"((?:[: ] {2})*(?:[:+]- )?)(~?)([A-Z]\w*)")
 _INDENT: Final = 3
 
+_OF_EXPRESSIONS: Final = frozenset(
+    {"select", "selectExpr", "withColumn", "withColumns", "withMetadata"}
+)
+"""Steps whose expressions may hide an aggregation."""
+_NEEDS_ROWS: Final = {**STATEFUL, "Window": "a window function"}
+_ID: Final = "_root_plan_id"
+"""The attribute of a plan with its id; before 4.1 it is `_plan_id`."""
+
 
 class _Node(NamedTuple):
     depth: int
@@ -93,14 +101,6 @@ def _streaming(nodes: list[_Node]) -> Iterator[tuple[str, int]]:
         if node.is_marked or below:  # a view has no mark
             children[node.depth] += 1
             yield node.name, below
-
-
-_OF_EXPRESSIONS: Final = frozenset(
-    {"select", "selectExpr", "withColumn", "withColumns", "withMetadata"}
-)
-"""Steps whose expressions may hide an aggregation."""
-
-_NEEDS_ROWS: Final = {**STATEFUL, "Window": "a window function"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +180,6 @@ def next_plan_id() -> int:
 def begin_plan_ids_at(plan_id: int) -> None:
     """Let new plans of this process have ids from *plan_id* on, or later ones."""
     LogicalPlan._nextPlanId = max(LogicalPlan._nextPlanId, plan_id)
-
-
-_ID: Final = "_root_plan_id"
-"""The attribute of a plan with its id; before 4.1 it is `_plan_id`."""
 
 
 def _plan_id(frame: Any) -> int:

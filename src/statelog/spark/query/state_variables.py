@@ -53,6 +53,9 @@ from statelog.state.schema.descriptors import Aggregation
 
 SchemaLike = StructType | str
 
+_NOT_OF_USERS: Final = frozenset({"as_row", "bound_to", "enter", "kind", "leave"})
+"""Names of state objects that are not for processors."""
+
 
 class ValueState(KeyedValueState, PySparkValueState):
     """PySpark's ValueState on statelog."""
@@ -171,8 +174,6 @@ STATE_CLASSES: Final = (
     ),
 )
 _BY_KIND: Final = {classes.plain.kind: classes for classes in STATE_CLASSES}
-_NOT_OF_USERS: Final = frozenset({"as_row", "bound_to", "enter", "kind", "leave"})
-"""Names of state objects that are not for processors."""
 
 
 def classes_of(kind: StateKind) -> StateClasses:

@@ -50,6 +50,12 @@ RowNumbers = npt.NDArray[np.int64]
 _NAMED_GROUPS: Final = 5
 """Keys that an error names."""
 
+_ATTEMPTS: Final = 10
+_PIECES: Final = 8
+"""A snapshot is of one such part of the key groups, so that no single commit writes the whole table."""
+_LOG_LENGTH: Final = 32
+_LOG_BYTES: Final = 16 * 1024 * 1024
+
 
 def changes_of(
     tables: Sequence[pa.Table], columns: TableColumns, codec: OperatorCodec
@@ -182,13 +188,6 @@ def _ambiguous(
         f"the micro-batch has several different rows with {which}; {how}, or reduce the frame to one "
         "row for each key"
     )
-
-
-_ATTEMPTS: Final = 10
-_PIECES: Final = 8
-"""A snapshot is of one such part of the key groups, so that no single commit writes the whole table."""
-_LOG_LENGTH: Final = 32
-_LOG_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ _log = logging.getLogger("statelog.spark")
 
 __all__ = ["Difference", "ReplayedStep", "replay", "replay_steps"]
 
+_METHODS: Final = ("handleExpiredTimer", "handleInitialState", "handleInputRows")
+"""The methods of a processor in which the debugger stops; a recording may name any text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -310,10 +313,6 @@ def same(recorded: object, other: object) -> bool:
     if isinstance(recorded, list | tuple) and isinstance(other, list | tuple):
         return len(recorded) == len(other) and all(map(same, recorded, other))
     return bool(recorded == other)
-
-
-_METHODS: Final = ("handleExpiredTimer", "handleInitialState", "handleInputRows")
-"""The methods of a processor in which the debugger stops; a recording may name any text."""
 
 
 def debug_step(

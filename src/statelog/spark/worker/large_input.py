@@ -39,6 +39,15 @@ from statelog.state.keys.key_hash import hash_columns
 
 _SPARK_FOLDERS = "SPARK_LOCAL_DIRS"
 
+_SLICE_ROWS = 16_384
+_CHUNKS = 12
+"""Rows are separated in chunks of the bound divided by this."""
+_SLOTS = 256
+_SPLIT = 64
+_HEAVY = 0.2
+"""A key with this share of a key group's rows is separated from the others."""
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9))
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -140,8 +149,6 @@ class SpillFile:
 
 # Read the rows of one key that do not fit in memory.
 
-_SLICE_ROWS = 16_384
-
 
 class HugeKeyInput:
     """
@@ -241,15 +248,6 @@ def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
                 waiting, count = [], 0
     if waiting:
         yield pa.concat_batches(waiting)
-
-
-_CHUNKS = 12
-"""Rows are separated in chunks of the bound divided by this."""
-_SLOTS = 256
-_SPLIT = 64
-_HEAVY = 0.2
-"""A key with this share of a key group's rows is separated from the others."""
-_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,10 @@ OP_ADD_ELEMENT: Final = 5
 OP_PUT: Final = 6
 OP_REMOVE: Final = 7
 
+EXPIRES_FIELD: Final = "expires_at_ms"
+"""Field of an entry that holds its expiry, in snapshots and in operations."""
+_Element = TypeVar("_Element")
+
 
 def with_copies(
     table: Mapping[Key, Cell], keys: Iterable[Key], copy: Callable[[Cell], Cell]
@@ -357,11 +361,6 @@ class Kind(ABC, Generic[Cell, Delta]):
 
 AnyKind: TypeAlias = Kind[Any, Any]
 """A kind whose cells and deltas the caller only passes on."""
-
-
-EXPIRES_FIELD: Final = "expires_at_ms"
-"""Field of an entry that holds its expiry, in snapshots and in operations."""
-_Element = TypeVar("_Element")
 
 
 def list_column(cells: Sequence[Sized | None], elements: pa.Array) -> pa.Array:

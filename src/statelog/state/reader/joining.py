@@ -27,6 +27,9 @@ from statelog.state.kinds.kind import RowNumbers, Values
 
 _WORD_BITS = 63
 
+Mask: TypeAlias = npt.NDArray[np.bool_]
+"""One switch for each row."""
+
 
 def stable_order(numbers: npt.NDArray[np.int64]) -> RowNumbers:
     """Return the order of *numbers*, which are not negative; equal ones stay in their order."""
@@ -69,10 +72,6 @@ def numbered(
     index = np.empty(len(order), np.int64)
     index[order] = np.cumsum(starts) - 1
     return ordered[starts], index
-
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
-"""One switch for each row."""
 
 
 def equal_rows(left: pa.Array, right: pa.Array) -> Mask:

@@ -31,6 +31,9 @@ from statelog.state.schema.descriptors import StateDescriptor, schema_text
 _REFUSED: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """What Arrow raises for a value that does not fit a type."""
 
+_UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
+_GONE: Final = ("not_found", "subsumed")
+
 
 class StateKey:
     """
@@ -196,10 +199,6 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple(map(_hashable, value.values()))
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
-
-
-_UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
-_GONE: Final = ("not_found", "subsumed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

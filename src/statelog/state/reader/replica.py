@@ -41,6 +41,11 @@ from statelog.store import CachedStore, ObjectStore
 ATTEMPTS: Final = 5
 """How often a checkpoint is looked for again that was deleted while it was read."""
 
+_CACHED_BYTES: Final = 128 * 1024 * 1024  # during a restore
+_CLOSE_S: Final = 10.0
+_OWN_INTERVAL_S: Final = 0.25
+"""Between two looks of `wait_for`, without a thread that looks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
@@ -110,12 +115,6 @@ def _present(store: ObjectStore) -> list[int]:
         return present_ids(store)
     except ObjectNotFoundError:  # the directory was deleted
         return []
-
-
-_CACHED_BYTES: Final = 128 * 1024 * 1024  # during a restore
-_CLOSE_S: Final = 10.0
-_OWN_INTERVAL_S: Final = 0.25
-"""Between two looks of `wait_for`, without a thread that looks."""
 
 
 class Replica:

@@ -38,6 +38,8 @@ from statelog.state.encoding.snapshot_file import (
 from statelog.state.heap.memory import BLOCK
 from statelog.store import ObjectStore
 
+_Parts = list[tuple[MaterializedHandle, memoryview]]
+
 
 class VariableRows:
     """Makes the rows of one variable."""
@@ -109,9 +111,6 @@ class CollectionRows(VariableRows):
         group, *parts = (each.filter(some) for each in keys.columns[: self._key_width])
         columns = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*columns, column], schema=self.schema)
-
-
-_Parts = list[tuple[MaterializedHandle, memoryview]]
 
 
 def whole_snapshots(

@@ -28,6 +28,9 @@ _GROWTH: Final = 2
 Part = tuple[pa.Array, int, RowNumbers]
 """A chunk, the number of its first row, and places in the rows asked for."""
 
+_FIRST_ROWS: Final = 1024
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
 
 class ChunkedColumn:
     """Values of any type, as Arrow arrays."""
@@ -113,10 +116,6 @@ def taken(columns: Sequence[pa.Array], rows: RowNumbers) -> list[pa.Array]:
 def _numbers(rows: RowNumbers) -> pa.Array:
     missing = rows < 0
     return pa.array(rows, mask=missing if missing.any() else None)
-
-
-_FIRST_ROWS: Final = 1024
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class _Store(Protocol):

@@ -21,6 +21,8 @@ from statelog.state.encoding.values import stored_field
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import RowNumbers
 
+_Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
+
 
 class Keys:
     """
@@ -125,9 +127,6 @@ class Keys:
         elif may_repeat:
             some.origin = self, at
         return some
-
-
-_Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 
 
 def known_zone(name: str) -> str:
