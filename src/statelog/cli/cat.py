@@ -20,6 +20,7 @@ from rich.text import Text
 from statelog.checkpoint.audit import UNFINISHED, AuditLine, AuditLog, problems_of, read_audit_log
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.ownership import time_text
+from statelog.cli.options import JsonLinesOption, LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -76,7 +77,7 @@ def cat(
     value_bytes: Annotated[
         int, typer.Option(help="Bytes of each value to show at most; 0 shows all.", min=0)
     ] = _VALUE_BYTES,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Print the changes in a changelog file, one line each; of a claim, whose it is.
@@ -200,11 +201,11 @@ def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
 
 
 def log(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     limit: Annotated[
         int, typer.Option(help="Read only this many of the newest lines; 0 reads all.", min=0)
     ] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     List the operations that changed a state location, the newest last.

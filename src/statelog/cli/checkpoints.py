@@ -16,6 +16,7 @@ from rich.console import JustifyMethod
 from rich.text import Text
 
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.cli.options import JsonLinesOption, LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -56,7 +57,7 @@ _STYLES = {
 
 
 def info(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """
@@ -140,8 +141,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def checkpoints(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    location: LocationArgument,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     List the checkpoints of a state location.

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statelog.cli.options import is_dry_run
+from statelog.cli.options import JsonOption, LocationArgument, OperatorOption, is_dry_run
 from statelog.cli.output import console, plural, print_json, progress
 from statelog.cli.state_rows import open_state
 from statelog.errors import UsageError
@@ -29,7 +29,7 @@ from statelog.state.reader.lookup import key_from_text
 
 
 def edit(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     *,
     set_files: Annotated[
         list[str] | None,
@@ -48,13 +48,11 @@ def edit(
             "--delete-others", help="Delete a variable of the keys that its file does not have."
         ),
     ] = False,
-    operator: Annotated[
-        str | None, typer.Option(help="operatorId, where the query has several operators.")
-    ] = None,
+    operator: OperatorOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--apply", help="Only count the changes, or make them.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """
     Set and delete the state of keys from Parquet files, as a new checkpoint; --apply does it.
@@ -121,7 +119,7 @@ def _print_edits(report: EditReport, location: str, *, dry_run: bool) -> None:
 
 
 def forget(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     key: Annotated[
         list[str],
         typer.Argument(
@@ -129,9 +127,7 @@ def forget(
         ),
     ],
     *,
-    operator: Annotated[
-        str | None, typer.Option(help="operatorId, where the query has several operators.")
-    ] = None,
+    operator: OperatorOption = None,
     now: Annotated[
         bool,
         typer.Option(
@@ -143,7 +139,7 @@ def forget(
         typer.Option("--dry-run/--apply", help="Only report what holds the key, or remove it."),
     ] = True,
     yes: Annotated[bool, typer.Option("--yes", hidden=True)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """
     Remove a key from all state of an operator, and name what still holds its bytes.

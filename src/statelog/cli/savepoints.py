@@ -11,7 +11,13 @@ from rich.text import Text
 
 from statelog.checkpoint.at_time import given_checkpoint_id
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
-from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
+from statelog.cli.options import (
+    CHECKPOINT_FORMS,
+    CheckpointOption,
+    JsonLinesOption,
+    JsonOption,
+    LocationArgument,
+)
 from statelog.cli.output import (
     EXIT_OK,
     PlainTable,
@@ -33,14 +39,12 @@ from statelog.store import ObjectStore
 from statelog.store import open_location as open_new
 from statelog.store.encryption import OPTION
 
-LocationArgument = Annotated[str, typer.Argument(help="State location: a path or URL.")]
 QueryOption = Annotated[
     str | None,
     typer.Option(
         help="The query's checkpointLocation, if the checkpoint does not record it or it was moved."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
 
 def tag(
@@ -51,7 +55,7 @@ def tag(
     checkpoint: CheckpointOption = None,
     checkpoint_location: QueryOption = None,
     comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Keep a checkpoint under a name, with the position of its sources; or list the tags.
@@ -91,7 +95,7 @@ def untag(
     kind: Annotated[
         str, typer.Option(help="What has put it: tag, fork or reader; `statelog tag` lists them.")
     ] = TagKind.TAG.value,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Remove a tag; the next clean-up deletes what only the tag kept.
@@ -144,7 +148,7 @@ def fork(
     copy: Annotated[
         bool, typer.Option("--copy", help="Copy the objects, so that LOCATION is not needed.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Go on from a checkpoint with a second query, next to the first, in constant time.
@@ -238,7 +242,7 @@ def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
 
 
 def copy(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     new: Annotated[str, typer.Argument(help="The copy: an empty path or URL.")],
     *,
     checkpoint: Annotated[
@@ -255,7 +259,7 @@ def copy(
         ),
     ] = None,
     parallelism: Annotated[int, typer.Option(help="Objects copied at once.", min=1)] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """
     Copy the retained checkpoints of a location to another folder or store.

@@ -6,23 +6,24 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
+from statelog.cli.options import (
+    CHECKPOINT_FORMS,
+    CheckpointOption,
+    JsonLinesOption,
+    LocationArgument,
+    OperatorOption,
+)
 from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.location_state import LocationState
 from statelog.state.reader.lookup import KeyVersion, key_from_text, key_history
 
-_Location = Annotated[str, typer.Argument(help="State location: a path or URL.")]
 _Variable = Annotated[str, typer.Argument(help="State variable; $timers for timers.")]
 _Key = Annotated[
     list[str],
     typer.Argument(help="Values of the key columns, in their order; -- before a negative number."),
 ]
-_Operator = Annotated[
-    str | None, typer.Option(help="operatorId, where the query has several operators.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 _Limit = Annotated[
     int | None,
     typer.Option(
@@ -32,16 +33,16 @@ _Limit = Annotated[
 
 
 def read(
-    location: _Location,
+    location: LocationArgument,
     variable: Annotated[
         str | None,
         typer.Argument(help="State variable; $timers for timers. All by default."),
     ] = None,
     *,
     checkpoint: CheckpointOption = None,
-    operator: _Operator = None,
+    operator: OperatorOption = None,
     limit: _Limit = None,
-    as_json: _Json = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Print the state as of a checkpoint, one row for each value, list element, map entry or timer.
@@ -64,14 +65,14 @@ def read(
 
 
 def get(
-    location: _Location,
+    location: LocationArgument,
     variable: _Variable,
     key: _Key,
     *,
     checkpoint: CheckpointOption = None,
-    operator: _Operator = None,
+    operator: OperatorOption = None,
     limit: _Limit = None,
-    as_json: _Json = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Print the state of one key as of a checkpoint; only its key group is read."""
     with open_state(location, operator) as state:
@@ -90,12 +91,12 @@ def get(
 
 
 def history(
-    location: _Location,
+    location: LocationArgument,
     variable: _Variable,
     key: _Key,
     *,
-    operator: _Operator = None,
-    as_json: _Json = False,
+    operator: OperatorOption = None,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Print the state of one key as of each retained checkpoint, oldest first.
@@ -127,7 +128,7 @@ def history(
 
 
 def diff(
-    location: _Location,
+    location: LocationArgument,
     before: Annotated[
         str, typer.Argument(help=f"The checkpoint to compare with: {CHECKPOINT_FORMS}.")
     ],
@@ -136,9 +137,9 @@ def diff(
     variable: Annotated[
         str | None, typer.Option(help="The only state variable to compare; all by default.")
     ] = None,
-    operator: _Operator = None,
+    operator: OperatorOption = None,
     limit: _Limit = None,
-    as_json: _Json = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Print the keys whose state differs between two checkpoints, with their state in both.
@@ -171,7 +172,7 @@ def _shown(state: LocationState, variable: str, version: KeyVersion) -> object:
 
 
 def sql(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     statement: Annotated[
         str,
         typer.Argument(
@@ -180,15 +181,8 @@ def sql(
     ],
     *,
     checkpoint: CheckpointOption = None,
-    operator: Annotated[
-        str | None, typer.Option(help="operatorId, where the query has several operators.")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Rows to show at most; 0 shows all. 20 by default, and all with --json.", min=0
-        ),
-    ] = None,
+    operator: OperatorOption = None,
+    limit: _Limit = None,
     allow_files: Annotated[
         bool,
         typer.Option(
@@ -196,7 +190,7 @@ def sql(
             help="Let the statement read and write files, attach databases and load extensions.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Run one SQL statement over the state as of a checkpoint, through DuckDB.

@@ -19,7 +19,7 @@ from statelog.checkpoint.audit import audited
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.verify import SoundCheckpoints, verify_location
-from statelog.cli.options import is_dry_run
+from statelog.cli.options import JsonLinesOption, LocationArgument, is_dry_run
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -36,7 +36,7 @@ from statelog.redaction import redacted
 
 
 def verify(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     *,
     at_least: Annotated[
         int | None,
@@ -45,7 +45,7 @@ def verify(
             min=0,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Read and verify every object that retained checkpoints need.
@@ -119,13 +119,13 @@ def _is_older(at_least: int, *, as_json: bool, location: str) -> bool:
 
 
 def gc(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--apply", help="Only list the orphans, or delete them.")
     ] = True,
     delete: Annotated[bool, typer.Option("--delete", hidden=True)] = False,
     min_age: Annotated[str, typer.Option(help="Keep younger objects: 90s, 30m, 1h, 7d.")] = "1h",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Find objects that no retained checkpoint needs; --apply deletes them.
