@@ -403,10 +403,6 @@ def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa
     """
     Yield the changes of several handles, as `read_change_batches` does for each.
 
-    Args:
-        store: The store of the handles.
-        parts: The handles, each with the key groups to read.
-
     Raises:
         Exception: As `read_change_batches`.
 

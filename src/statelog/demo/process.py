@@ -159,12 +159,6 @@ class JobProcess(ClosesAtExit):
     One run of the job.
 
     All its processes end with the `with` block at the latest.
-
-    Args:
-        config: The run.
-        log: File to which the output of the processes is appended.
-        program: Arguments of the interpreter that start the job.
-        environment: Environment variables on top of this process's.
     """
 
     def __init__(

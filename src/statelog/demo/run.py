@@ -319,10 +319,6 @@ class _KillMoment:
 
     Spark writes a file to its folder `offsets` before a micro-batch begins; the middle is about half
     of the median duration later.
-
-    Args:
-        spark: Spark's checkpoint folder.
-        after: Number of micro-batches to finish before.
     """
 
     def __init__(self, spark: Path, after: int) -> None:

@@ -35,11 +35,6 @@ def snapshot_of(
     """
     Return the state of some key groups as a snapshot.
 
-    Args:
-        reader: The checkpoint.
-        key_groups: Which of its key groups.
-        keep: Returns the rows of a part of the keys that the snapshot is to have.
-
     Blocks: On the store.
     """
     metadata = {SCHEMA_METADATA: OperatorCodec(reader.schema).metadata_change()}

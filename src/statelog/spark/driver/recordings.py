@@ -141,15 +141,7 @@ def kept_recordings(
     settings: QuerySettings,
     now_ms: int,
 ) -> tuple[RecordingEntry, ...]:
-    """
-    Return the recordings that a checkpoint names: its own, and earlier ones that are still kept.
-
-    Args:
-        before: Those that the checkpoint before it names.
-        fresh: Its own.
-        settings: How many and how long they are kept.
-        now_ms: The wall clock.
-    """
+    """Return the recordings that a checkpoint names: its own, and earlier ones that are still kept."""
     oldest_ms = now_ms - settings.record_age.total_seconds() * 1000
     every = [*(each for each in before if each.at_ms > oldest_ms), *fresh]
     ids = sorted({each.checkpoint for each in every})[-settings.record_checkpoints :]

@@ -161,9 +161,6 @@ class StateLocation:
         rightful owner.  They are repeated after the claim, because the owner may have committed in
         between.
 
-        Args:
-            first: The first micro-batch of the run.
-
         Returns:
             Whether an earlier run committed that micro-batch.
 

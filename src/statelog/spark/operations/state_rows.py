@@ -94,13 +94,6 @@ def answers_of_tasks(
     """
     Run a task on the sorted rows of each range of key groups, in one Spark job.
 
-    Args:
-        rows: Rows of state.
-        tasks: Number of ranges.
-        key_groups: The key groups of the operator.
-        location: The state location, for errors.
-        work: Called in a task that has rows, with its number and rows.
-
     Returns:
         What *work* returned, in any order.
     """

@@ -85,12 +85,6 @@ def check_rows(
     """
     Check that rows fit the output.
 
-    Args:
-        rows: What a processor yielded.
-        schema: The output.
-        batch_id: For messages.
-        located: Returns the error with the key that yielded the row.
-
     Raises:
         ProcessorError: A row does not fit.
     """

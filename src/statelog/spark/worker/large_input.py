@@ -279,13 +279,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """
-    One of the two kinds of rows: the input, or initial state.
-
-    Args:
-        layout: The layout of its rows.
-        pick: Returns its rows from a batch of the task.
-    """
+    """One of the two kinds of rows: the input, or initial state."""
 
     layout: InputLayout
     pick: Callable[[pa.RecordBatch], pa.RecordBatch]

@@ -19,13 +19,7 @@ from statelog.state.keyed_state import KeyedState
 
 
 class RecordedRun(ProcessorRun):
-    """
-    Runs a processor as `ProcessorRun` does, and records the keys that a recorder chooses.
-
-    Args:
-        context, state, key_group_range, output: As for `ProcessorRun`.
-        recorder: Chooses the keys, and collects what they see.
-    """
+    """Runs a processor as `ProcessorRun` does, and records the keys that a recorder chooses."""
 
     def __init__(
         self,

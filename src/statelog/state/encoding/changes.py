@@ -248,12 +248,7 @@ class WrittenStates:
 
 
 class ChangesReader:
-    """
-    Read change sets in the order of the log, each by its schema.
-
-    Args:
-        codec: The operator's codec, into whose schema the changes are converted.
-    """
+    """Read change sets in the order of the log, each by its schema."""
 
     def __init__(self, codec: OperatorCodec) -> None:
         self._codec = codec

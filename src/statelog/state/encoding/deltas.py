@@ -189,16 +189,7 @@ def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
 
 
 class WrittenStateCodec(StateCodec):
-    """
-    Decode what an earlier schema wrote of a variable.
-
-    Args:
-        key_codec: The operator's key.
-        written: The variable as the earlier schema had it.
-        generation: Generation of that schema.
-        present: The codec of the variable as it is now.
-        struct_factory: Builds nested structs, see `StructCodec`.
-    """
+    """Decode what an earlier schema wrote of a variable."""
 
     def __init__(
         self,
@@ -300,13 +291,7 @@ def _compact(column: pa.Array) -> pa.Array:
 
 
 class TtlMigration:
-    """
-    Give entries of an earlier schema their expiry in the present one.
-
-    Args:
-        present: The variable as it is now.
-        written: Generation of the schema that the entries were written with.
-    """
+    """Give entries of an earlier schema their expiry in the present one."""
 
     def __init__(self, present: StateDescriptor, written: int) -> None:
         self.changes: tuple[TtlChange, ...] = tuple(

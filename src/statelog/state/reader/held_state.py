@@ -37,15 +37,7 @@ _BUDGET_BYTES: Final = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """
-    How state comes from one checkpoint to a newer one.
-
-    Args:
-        newest: The newer checkpoint.
-        handle: What makes up the state of the key groups held in it.
-        reload: Key groups that are restored again.
-        held_id: The checkpoint that the others are held of.
-    """
+    """How state comes from one checkpoint to a newer one."""
 
     newest: CompletedCheckpoint
     handle: ChangelogStateBackendHandle

@@ -237,14 +237,7 @@ def matching_rows(
 def numbered_keys(
     columns: Sequence[pa.Array], hashes: Hashes, decode: Callable[..., list[Values]]
 ) -> tuple[RowNumbers, RowNumbers]:
-    """
-    Return a number for each row, the same for equal keys, and a row of each number.
-
-    Args:
-        columns: The key columns.
-        hashes: The hash of each row.
-        decode: Makes of the columns the keys as tables hold them; for keys that share a hash.
-    """
+    """Return a number for each row, the same for equal keys, and a row of each number."""
     if not len(columns[0]):
         none = np.empty(0, np.int64)
         return none, none

@@ -64,9 +64,6 @@ class StateKey:
         """
         Return the one key group with the key.
 
-        Args:
-            groups: The key groups of its operator.
-
         Raises:
             UsageError: A key column has a type whose hash only Spark computes.
         """

@@ -115,14 +115,7 @@ SectionOf = Callable[[int, bytes], bytes | None]
 
 
 class StagedDelivery:
-    """
-    Calls the sink with the committed rows.
-
-    Args:
-        query: The query.
-        sink: Called with the output frame and the batch id.
-        section_of: Reads the rows of a batch that is repeated.
-    """
+    """Calls the sink with the committed rows."""
 
     is_staged = True
 
