@@ -21,7 +21,7 @@ from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.source_logs import COMPACT, files_upto
 from statelog.core.source_position import FileEntry
 from statelog.errors import CheckpointError, UsageError
-from statelog.operations.rewind_plan import check_sources, kept_entries
+from statelog.operations.rewind import check_sources, kept_entries
 from statelog.store import ObjectStore
 
 _SOURCES: Final = "sources"

@@ -31,7 +31,7 @@ from statelog.format.arrow_data import python_rows
 from statelog.format.checkpoint_metadata import decode_streams
 from statelog.operations.fork import Fork, apply_fork, fork_source
 from statelog.operations.position_files import batch_files
-from statelog.operations.rewind_plan import check_sources
+from statelog.operations.rewind import check_sources
 from statelog.operations.savepoints import query_store
 from statelog.renamed import renamed
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION

@@ -21,7 +21,7 @@ from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.key_order import RowsByKey, rows_by_key
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.unfit_output import unfit_output
-from statelog.state.encoding.nested import relabelled
+from statelog.state.encoding.python_values import relabelled
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 from statelog.state.keys.key_hash import hash_columns, is_one_to_one

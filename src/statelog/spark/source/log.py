@@ -27,8 +27,8 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import kind
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import chain_before
-from statelog.state.reader.event_cells import LoggedOperations
 from statelog.state.reader.feed import own_log
+from statelog.state.reader.window import LoggedOperations
 
 RAW_COLUMNS: Final = pa.schema(
     [

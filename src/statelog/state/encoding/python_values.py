@@ -1,8 +1,10 @@
 """
-Arrow columns as lists of Python values.
+Arrow columns in another form: as Python values, in another type of the same bytes, with equal floats.
 
-The values are the same as of Arrow's own `to_pylist`.  For times and decimals, which Arrow converts one by
-one, they are made many at once: a column of timestamps with a zone takes a twentieth of the time.
+The Python values are the same as of Arrow's own `to_pylist`.  For times and decimals, which Arrow
+converts one by one, they are made many at once: a column of timestamps with a zone takes a twentieth of
+the time.  Arrow's `cast` rejects a null in a NOT NULL field even where the struct around it is null;
+`relabelled` does not.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ _LEAST_DAYS: Final = dt.date.min.toordinal() - dt.date(1970, 1, 1).toordinal()
 _MOST_DAYS: Final = dt.date.max.toordinal() - dt.date(1970, 1, 1).toordinal()
 _DAY_US: Final = 86_400_000_000
 _Converter: TypeAlias = Callable[[pa.Array], list[Any]]
+
+_Leaf: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
+"""(column that is not nested, its type in the result) -> column."""
 
 
 def to_python(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -132,3 +137,55 @@ def _with_nulls(column: pa.Array, values: list[Any]) -> list[Any]:
 def _slowly(column: pa.Array) -> list[Any]:
     values: list[Any] = column.to_pylist()
     return values
+
+
+def relabelled(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """
+    Return a column in a type that differs in time zones and in NOT NULL only.
+
+    It takes nulls in a NOT NULL field of a struct that itself is null.
+    """
+    return column if column.type == kind else _rebuilt(column, kind, _cast)
+
+
+def with_equal_floats(column: pa.Array) -> pa.Array:
+    """Return a column in which 0.0 stands for -0.0, and one NaN for all NaNs."""
+    return _rebuilt(column, column.type, _equal_floats) if has_floats(column.type) else column
+
+
+def has_floats(kind: pa.DataType) -> bool:
+    """Return whether values of a type are floats or contain some."""
+    if pa.types.is_nested(kind):
+        return any(has_floats(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
+
+
+def _equal_floats(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_floating(kind):
+        return column
+    positive = pc.add(column, pa.scalar(0.0, kind))  # -0.0 + 0.0 is 0.0
+    return pc.if_else(pc.is_nan(positive), pa.scalar(float("nan"), kind), positive)
+
+
+def _rebuilt(column: pa.Array, kind: pa.DataType, leaf: _Leaf) -> pa.Array:
+    """Return a column in a type of the same form, with its leaves converted."""
+    if not pa.types.is_nested(kind):
+        return leaf(column, kind)
+    if pa.types.is_struct(kind):
+        parts = [_rebuilt(column.field(at), field.type, leaf) for at, field in enumerate(kind)]
+        mask = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
+    if pa.types.is_map(kind):
+        keys = _rebuilt(column.keys, kind.key_type, leaf)
+        items = _rebuilt(column.items, kind.item_type, leaf)
+        fields = [kind.key_field, kind.item_field]
+        inner = pa.StructArray.from_arrays([keys, items], fields=fields)
+    else:
+        inner = _rebuilt(column.values, kind.value_type, leaf)
+    return pa.Array.from_buffers(
+        kind, len(column), column.buffers()[:2], offset=column.offset, children=[inner]
+    )

@@ -28,8 +28,12 @@ from statelog.state.encoding.converters import (
     thawed,
     to_arrow,
 )
-from statelog.state.encoding.nested import has_floats, relabelled, with_equal_floats
-from statelog.state.encoding.python_values import to_python
+from statelog.state.encoding.python_values import (
+    has_floats,
+    relabelled,
+    to_python,
+    with_equal_floats,
+)
 from statelog.state.kinds import Values
 
 UNENCODABLE: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)

@@ -4,7 +4,7 @@ State as of a checkpoint, for everything outside the job that wrote it.
     location_state  `statelog.open`: tables, single keys, their history, what changed
     lookup          one key: its key group, its rows, its state as Python values
     differences     which keys differ between two checkpoints; by joining, in columns
-    feed            what each checkpoint changed, from its log: chain, window, event_cells
+    feed            what each checkpoint changed, from its log: chain, window
     replica         `follow`: a copy in memory that follows the query; held_state
     sql             SQL over the variables, through DuckDB
     state_reader    a location and a checkpoint in, Arrow tables out, a few key groups at a time
