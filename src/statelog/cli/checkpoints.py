@@ -1,14 +1,8 @@
-"""
-`statelog info`: what a location is, how large, how healthy, and what to type next.
-
-`statelog checkpoints`: its checkpoints, and which can be restored.
-"""
+"""`statelog checkpoints`: the checkpoints of a location, and which can be restored."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated
 
 import typer
 from rich import box
@@ -20,7 +14,6 @@ from statelog.cli.options import JsonLinesOption, LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
-    FINDING_STYLES,
     PlainTable,
     console,
     open_location,
@@ -31,11 +24,6 @@ from statelog.cli.output import (
     utc,
 )
 from statelog.redaction import redacted
-from statelog.report import texts
-from statelog.report.summary import Summary, summarize
-from statelog.runtime.clock import wall_clock_seconds
-
-_LABEL_WIDTH = 13
 
 _HIDDEN_BELOW = {
     "parent": 96,
@@ -56,90 +44,6 @@ _STYLES = {
 }
 
 
-def info(
-    location: LocationArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
-    """
-    Say what a state location is, how large and healthy it is, and what to type next.
-
-    The state itself is not read.  Exit status 1 if a checkpoint is damaged.
-    """
-    store = open_location(location)
-    with progress("reading"):
-        summary = summarize(store, location)
-    if as_json:
-        print_json(summary.to_json())
-    else:
-        _print_summary(summary, location)
-    raise typer.Exit(EXIT_FINDING if summary.figures.is_damaged else EXIT_OK)
-
-
-def _print_summary(summary: Summary, location: str) -> None:
-    out = console()
-    out.print(Text(f"{summary.figures.location}: {summary.kind}", style="bold"), soft_wrap=True)
-    for label, text in _facts(summary):
-        out.print(Text.assemble((f"  {label:{_LABEL_WIDTH}}", "cyan"), text), soft_wrap=True)
-    for finding in summary.findings:
-        line = Text.assemble(
-            (f"  {finding.level:{_LABEL_WIDTH}}", FINDING_STYLES[finding.level]), finding.text
-        )
-        out.print(line, soft_wrap=True)
-    if not summary.findings:
-        out.print(Text.assemble((f"  {'stands out':{_LABEL_WIDTH}}", "cyan"), "nothing"))
-    out.print(Text("next:", style="bold"))
-    for step in summary.next_steps(location):
-        out.print(f"  {step}", soft_wrap=True)
-
-
-def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    figures, newest = summary.figures, summary.newest
-    if figures.query_id:
-        yield "query", f"{figures.query_id}, {figures.delivery} delivery"
-    for operator in summary.operators:
-        yield "operator", f"{operator.name}, by {operator.key}"
-        for variable in operator.variables:
-            ttl = (
-                ""
-                if variable.ttl_ms is None
-                else f", expires after {texts.duration(variable.ttl_ms)}"
-            )
-            yield "", f"{variable.name}: {variable.kind} ({variable.columns}){ttl}"
-    if newest is not None:
-        batch = "" if newest.batch_id is None else f", micro-batch {newest.batch_id}"
-        age = ""
-        if newest.created_at_ms is not None:
-            since_ms = max(0.0, wall_clock_seconds() * 1000 - newest.created_at_ms)
-            age = f", {utc(newest.created_at_ms)} UTC ({texts.duration(since_ms)} ago)"
-        yield "newest", f"checkpoint {newest.checkpoint_id}{batch}{age}"
-    retained = sum(each.state == "retained" for each in figures.checkpoints)
-    yield "checkpoints", f"{retained} of {len(figures.checkpoints):,} can be restored"
-    if newest is not None:
-        log = f"{size_text(newest.log_bytes or 0)} of log in {plural(newest.log_handles or 0, 'part')}"
-        snapshots = f"{size_text(newest.full_snapshot_bytes or 0)} of snapshots"
-        yield (
-            "state",
-            (
-                f"{texts.count(newest.state_entries)} entries in {texts.count(figures.key_groups)} key "
-                f"groups; {snapshots}, {log}"
-            ),
-        )
-    objects = sum(each.objects for each in figures.stored)
-    yield (
-        "stored",
-        (
-            f"{plural(objects, 'object')}, {size_text(sum(each.size_bytes for each in figures.stored))}"
-        ),
-    )
-    if figures.restart is not None:
-        size = size_text(sum(part.size_bytes for part in figures.restart.parts))
-        yield "restart", f"reads {plural(figures.restart.objects, 'object')}, {size}"
-    if summary.claimed:
-        yield "claimed", f"{summary.claimed}; it has not committed yet"
-    for pin in summary.pins:
-        yield "pinned", pin
-
-
 def checkpoints(
     location: LocationArgument,
     as_json: JsonLinesOption = False,
@@ -157,7 +61,7 @@ def checkpoints(
         for summary in summaries:
             print_json(_json(summary))
     elif summaries:
-        _print_checkpoints(summaries, location)
+        _print(summaries, location)
     else:
         console().print(
             f"{redacted(location)} is claimed, but contains no checkpoint yet.", markup=False
@@ -170,7 +74,7 @@ def _json(summary: CheckpointSummary) -> dict[str, object]:
     return {**{name: getattr(summary, name) for name in _FIELDS}, "state": summary.state.value}
 
 
-def _print_checkpoints(summaries: list[CheckpointSummary], location: str) -> None:
+def _print(summaries: list[CheckpointSummary], location: str) -> None:
     out = console()
     # A narrow terminal shows the most important columns; --json shows all.
     rows = [

@@ -29,7 +29,7 @@ from statelog.cli.output import (
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
 _VERBS: Final = {
-    "info": "checkpoints",
+    "info": "info",
     "checkpoints": "checkpoints",
     "demo": "demo",
     "read": "state",

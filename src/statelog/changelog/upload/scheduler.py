@@ -100,7 +100,12 @@ class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
 
 
 class DirectStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
-    """Uploads in the calling thread, task by task, without threads and batches."""
+    """
+    Uploads in the calling thread, task by task, without threads and batches.
+
+    Args:
+        uploader: Writes the tasks; closed with the scheduler.
+    """
 
     def __init__(self, uploader: StateChangeUploader) -> None:
         self._uploader = acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
