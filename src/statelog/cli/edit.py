@@ -80,9 +80,9 @@ def edit(
 
 def _states(
     reader: StateReader, files: Sequence[str], *, delete_others: bool
-) -> dict[str, dict[Any, Any]]:
+) -> dict[str, dict[Any, object]]:
     """Return the new state of each variable by key; None deletes it."""
-    states: dict[str, dict[Any, Any]] = {}
+    states: dict[str, dict[Any, object]] = {}
     for given in files:
         variable, separator, path = given.partition("=")
         if not separator or not variable or not path:

@@ -17,12 +17,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from statelog.demo.job import JobConfig
 from statelog.errors import StatelogError
+from statelog.model import JsonObject
 from statelog.runtime.closing import ClosesAtExit
 
 _PROC: Final = Path("/proc")
@@ -149,9 +150,6 @@ def _ask_ps() -> list[ProcessInfo]:
 
 PROGRAM = ("-m", "statelog.demo.program")
 _LOG_LINES = 15
-
-JsonObject = dict[str, Any]
-"""A JSON object, such as a message of the job, whose kind is its `event`."""
 
 
 class JobProcess(ClosesAtExit):

@@ -27,8 +27,9 @@ from statelog.demo.connect_server import batch_workers
 from statelog.demo.data import lay_out, write_orders
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import JobConfig
-from statelog.demo.process import JobProcess, JsonObject, ProcessInfo
+from statelog.demo.process import JobProcess, ProcessInfo
 from statelog.errors import StatelogError, UsageError
+from statelog.model import JsonObject
 from statelog.redaction import redacted
 from statelog.store import open_location
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from statelog.model import JsonObject
 from statelog.report import texts
 from statelog.report.bill import Bill
 from statelog.report.restart import Restart
@@ -164,7 +165,7 @@ class Figures:
         """Whether a checkpoint is damaged."""
         return any(checkpoint.state == "damaged" for checkpoint in self.checkpoints)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return asdict(self)
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -204,14 +204,14 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
     return pa.concat_tables(parts, promote_options="permissive") if parts else pa.table({})
 
 
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
+def _rows(table: pa.Table) -> list[dict[str, object]]:
     try:
         return python_rows(table)
     except pa.ArrowInvalid as error:
         raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
-def _frozen(value: Any) -> Hashable:
+def _frozen(value: object) -> Hashable:
     """Return a hashable form that is equal for equal rows; NaN equals itself."""
     if isinstance(value, float):
         return value.hex()

@@ -20,17 +20,17 @@ from statelog.errors import InvariantError, UsageError
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import StructCodec
 from statelog.state.heap.tables import KeyGroupState, Overlay
-from statelog.state.kinds import Entry, Key, ListDelta, MapDelta, StateKind, Values
+from statelog.state.kinds import Deltas, Entry, Key, ListDelta, MapDelta, StateKind, Table, Values
 from statelog.state.kinds.timer import holds_time
 
-MISSING: Final = object()
+MISSING: Final[Any] = object()
 """What a look-up returns for a key that an overlay does not have; None there is a removal."""
 
-ReduceFunction = Callable[[Values, Values], Values]
+ReduceFunction = Callable[[Any, Any], Values]
 """Makes one value of two; must be associative."""
 
 
-class _NoKey(dict[Key, Any]):
+class _NoKey(Table):
     """Take the place of table and overlay where no key is current."""
 
     def _refuse(self, *_arguments: object) -> NoReturn:
@@ -99,12 +99,12 @@ class BoundState:
     ) -> None:
         self._cursor = cursor
         self._state_id = state_id
-        self._normalize: Callable[[Iterable[Any]], Values] = codec.normalize
+        self._normalize: Callable[[Iterable[object]], Values] = codec.normalize
         # A processor may change a list or dict it was given; the tables must not see that.
         self._copy = codec.normalize if codec.is_mutable else None
         self._ttl_ms = ttl_ms
-        self._base: dict[Key, Any] = _NO_KEY
-        self._overlay: dict[Key, Any] = _NO_KEY
+        self._base: Table = _NO_KEY
+        self._overlay: Deltas = _NO_KEY
         cursor.bind(self)
 
     @classmethod
@@ -137,7 +137,7 @@ class ValueState(BoundState):
     def get(self) -> Values | None:
         """Return the value, or None if there is none."""
         key = self._cursor.key
-        value: Any = self._overlay.get(key, MISSING)
+        value = self._overlay.get(key, MISSING)
         if value is MISSING:
             value = self._base.get(key)
         return value if value is None or self._copy is None else self._copy(value)
@@ -163,7 +163,7 @@ class ExpiringValueState(ValueState):
     def get(self) -> Values | None:
         """Return the value, or None if there is none or it expired."""
         cursor = self._cursor
-        stored: Any = self._overlay.get(cursor.key, MISSING)
+        stored = self._overlay.get(cursor.key, MISSING)
         if stored is MISSING:
             stored = self._base.get(cursor.key)
         if stored is None or stored[0] <= cursor.now_ms:
@@ -275,9 +275,9 @@ class MapState(BoundState):
     def _stored(self, user_key: Values) -> Entry | None:
         delta: MapDelta | None = self._overlay.get(self._cursor.key)
         if delta is not None:
-            value: Any = delta.entries.get(user_key, MISSING)
+            value: Entry | None = delta.entries.get(user_key, MISSING)
             if value is not MISSING:
-                return value  # type: ignore[no-any-return]
+                return value
             if delta.cleared:
                 return None
         entries = self._base.get(self._cursor.key)
@@ -418,15 +418,15 @@ class AggregateFunction(Protocol):
         """Return the accumulator of no values."""
         ...
 
-    def add(self, value: Any, accumulator: Values) -> Values:
+    def add(self, value: Any, accumulator: Any) -> Values:
         """Return *accumulator* with *value* added."""
         ...
 
-    def get_result(self, accumulator: Values) -> Any:
+    def get_result(self, accumulator: Any) -> object:
         """Return the result of *accumulator*."""
         ...
 
-    def merge(self, first: Values, second: Values) -> Values:
+    def merge(self, first: Any, second: Any) -> Values:
         """Return the accumulator of the values in both."""
         ...
 
@@ -445,7 +445,7 @@ class ReducingState:
         before = self._value.get()
         self._value.update(value if before is None else self._reduce(before, value))
 
-    def get(self) -> Values | None:
+    def get(self) -> tuple[Any, ...] | None:
         """Return the reduced value, or None if no value was added."""
         return self._value.get()
 
@@ -465,7 +465,7 @@ class AggregatingState:
         self._value = value
         self._function = function
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         """Add *value*; raises `UsageError` if the accumulator does not fit the schema."""
         before = self._value.get()
         if before is None:

@@ -132,7 +132,7 @@ def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
             )
         return {}
     arguments: dict[str, Any] = {}
-    client: dict[str, Any] = {}
+    client: dict[str, object] = {}
     for given, value in options.items():
         key = _plain(kind, given)
         if key in kind.option_keys:
@@ -189,14 +189,14 @@ def _unknown_key(kind: Scheme, given: str) -> str:
 
 def _client_options(
     kind: Scheme, arguments: Mapping[str, object], given: Mapping[str, object]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """
     Return the HTTP client's options; an http:// endpoint allows plain http.
 
     Obstore ignores client options of the environment as soon as one is passed, so they are read
     here.
     """
-    from_environment: dict[str, Any] = {}
+    from_environment: dict[str, object] = {}
     for prefix in reversed(kind.prefixes):
         for key in _CLIENT_KEYS:
             value = os.environ.get(f"{prefix}{key}".upper())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, GroupedData
 
@@ -91,7 +91,7 @@ def aggregate(
             "outputMode Complete would send the results of all keys in each micro-batch: use Update, "
             "and read all results with statelog.open(...) or spark.read.format('statelog')"
         )
-    keywords: dict[str, Any] = {**settings}
+    keywords: dict[str, object] = {**settings}
     functions = named_aggregates(aggregates, keywords)
     session = session_of(grouped)
     client = client_of(session)
@@ -131,7 +131,7 @@ def _no_end(plan: AggregationPlan) -> UsageError:
 
 
 def named_aggregates(
-    given: Sequence[object], settings: MutableMapping[str, Any]
+    given: Sequence[object], settings: MutableMapping[str, object]
 ) -> dict[str, Aggregate]:
     """
     Return the aggregates of a call by the names of their output columns.
@@ -165,7 +165,7 @@ def named_aggregates(
 
 
 def _taken_out(
-    given: Sequence[object], settings: MutableMapping[str, Any]
+    given: Sequence[object], settings: MutableMapping[str, object]
 ) -> list[tuple[str | None, object]]:
     """Take the aggregates that are given in a mapping or by keyword, and return them by name."""
     former: list[tuple[str | None, object]] = []

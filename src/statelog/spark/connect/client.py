@@ -362,7 +362,7 @@ class ConnectQuery(SparkQuery):
             if key.startswith(prefix)
         ]
 
-    def _observed(self, settings: Mapping[str, str], batch_id: int) -> dict[str, dict[str, Any]]:
+    def _observed(self, settings: Mapping[str, str], batch_id: int) -> dict[str, dict[str, object]]:
         text = settings.get(observed_key(self.id, batch_id))
         if text is None:
             return {}
@@ -387,7 +387,7 @@ class ConnectQuery(SparkQuery):
         return error
 
 
-def _begin_with_message(error: Any) -> None:
+def _begin_with_message(error: StreamingQueryException) -> None:
     text = str(error)
     cause = reported_in(text)
     if cause is None and _CRASHED in text:

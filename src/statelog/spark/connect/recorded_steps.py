@@ -187,7 +187,7 @@ def _plan_id(frame: Any) -> int:
     return plan_id
 
 
-def _with_id(frame: Any, plan_id: int) -> DataFrame:
+def _with_id(frame: DataFrame, plan_id: int) -> DataFrame:
     """Return a frame, which a call has just made, with another id of its plan."""
     setattr(frame._plan, _ID if hasattr(frame._plan, _ID) else "_plan_id", plan_id)
     result: DataFrame = frame

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -283,7 +283,7 @@ class _Read:
 
     def __call__(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the rows of the parts with the given numbers."""
-        numbers: list[Any] = [number for part in parts for number in part.column(0).to_pylist()]
+        numbers: list[int] = [number for part in parts for number in part.column(0).to_pylist()]
         reader = StateReader.open(
             self.location,
             self.checkpoint_id,

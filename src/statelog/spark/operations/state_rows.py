@@ -17,7 +17,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -84,13 +84,16 @@ class StateCells:
     deletions: tuple[tuple[int, int | None], ...] = ()
 
 
+Answer = TypeVar("Answer")
+
+
 def answers_of_tasks(
     rows: DataFrame,
     tasks: int,
     key_groups: KeyGroupRange,
     location: str,
-    work: Callable[[int, Iterable[pa.RecordBatch]], Any],
-) -> list[Any]:
+    work: Callable[[int, Iterable[pa.RecordBatch]], Answer],
+) -> list[Answer]:
     """
     Run a task on the sorted rows of each range of key groups, in one Spark job.
 
@@ -108,7 +111,7 @@ def answers_of_tasks(
 def _in_task(
     tasks: int,
     location: str,
-    work: Callable[[int, Iterable[pa.RecordBatch]], Any],
+    work: Callable[[int, Iterable[pa.RecordBatch]], object],
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     with reported_to_driver(location):

@@ -65,19 +65,19 @@ class ExpiringValueState(KeyedExpiringValueState, PySparkValueState):
     """PySpark's ValueState with a time to live."""
 
 
-class _ListMethods:
+class _ListMethods(KeyedListState):
     """PySpark's spelling of the list methods."""
 
-    def appendValue(self: Any, newState: Values) -> None:
+    def appendValue(self, newState: Values) -> None:
         """Append one element."""
         self.append(newState)
 
-    def appendList(self: Any, newState: list[Values]) -> None:
+    def appendList(self, newState: list[Values]) -> None:
         """Append several elements."""
         self.append_all(newState)
 
 
-class ListState(_ListMethods, KeyedListState, PySparkListState):
+class ListState(_ListMethods, PySparkListState):
     """PySpark's ListState on statelog."""
 
 
@@ -85,37 +85,37 @@ class ExpiringListState(_ListMethods, KeyedExpiringListState, PySparkListState):
     """PySpark's ListState with a time to live of each element."""
 
 
-class _MapMethods:
+class _MapMethods(KeyedMapState):
     """PySpark's spelling of the map methods."""
 
-    as_row: Callable[[Iterable[Any]], Row]
+    as_row: Callable[[Iterable[object]], Row]
 
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
         """Return a map state whose `getValue` returns Rows, as Spark's does."""
-        bound: Self = super().bound_to(cursor, state_id, codec)  # type: ignore[misc]
+        bound = super().bound_to(cursor, state_id, codec)
         bound.as_row = row_factory(codec.value.schema.names)
         return bound
 
-    def getValue(self: Any, key: Values) -> Values | None:
+    def getValue(self, key: Values) -> Values | None:
         """Return the value under *key* as a Row, or None."""
         value = self.get(key)
         return None if value is None else self.as_row(value)
 
-    def containsKey(self: Any, key: Values) -> bool:
+    def containsKey(self, key: Values) -> bool:
         """Return whether there is a value under *key*."""
-        return self.contains(key)  # type: ignore[no-any-return]
+        return self.contains(key)
 
-    def updateValue(self: Any, key: Values, value: Values) -> None:
+    def updateValue(self, key: Values, value: Values) -> None:
         """Set the value under *key*."""
         self.put(key, value)
 
-    def removeKey(self: Any, key: Values) -> None:
+    def removeKey(self, key: Values) -> None:
         """Remove the value under *key*."""
         self.remove(key)
 
 
-class MapState(_MapMethods, KeyedMapState, PySparkMapState):
+class MapState(_MapMethods, PySparkMapState):
     """PySpark's MapState on statelog."""
 
 
@@ -335,7 +335,7 @@ def refuse_use(state: BoundState | RefusedState, name: str) -> None:
 def _refusal(kind: StateKind, method: str, name: str) -> Callable[..., NoReturn]:
     words = classes_of(kind).failures.get(method, f"Error using {kind.value} state")
 
-    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
         raise DeletedStateError(
             f"{words}: state {name!r} was deleted by deleteIfExists() in init(), after init() had "
             "asked for it; ask for it after the deletion, or leave the deletion out"

@@ -11,7 +11,7 @@ through its memory once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -129,7 +129,7 @@ class ColumnarOutput:
         """The number of rows that the next batch will have."""
         return self._rows
 
-    def extend(self, produced: Iterable[Any]) -> None:
+    def extend(self, produced: Iterable[object]) -> None:
         """Take the tables of one call; one that does not fit raises `UnfitOutputError`."""
         for table in produced:
             try:

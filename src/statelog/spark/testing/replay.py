@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.open_state import open_state
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
+from statelog.model import JsonObject
 from statelog.renamed import renamed
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
@@ -77,9 +78,9 @@ class ReplayedStep:
 
     recorded: RecordedStep
     input: Sequence[Row]
-    before: Mapping[str, Any]
+    before: Mapping[str, object]
     timers_before: Sequence[int]
-    expiry_before: Mapping[str, Any]
+    expiry_before: Mapping[str, object]
     recorded_result: StepResult | None
     found: StepResult | None
     error: ProcessorError | None
@@ -255,7 +256,7 @@ def row_format_of(step: RecordedStep) -> RowFormat:
         ) from error
 
 
-def _output_columns(stored: Any) -> StructType:
+def _output_columns(stored: JsonObject) -> StructType:
     """
     Return the columns of the output.
 

@@ -71,7 +71,7 @@ class KnownStates(TaskHandle):
     variable = _variable
 
 
-Open = Callable[[Any], tuple[KnownStates, Callable[[], None]]]
+Open = Callable[[object], tuple[KnownStates, Callable[[], None]]]
 
 
 class TesterHandle(StateVariables):
@@ -97,9 +97,9 @@ class TesterHandle(StateVariables):
         self._drop = drop
         self._time_mode = time_mode
         self._watermark_ms = 0
-        self.grouping_key: Any = None
+        self.grouping_key: object = None
 
-    def setGroupingKey(self, key: Any) -> None:
+    def setGroupingKey(self, key: object) -> None:
         """Use the state and timers of *key* from now on."""
         self.grouping_key = key
 
@@ -107,12 +107,12 @@ class TesterHandle(StateVariables):
         """Reject timers up to this watermark; the tester's `setWatermark` calls this."""
         self._watermark_ms = watermarkMs
 
-    def _variable(self, asked: WantedVariable) -> Any:
+    def _variable(self, asked: WantedVariable) -> object:
         """Return the state variable of the current key; raises for an unknown one."""
         self._open_key(self.grouping_key)[0].variable(asked)
         return _KEYED[asked.kind](self, asked)
 
-    def call(self, asked: WantedVariable, method: str, *args: Any) -> Any:
+    def call(self, asked: WantedVariable, method: str, *args: object) -> object:
         """Call a method of a state variable, and commit its changes."""
         handle, commit = self._open_key(self.grouping_key)
         result = getattr(handle.variable(asked), method)(*args)
@@ -169,7 +169,7 @@ class TesterHandle(StateVariables):
 def _keyed(sparks: type[BoundState]) -> type:
     """Return a class of state objects that follow the current key of a tester."""
 
-    def method(name: str) -> Callable[..., Any]:
+    def method(name: str) -> Callable[..., object]:
         def call(self: Any, *args: Any) -> Any:
             return self._handle.call(self._wanted, name, *args)
 

@@ -7,7 +7,6 @@ Source: pyspark.sql.streaming.stateful_processor.StatefulProcessorHandle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from statelog.errors import UsageError
 from statelog.spark.query.declared_state import check_not_reserved
@@ -55,7 +54,7 @@ class TaskHandle(StateVariables):
             raise error
         self._initialized = True
 
-    def _variable(self, asked: WantedVariable) -> Any:
+    def _variable(self, asked: WantedVariable) -> object:
         """Return the state object, or one that rejects every use."""
         name = asked.name
         self._only_in_init(name, "created")

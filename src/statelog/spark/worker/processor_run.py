@@ -13,7 +13,7 @@ Deviation: a timer that the call for another timer deleted does not fire (Spark 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from types import GeneratorType
@@ -250,7 +250,7 @@ class ProcessorRun:
         except UnfitOutputError as error:
             raise self.located(error) from error.__cause__
 
-    def _returned(self, produced: Any) -> Any:
+    def _returned(self, produced: object) -> Iterable[Any]:
         """Return what a method returned; raises `UnfitOutputError` if it is one row."""
         return returned(produced, self._context.batch_id, "rows")
 
@@ -356,7 +356,7 @@ class ProcessorRun:
             raise self._failed("handleExpiredTimer", key, error, time) from error
         timers.delete(time)
 
-    def _handle_timer(self, time: int, key: Key) -> Any:
+    def _handle_timer(self, time: int, key: Key) -> Iterable[Row] | None:
         return self._processor.handleExpiredTimer(
             key=self._key_of_timer(key),
             timerValues=self._times,

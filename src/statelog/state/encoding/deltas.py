@@ -10,7 +10,6 @@ of is said by the kind.  Deviation from Flink: many operations to a change, in c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -114,11 +113,11 @@ class StateCodec:
 
     # --- cells ------------------------------------------------------------------------------------
 
-    def encode_cells(self, cells: Sequence[Any]) -> pa.Array:
+    def encode_cells(self, cells: Sequence[object]) -> pa.Array:
         """Return the column of the variable; None is a key without state."""
         return self.kind.encode_cells(self, cells)
 
-    def decode_cells(self, column: pa.Array) -> Iterable[Any]:
+    def decode_cells(self, column: pa.Array) -> Iterable[object]:
         """
         Return the cells of the variable's column; empty or None for no state.
 
@@ -211,7 +210,7 @@ class WrittenStateCodec(StateCodec):
         # Their fields may have other names now, but no other types.
         return self._present._user_keys(columns)
 
-    def decode_cells(self, column: pa.Array) -> Iterable[Any]:
+    def decode_cells(self, column: pa.Array) -> Iterable[object]:
         """Return the cells of the earlier schema as they are now."""
         cells = super().decode_cells(column)
         if not self._ttl.changes:

@@ -21,15 +21,15 @@ import pyarrow.compute as pc
 _LEAST_DAYS: Final = dt.date.min.toordinal() - dt.date(1970, 1, 1).toordinal()
 _MOST_DAYS: Final = dt.date.max.toordinal() - dt.date(1970, 1, 1).toordinal()
 _DAY_US: Final = 86_400_000_000
-_Converter: TypeAlias = Callable[[pa.Array], list[Any]]
+_Converter: TypeAlias = Callable[[pa.Array], list[object]]
 
 _Leaf: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
 """(column that is not nested, its type in the result) -> column."""
 
 
-def to_python(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
     """Return the values of a column, as its `to_pylist` does."""
-    values: list[Any]
+    values: list[object]
     convert = _converter(column.type)
     if convert is None:
         values = column.to_pylist()
@@ -73,30 +73,30 @@ def _from_numpy(column: pa.Array) -> list[Any]:
     return values
 
 
-def _dates(column: pa.Array) -> list[Any]:
+def _dates(column: pa.Array) -> list[object]:
     # For a value that Python cannot hold NumPy gives a number, and Arrow raises an error.
     return _from_numpy(column) if _in_range(column, _LEAST_DAYS, _MOST_DAYS) else _slowly(column)
 
 
-def _durations(column: pa.Array) -> list[Any]:
+def _durations(column: pa.Array) -> list[object]:
     # The smallest number is NumPy's null.
     fits = _in_range(column, np.iinfo(np.int64).min + 1, np.iinfo(np.int64).max)
     return _from_numpy(column) if fits else _slowly(column)
 
 
-def _naive_timestamps(column: pa.Array) -> list[Any]:
+def _naive_timestamps(column: pa.Array) -> list[object]:
     fits = _in_range(column, _LEAST_DAYS * _DAY_US, (_MOST_DAYS + 1) * _DAY_US - 1)
     return _from_numpy(column) if fits else _slowly(column)
 
 
-def _zoned_timestamps(column: pa.Array) -> list[Any]:
+def _zoned_timestamps(column: pa.Array) -> list[object]:
     # A zone moves a time by less than a day.
     if not _in_range(column, (_LEAST_DAYS + 1) * _DAY_US, _MOST_DAYS * _DAY_US - 1):
         return _slowly(column)
     zone = pa.lib.string_to_tzinfo(column.type.tz)
     combine = dt.datetime.combine
     # Python's own replace(tzinfo=...) takes five times as long as this.
-    values = [
+    values: list[object] = [
         None if value is None else combine(value, value.time(), zone)
         for value in _from_numpy(column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")))
     ]
@@ -106,36 +106,36 @@ def _zoned_timestamps(column: pa.Array) -> list[Any]:
     return [None if value is None else local(value) for value in values]
 
 
-def _decimals(column: pa.Array) -> list[Any]:
+def _decimals(column: pa.Array) -> list[object]:
     return _from_numpy(column)
 
 
-def _structs(column: pa.Array) -> list[Any]:
+def _structs(column: pa.Array) -> list[object]:
     names = [field.name for field in column.type]
     parts = [to_python(part) for part in column.flatten()]
-    values: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)]
+    values: list[object] = [dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)]
     return _with_nulls(column, values)
 
 
-def _lists(column: pa.Array) -> list[Any]:
+def _lists(column: pa.Array) -> list[object]:
     parts = to_python(column.flatten())  # without the elements of a null
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
     ends = accumulate(lengths)
-    values: list[Any] = [
+    values: list[object] = [
         parts[end - length : end] for end, length in zip(ends, lengths, strict=True)
     ]
     return _with_nulls(column, values)
 
 
-def _with_nulls(column: pa.Array, values: list[Any]) -> list[Any]:
+def _with_nulls(column: pa.Array, values: list[object]) -> list[object]:
     if column.null_count:
         for at in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
             values[at] = None
     return values
 
 
-def _slowly(column: pa.Array) -> list[Any]:
-    values: list[Any] = column.to_pylist()
+def _slowly(column: pa.Array) -> list[object]:
+    values: list[object] = column.to_pylist()
     return values
 
 

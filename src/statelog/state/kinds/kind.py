@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import InvariantError
 
-Values: TypeAlias = tuple[Any, ...]
+Values: TypeAlias = tuple[object, ...]
 """One field of each column of a schema; what it holds is the user's."""
 Key: TypeAlias = Values
 """A grouping key as tables hold it: hashable, all NaNs one object."""
@@ -317,14 +317,14 @@ class Kind(ABC, Generic[Cell, Delta]):
         """
 
     @abstractmethod
-    def to_python(self, cell: Cell, entry: Callable[[Entry], Any]) -> Any:
+    def to_python(self, cell: Cell, entry: Callable[[Entry], object]) -> object:
         """Return a cell as a caller reads it, with the form that *entry* gives its entries."""
 
-    def row_items(self, columns: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
+    def row_items(self, columns: Mapping[str, Sequence[object]]) -> Sequence[object]:
         """Return an item for each row, given the values of `row_columns`; see `from_items`."""
         return columns[self.row_columns[-1]]
 
-    def from_items(self, items: Sequence[Any]) -> Any:
+    def from_items(self, items: Sequence[Any]) -> object:
         """Return the state of one key, given the items of its rows."""
         return list(items)
 

@@ -152,7 +152,7 @@ class ListKind(Kind[ListCell, ListDelta]):
         times = [None] * len(values) if expiry is None else list(expiry)
         return [convert.entry(value, at) for value, at in zip(values, times, strict=True)]
 
-    def to_python(self, cell: ListCell, entry: Callable[[Entry], Any]) -> list[Any]:
+    def to_python(self, cell: ListCell, entry: Callable[[Entry], object]) -> list[object]:
         """Return a list of values."""
         return list(map(entry, cell))
 

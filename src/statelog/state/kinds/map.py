@@ -177,15 +177,15 @@ class MapKind(Kind[MapCell, MapDelta]):
             for user_key, value in state.items()
         }
 
-    def to_python(self, cell: MapCell, entry: Callable[[Entry], Any]) -> dict[Values, Any]:
+    def to_python(self, cell: MapCell, entry: Callable[[Entry], object]) -> dict[Values, object]:
         """Return a dict by map key."""
         return {user_key: entry(stored) for user_key, stored in cell.items()}
 
-    def row_items(self, columns: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
+    def row_items(self, columns: Mapping[str, Sequence[object]]) -> Sequence[object]:
         """Return the pairs of map key and value."""
         return list(zip(columns[USER_KEY_COLUMN], columns[VALUE_COLUMN], strict=True))
 
-    def from_items(self, items: Sequence[Any]) -> dict[Any, Any]:
+    def from_items(self, items: Sequence[Any]) -> dict[object, object]:
         """Return a dict by map key."""
         return dict(items)
 

@@ -146,11 +146,11 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         """Return the times of a list, ascending."""
         return tuple(sorted({whole_number(time, "a timer") for time in state}))
 
-    def to_python(self, cell: TimerCell, entry: Callable[[Entry], Any]) -> list[int]:
+    def to_python(self, cell: TimerCell, entry: Callable[[Entry], object]) -> list[int]:
         """Return the times."""
         return list(cell)
 
-    def from_items(self, items: Sequence[Any]) -> list[int]:
+    def from_items(self, items: Sequence[int]) -> list[int]:
         """Return the times, ascending."""
         return sorted(items)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -150,7 +150,7 @@ class HeldState:
         """Return the columns of the rows of each variable."""
         return {variable.name: self._rows_of(variable.name).schema for variable in self.variables()}
 
-    def get(self, variable: str, key: object) -> Any:
+    def get(self, variable: str, key: object) -> object:
         """Return the state of one key, as `LocationState.get` does."""
         sought = StateKey(key, self._codec.schema.key_schema)
         rows = self._rows_of(variable)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import starmap
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ def valid_rows(column: pa.Array) -> Mask:
     return valid
 
 
-def comparable(value: Any) -> Any:
+def comparable(value: object) -> object:
     """
     Return a hashable form of a Python value that is equal for equal state.
 
@@ -266,6 +266,6 @@ def _by_value(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> RowNumbers
     return np.array([rows_by_key.get(key, -1) for key in _keys(left)], np.int64)
 
 
-def _keys(columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
+def _keys(columns: Sequence[pa.Array]) -> list[tuple[object, ...]]:
     values = (list(map(comparable, column.to_pylist())) for column in columns)
     return list(starmap(lambda *key: key, zip(*values, strict=True)))

@@ -90,7 +90,7 @@ class StateKey:
         return batch
 
 
-def python_state(table: pa.Table, variable: StateDescriptor) -> Any:
+def python_state(table: pa.Table, variable: StateDescriptor) -> object:
     """
     Return the state of one key as Python values.
 
@@ -118,7 +118,7 @@ def python_state(table: pa.Table, variable: StateDescriptor) -> Any:
     return kind.from_items(kind.row_items(columns))
 
 
-def _rows(table: pa.Table, prefix: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _rows(table: pa.Table, prefix: str, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
     """Return the fields of a struct as tuples."""
     return zip(*(table.column(f"{prefix}.{name}").to_pylist() for name in names), strict=True)
 
@@ -138,7 +138,7 @@ def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) ->
     return pa.Table.from_batches(map(sought.select, batches), schema=schema)
 
 
-def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> Any:
+def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> object:
     """Return the state of one key, see `python_state`; raises as `rows_of_key`."""
     table = rows_of_key(reader, variable, key, now_ms)
     return python_state(table, reader.schema.states[reader.schema.state_id(variable)])
@@ -169,7 +169,7 @@ def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]
     return tuple(values)
 
 
-def _converted(value: object, field: pa.Field) -> Any:
+def _converted(value: object, field: pa.Field) -> object:
     """Return *value* as Arrow returns it from a column of the type of *field*."""
     kind = field.type
     if value is None:
@@ -191,7 +191,7 @@ def _converted(value: object, field: pa.Field) -> Any:
         ) from error
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> object:
     """Return a part of a map key as a value that a dict takes: structs as tuples."""
     if isinstance(value, Mapping):
         return tuple(map(_hashable, value.values()))

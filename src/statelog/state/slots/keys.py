@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +92,7 @@ class Keys:
         """Return for each row the number of its key."""
         return np.repeat(np.arange(len(self)), self.counts)
 
-    def take(self, chosen: Any) -> Keys:
+    def take(self, chosen: object) -> Keys:
         """
         Return some of the keys.
 
