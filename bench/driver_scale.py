@@ -38,9 +38,11 @@ from bench.harness.results import Results, Run, in_turns
 from pyspark import cloudpickle
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
-from statelog.checkpoint.commit import prepare_commit
-from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.recorder import CheckpointRecorder
+from statelog.checkpoint.coordinator import (
+    CheckpointCoordinator,
+    CheckpointRecorder,
+    prepare_commit,
+)
 from statelog.errors import ObjectExistsError, ObjectNotFoundError
 from statelog.format.buffers import Buffers, pieces_of
 from statelog.metrics import Metrics

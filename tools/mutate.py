@@ -114,7 +114,6 @@ MODULES = {
         "worker/handle",
         "worker/large_input",
         "worker/processor_run",
-        "worker/spill",
         "worker/task",
         "worker/task_input",
     ],

@@ -199,8 +199,7 @@ if TYPE_CHECKING:
     from statelog.operations.copy_location import CopyProgress, CopyReport
     from statelog.operations.copy_location import copy as copy
     from statelog.operations.edit_keys import edit
-    from statelog.operations.forget_key import forget
-    from statelog.operations.forget_report import ForgetReport, KeyTrace
+    from statelog.operations.forget_key import ForgetReport, KeyTrace, forget
     from statelog.operations.key_edits import EditCounts
     from statelog.operations.recommit import EditReport
     from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
@@ -215,8 +214,7 @@ else:
         {
             "statelog.operations.copy_location": "CopyProgress CopyReport copy",
             "statelog.operations.edit_keys": "edit",
-            "statelog.operations.forget_key": "forget",
-            "statelog.operations.forget_report": "ForgetReport KeyTrace",
+            "statelog.operations.forget_key": "ForgetReport KeyTrace forget",
             "statelog.operations.key_edits": "EditCounts",
             "statelog.operations.recommit": "EditReport",
             "statelog.operations.savepoints": "Fork Tag fork tag tags untag",

@@ -39,7 +39,7 @@ from statelog.plain_text import plain_text
 from statelog.redaction import redacted
 
 
-def _rebuild(cls: type[BaseException], message: str, facts: dict[str, Any]) -> BaseException:
+def _rebuild(cls: type[BaseException], message: str, facts: dict[str, object]) -> BaseException:
     return cls(message, **facts)
 
 
@@ -70,7 +70,7 @@ class StatelogError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.facts)
 
 

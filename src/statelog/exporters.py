@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, Final
 
 from statelog import extras
@@ -118,7 +119,11 @@ _Read = Callable[[MetricSpec, Any], Iterable[_Sample]]
 
 
 def _observations(
-    observation: Any, metrics: Metrics, spec: MetricSpec, common: dict[str, str], read: _Read
+    observation: Callable[..., object],
+    metrics: Metrics,
+    spec: MetricSpec,
+    common: dict[str, str],
+    read: _Read,
 ) -> Callable[[object], Iterator[object]]:
     def observe(options: object) -> Iterator[object]:
         del options  # a time-out of the exporter, which a snapshot does not need
@@ -171,5 +176,5 @@ def _opentelemetry_unit(spec: MetricSpec) -> str:
     return "By" if spec.unit == "bytes" else f"{{{spec.unit.removesuffix('s')}}}"
 
 
-def _load(module: str, extra: str) -> Any:
+def _load(module: str, extra: str) -> ModuleType:
     return extras.load("this exporter", extra, module)

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 PUBLIC_NAMES: Final = {
     "AvailabilityHelper": "AvailabilityProvider",
@@ -202,7 +202,7 @@ class FlinkNames:
 
     __slots__ = ()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         members: dict[str, bool] = {}  # and whether it is a method
         for kind in cls.__mro__[:-1]:

@@ -37,12 +37,7 @@ def _plain(argument: object) -> object:
 
 
 class _Line:
-    """
-    An argument as text of one line, made when the record is formatted.
-
-    Args:
-        argument: The argument.
-    """
+    """An argument as text of one line, made when the record is formatted."""
 
     def __init__(self, argument: object) -> None:
         self._argument = argument

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from statelog.errors import UsageError
 
@@ -81,7 +81,7 @@ def dry_run_by_default(**former: str) -> Callable[[Callable[P, T]], Callable[P, 
     return _mapped(former, _map_dry_run)
 
 
-def _map_dry_run(given: MutableMapping[str, Any], name: str) -> None:
+def _map_dry_run(given: MutableMapping[str, object], name: str) -> None:
     if "dry_run" in given:
         if "apply" in given:
             raise UsageError(f"{name}(dry_run=...) is the former name of apply: give apply only")
@@ -100,7 +100,7 @@ def _map_dry_run(given: MutableMapping[str, Any], name: str) -> None:
 
 
 def _mapped(
-    former: Mapping[str, str], also: Callable[[MutableMapping[str, Any], str], None]
+    former: Mapping[str, str], also: Callable[[MutableMapping[str, object], str], None]
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         name = function.__name__

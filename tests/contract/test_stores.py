@@ -12,7 +12,7 @@ from tests.servers import KEY, SECRET, S3Server
 
 from statelog.store import EncryptedStore, ObjectStore, ObstoreStore, open_store
 from statelog.store.encryption import EncryptionKeys
-from statelog.store.schemes import AZURE, LOCAL, MEMORY, NOT_TRIED, S3, SCHEMES, Scheme
+from statelog.store.location import AZURE, LOCAL, MEMORY, NOT_TRIED, S3, SCHEMES, Scheme
 from statelog.testing.store_contract import StoreContract
 
 MEMORY_STORES = iter(range(10**9))

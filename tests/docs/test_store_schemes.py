@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.store.schemes import SCHEMES, Scheme
+from statelog.store.location import SCHEMES, Scheme
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/stores.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -62,8 +62,7 @@ from statelog.state.recordings.format import decode_file
 from statelog.state.recordings.step import steps_of
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import PATHS
-from statelog.store.encrypted import EncryptedStore
-from statelog.store.encryption import EncryptionKeys, encrypt
+from statelog.store.encryption import EncryptedStore, EncryptionKeys, encrypt
 from statelog.store.parents import ParentReference, confirmed_by
 
 GOLDEN = Path(__file__).parents[1] / "golden"

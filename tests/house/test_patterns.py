@@ -1,5 +1,5 @@
 """
-Names and phrases that are going away: each may only become rarer.
+Names, phrases and the type `Any`, which are going away: each may only become rarer.
 
 `patterns.json` has how often each occurs. A count that rose fails; one that fell is written down
 with `python -m tests.house.test_patterns`. See "Words" in docs/contributing/house-rules.md.
@@ -43,6 +43,9 @@ PHRASES = (
 )
 """Pronouns for nouns, negated nouns, chains of relative clauses and rare words."""
 
+ANY = re.compile(r"\bAny\b")
+"""The type that turns the checks off: a user's own values and libraries without types need it."""
+
 
 def assigned_names(tree: ast.Module) -> Iterator[str]:
     """Every name that is assigned or is a parameter."""
@@ -62,6 +65,9 @@ def count() -> dict[str, int]:
         words = phrase.replace(" ", r"\s+")
         pattern = re.compile(rf"\b{words}\b(?!\s+longer\b)", re.IGNORECASE)
         counts[f"phrase {phrase}"] = sum(len(pattern.findall(text)) for text in texts)
+    counts["lines with Any"] = sum(
+        bool(ANY.search(line)) for path in modules() for line in text_of(path).splitlines()
+    )
     return counts
 
 

@@ -14,7 +14,7 @@ from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.interleaved_world import InterleavedWorld
 from tests.unit.checkpoint.test_simulation import World, simulate
 
-from statelog.checkpoint import batched_clean_up, ownership
+from statelog.checkpoint import clean_up, ownership
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.tags import read_pins
 from statelog.errors import InvariantError, ObjectNotFoundError
@@ -125,7 +125,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_clean_up, "BATCH_COMMITS", 2)
+    monkeypatch.setattr(clean_up, "BATCH_COMMITS", 2)
 
 
 def check_seeds(seeds: range, new_world: type[TracedWorld] = TracedWorld) -> int:

@@ -1,9 +1,9 @@
 """
 Flink's changelog: from `append` to files, and back.
 
-    writer            numbered change sets of one task; api: the protocol it implements
-    upload            schedulers that gather change sets into files, with retries
-    pending_persists  the futures of `persist`; registry: who owns a file
-    local             copies of files on this host, and the cache of downloads
-    reader            verified changes out of handles; storage puts all of it together
+    writer    numbered change sets of one task, and the futures of `persist`; api: its protocol
+    upload    schedulers that gather change sets into files, with retries
+    registry  who owns a file
+    local     copies of files on this host, and the cache of downloads
+    reader    verified changes out of handles; storage puts all of it together
 """

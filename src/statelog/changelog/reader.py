@@ -7,16 +7,19 @@ Source: Flink, StateChangelogHandleStreamHandleReader and StateChangeFormat.  De
 can be read in columns too; consecutive sets of one file share one request (H14); one set of a large
 plain file is fetched alone; foreign key groups can be dropped; damage is an error; a damaged local
 copy affects its own file, not the whole local state.
+
+A log has one handle for each checkpoint since the last snapshot and each task, and a file for most of
+them.  `read_logs` reads several at once where a request takes a round trip.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +32,7 @@ from statelog.errors import (
     StoreError,
 )
 from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.segment import Segment, parse_segment, verify_set
+from statelog.format.segment import Segment, parse_segment, parse_whole_file, verify_set
 from statelog.format.trailer import SetEntry, Trailer
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -44,7 +47,8 @@ from statelog.model import (
     StreamStateHandle,
 )
 from statelog.model.state_change import INT32_MAX, ChangeRows
-from statelog.store import read_verified
+from statelog.runtime.background import CALLS_MAX
+from statelog.store import ObjectStore, ask_at_once, endpoint_of, read_verified
 
 _log = logging.getLogger("statelog")
 
@@ -61,6 +65,11 @@ _RANGED_GET_FRACTION = 0.5
 """A single set is fetched alone if it is at most this part of its file."""
 
 _LOCAL_FILES = LocalFiles()
+
+_new_change = partial(tuple.__new__, StateChange)
+Part: TypeAlias = tuple[ChangelogStateHandle, KeyGroupRange]
+_WINDOW_BYTES: Final = 32 * 1024 * 1024
+"""Of values that are read at once; a larger handle is read alone, one set after another."""
 
 
 class FileSource(Protocol):
@@ -96,9 +105,6 @@ class ReadReport:
     remote_files: int = 0
     inline: int = 0
     set_aside: list[tuple[str, str]] = field(default_factory=list)
-
-
-_new_change = partial(tuple.__new__, StateChange)
 
 
 def read_changes(
@@ -367,3 +373,77 @@ def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
 
 def _name(stream: StreamStateHandle) -> str:
     return stream.path if isinstance(stream, FileStateHandle) else stream.name
+
+
+def whole_file_handle(store: FileSource, path: str) -> ChangelogStateHandle:
+    """
+    Return a handle of all change sets in a file, written by statelog or by Flink.
+
+    Raises:
+        ObjectNotFoundError: There is no such file.
+        CorruptionError: It is no changelog file, or it is damaged.
+        IncompatibleFormatError: A newer statelog wrote it.
+
+    Blocks: On the store; the file is read once, to find its sets.
+    """
+    segment = read_verified(store, path, lambda data: parse_whole_file(data, where=path))
+    stream = FileStateHandle(path, len(segment.payload))
+    return ChangelogStateHandle(
+        key_group_range=KeyGroupRange(0, INT32_MAX - 1),
+        handles_and_offsets=tuple(
+            HandleAndOffset(stream, start) for start, _ in segment.set_ranges()
+        ),
+        size_bytes=-1,
+        incremental_size_bytes=-1,
+        state_handle_id=path,
+    )
+
+
+def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa.RecordBatch]]:
+    """
+    Yield the changes of several handles, as `read_change_batches` does for each.
+
+    Raises:
+        Exception: As `read_change_batches`.
+
+    Blocks: On the store.
+    """
+    if endpoint_of(store) is None:
+        for handle, key_groups in parts:
+            yield read_change_batches(store, handle, key_groups)
+        return
+    for window in _windows(parts):
+        if len(window) == 1:
+            yield read_change_batches(store, *window[0])
+            continue
+        together = [list(each) for _, each in groupby(window, key=_first_path)]
+        reads = [partial(_read, store, each) for each in together]
+        for batches in ask_at_once(store, reads):
+            yield from batches
+
+
+def _windows(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Yield the parts that are read at once; a part that is too large alone."""
+    window: list[Part] = []
+    size = 0
+    for part in parts:
+        part_bytes = max(part[0].size_bytes, 0)
+        if window and (len(window) == CALLS_MAX or size + part_bytes > _WINDOW_BYTES):
+            yield window
+            window, size = [], 0
+        window.append(part)
+        size += part_bytes
+    if window:
+        yield window
+
+
+def _first_path(part: Part) -> str:
+    """Return the first file of a handle: those of one checkpoint may share it, and its one request."""
+    for entry in part[0].handles_and_offsets:
+        if isinstance(entry.handle, FileStateHandle):
+            return entry.handle.path
+    return ""
+
+
+def _read(store: ObjectStore, parts: Sequence[Part]) -> list[list[pa.RecordBatch]]:
+    return [list(read_change_batches(store, *part)) for part in parts]

@@ -6,22 +6,24 @@ Appends are in `append_side.py`; they take no lock.  Everything that concerns se
 step, and steps of several threads are in the log in the order of their calls.
 
 Every call but `append` is one step of `runtime/interrupts.py`: a signal handler runs after it.
-Source: Flink, FsStateChangelogWriter.  Deviations are listed there and at the methods.
+The future of each `persist` is completed once.
+Source: Flink, FsStateChangelogWriter, its UploadCompletionListener and buildSnapshotResult.  Deviations
+are listed there and at the methods; a local copy is part of a result only if it exists when the result
+is built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from statelog.arguments import whole_number
 from statelog.changelog.api import PersistFuture
 from statelog.changelog.append_side import AppendSide
-from statelog.changelog.pending_persists import PendingPersists
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
-from statelog.changelog.upload.task import UploadTask
+from statelog.changelog.upload.task import KEPT_CHANGES, UploadTask
 from statelog.core.change_log import (
     Action,
     ChangeLog,
@@ -42,13 +44,20 @@ from statelog.core.change_log import (
     UploadSucceeded,
 )
 from statelog.errors import (
+    ClosedError,
+    StatelogError,
+    UploadFailedError,
+    UsageError,
     WriterClosedError,
 )
 from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import (
+    ByteStreamStateHandle,
+    ChangelogStateHandle,
     KeyGroupRange,
     SequenceNumber,
+    SnapshotResult,
     StreamStateHandle,
 )
 from statelog.model.upload_result import UploadResult
@@ -387,3 +396,101 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
 
 def _handles(results: tuple[UploadResult, ...]) -> list[StreamStateHandle]:
     return list({result.entry.handle: None for result in results})
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A pending persist: its future, its checkpoint, and the time of its call."""
+
+    future: PersistFuture
+    checkpoint_id: int
+    called_ns: int
+
+
+class PendingPersists:
+    """The pending persists of one writer."""
+
+    def __init__(
+        self,
+        log_id: int,
+        operator_id: str,
+        key_group_range: KeyGroupRange,
+        *,
+        registry: TaskChangelogRegistry,
+        runtime: Runtime,
+        metrics: Metrics,
+    ) -> None:
+        self._log_id = log_id
+        self._operator_id = operator_id
+        self._key_group_range = key_group_range
+        self._registry = registry
+        self._runtime = runtime
+        self._metrics = metrics
+        self._pending: dict[int, _Pending] = {}
+        self._next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, future: PersistFuture, checkpoint_id: int) -> int:
+        """Add a persist and return its number.  Called under the lock."""
+        persist_id, self._next_id = self._next_id, self._next_id + 1
+        self._pending[persist_id] = _Pending(future, checkpoint_id, self._runtime.clock.now_ns())
+        return persist_id
+
+    def complete(
+        self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
+    ) -> None:
+        """Complete a persist with *results*.  Called without the lock."""
+        persist = self._pending.pop(persist_id)
+        persist.future.set_result(self._snapshot(persist, results, incremental_size_bytes))
+
+    def fail(self, persist_id: int, error: BaseException) -> None:
+        """Fail a persist with an error that says what to do.  Called without the lock."""
+        self._pending.pop(persist_id).future.set_exception(self._explain(error))
+
+    def _snapshot(
+        self, persist: _Pending, results: tuple[UploadResult, ...], incremental_size_bytes: int
+    ) -> SnapshotResult[ChangelogStateHandle]:
+        self._metrics.record("persist_durations", self._runtime.clock.now_ns() - persist.called_ns)
+        handle = ChangelogStateHandle(
+            key_group_range=self._key_group_range,
+            handles_and_offsets=tuple(result.entry for result in results),
+            size_bytes=sum(result.size_bytes for result in results),
+            incremental_size_bytes=incremental_size_bytes,
+            state_handle_id=self._runtime.ids.new_id(),
+            checkpoint_id=persist.checkpoint_id,
+        )
+        return SnapshotResult(handle, self._local_copy(handle, results))
+
+    def _local_copy(
+        self, handle: ChangelogStateHandle, results: tuple[UploadResult, ...]
+    ) -> ChangelogStateHandle | None:
+        """Return the handle of the local copy, if every set has one or is inline."""
+        if self._registry.copies is None or all(result.local is None for result in results):
+            return None
+        entries = []
+        for result in results:
+            entry = result.local
+            if entry is None and isinstance(result.entry.handle, ByteStreamStateHandle):
+                entry = result.entry
+            if entry is None:
+                return None
+            entries.append(entry)
+        # Checked now: a truncation may have deleted a copy since the upload ended.
+        streams = [entry.handle for entry in entries]
+        if not self._registry.copies.claim(streams, handle.checkpoint_id):
+            return None
+        return replace(handle, handles_and_offsets=tuple(entries), incremental_size_bytes=0)
+
+    def _explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, UploadFailedError | ClosedError | UsageError):
+            return error
+        kind = "" if isinstance(error, StatelogError) else f"{type(error).__name__}: "
+        failure = UploadFailedError(
+            f"writer {self._log_id} ({self._operator_id}): an upload failed ({kind}{error}); "
+            f"{KEPT_CHANGES}",
+            log_id=self._log_id,
+        )
+        failure.__cause__ = error
+        return failure

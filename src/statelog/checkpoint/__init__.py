@@ -5,7 +5,7 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     coordinator      tasks acknowledge, one object commits; ownership fences earlier owners
     history          the entries of a location, each read once; restore: where a restart continues
     open_state       a location by its own path, or by the checkpointLocation that has it
-    batched_clean_up the owner deletes what it no longer needs; clean_up: all garbage of a location
+    clean_up         an owner deletes what it no longer needs; all garbage of a location
     verify           reads all that retained checkpoints need
     offset_log       Spark's logs in a checkpointLocation, and what a repartition by Spark left in them
     audit            writes and reads the lines of operations that change a location
@@ -17,9 +17,12 @@ from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.checkpoint.object_names import Entropy
-from statelog.checkpoint.output_stream import FsCheckpointStateOutputStream
 from statelog.checkpoint.state_stream import read_materialized
-from statelog.checkpoint.stream_factory import CheckpointedStateScope, FsCheckpointStreamFactory
+from statelog.checkpoint.stream_factory import (
+    CheckpointedStateScope,
+    FsCheckpointStateOutputStream,
+    FsCheckpointStreamFactory,
+)
 from statelog.checkpoint.verify import VerifiedObject, verify_location
 from statelog.options import CheckpointOptions
 

@@ -5,20 +5,21 @@ A checkpoint exists once the put-if-absent of `chk-<id>/_metadata` has succeeded
 it can be repeated, and every step after it can be lost.  Decisions are in `core.checkpoint_ledger`.
 Claims and checkpoints are numbered together: an owner that lost the location finds the claim of the next
 one under the number of its next checkpoint.
-Source: Flink, CheckpointCoordinator; fencing by claims is our own (Flink has leader election).
+Metrics have Flink's names, but their values are about the whole job.
+Source: Flink, CheckpointCoordinator, ChangelogMaterializationMetricGroup and
+ChangelogStateBackendMetricGroup; fencing by claims is our own (Flink has leader election).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
-from statelog.checkpoint.batched_clean_up import BatchedCleanUp
-from statelog.checkpoint.clean_up import CleanUpReport
-from statelog.checkpoint.commit import prepare_commit, put_commit
-from statelog.checkpoint.history import Entries, StoredCheckpoint
-from statelog.checkpoint.ownership import claim_location
-from statelog.checkpoint.recorder import CheckpointRecorder
+from statelog.checkpoint.clean_up import BatchedCleanUp, CleanUpReport
+from statelog.checkpoint.history import Entries, StoredCheckpoint, read_entry
+from statelog.checkpoint.ownership import claim_location, describe_claim
 from statelog.checkpoint.restore import (
     check_key_groups,
     find_restore_point,
@@ -37,16 +38,33 @@ from statelog.core.checkpoint_events import (
 )
 from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.core.pins import Pin
-from statelog.errors import CheckpointError, FencedError, UsageError
-from statelog.format.checkpoint_metadata import MetadataFile
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    FencedError,
+    IncompatibleFormatError,
+    UsageError,
+)
+from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
 from statelog.format.claim_record import ClaimRecord
+from statelog.metrics import Metrics
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
-from statelog.store import ObjectStore, verify_put_if_absent
+from statelog.store import PATHS, ObjectStore, verify_put_if_absent
+from statelog.store.conditional_put import put_or_find
 
 _NS_PER_MS = 1_000_000
+
+_SIZES = (
+    "last_full_size_of_materialization",
+    "last_inc_size_of_materialization",
+    "last_full_size_of_non_materialization",
+    "last_inc_size_of_non_materialization",
+    "log_bytes_behind_snapshots",
+    "log_handles_behind_snapshots",
+)
 
 
 class CheckpointCoordinator:
@@ -402,3 +420,103 @@ class CheckpointCoordinator:
         Blocks: On the store, if a full batch waits for one under way.   Thread: the driver's.
         """
         self._clean_ups.when_due(self._ledger)
+
+
+class CheckpointRecorder:
+    """
+    Records the sizes of checkpoints, and the snapshots written.
+
+    Args:
+        metrics: Registry that holds the values; replaces the gauges of an earlier recorder.
+
+    Thread: The driver's; values may be read from any thread.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._values: dict[str, float] = dict.fromkeys(_SIZES, 0)
+        self._values["last_duration_of_materialization"] = -1
+        for name in self._values:
+            metrics.gauge(name, partial(self._values.__getitem__, name))
+
+    def completed(
+        self, checkpoint: CompletedCheckpoint, previous: CompletedCheckpoint | None
+    ) -> None:
+        """Record a completed checkpoint; parts shared with *previous* are not new."""
+        before = set(previous.materialized) if previous is not None else set()
+        sizes = [
+            (max(each.handle.size_bytes, 0), each not in before) for each in checkpoint.materialized
+        ]
+        fresh = [each for each in checkpoint.log if each.checkpoint_id == checkpoint.checkpoint_id]
+        behind = sum(each.size_bytes for each in checkpoint.log)
+        self._values.update(
+            last_full_size_of_materialization=sum(size for size, _ in sizes),
+            last_inc_size_of_materialization=sum(size for size, new in sizes if new),
+            last_full_size_of_non_materialization=behind,
+            last_inc_size_of_non_materialization=sum(each.incremental_size_bytes for each in fresh),
+            log_bytes_behind_snapshots=behind,
+            log_handles_behind_snapshots=len(checkpoint.log),
+        )
+
+    def snapshots_started(self, runs: int) -> None:
+        """Count *runs* snapshots that begin."""
+        self._metrics.count("started_materialization", runs)
+
+    def snapshots_completed(self, runs: int, milliseconds: float) -> None:
+        """Count *runs* snapshots of a completed checkpoint, and record the longest duration."""
+        self._metrics.count("completed_materialization", runs)
+        if runs:
+            self._values["last_duration_of_materialization"] = milliseconds
+
+    def snapshots_failed(self, runs: int) -> None:
+        """Count *runs* snapshots that failed, or whose checkpoint was not completed."""
+        self._metrics.count("failed_materialization", runs)
+
+
+def prepare_commit(
+    checkpoint: CompletedCheckpoint, sections: Mapping[bytes, bytes], *, compress: bool
+) -> MetadataFile:
+    """
+    Build the metadata object of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint; its properties are JSON.
+        sections: Opaque bytes by four-byte tag.
+        compress: Snappy-frame the change sets.
+
+    Raises:
+        UsageError: A property is not JSON, or a tag is reserved.
+    """
+    record = CheckpointRecord(checkpoint, os.urandom(8).hex())
+    path = PATHS.metadata(checkpoint.checkpoint_id)
+    return write_metadata(record, path, compress=compress, sections=sections)
+
+
+def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[float], None]) -> None:
+    """
+    Put the metadata object of a checkpoint; it exists afterwards, and this owner wrote it.
+
+    Raises:
+        FencedError: Another owner's entry has the number.
+        StoreError: The store failed; the object may exist or not.
+
+    Blocks: On the store.
+    """
+    record, mine = prepared.record, prepared.record.checkpoint
+    path = PATHS.metadata(mine.checkpoint_id)
+    # A lost answer looks like a fault, or (repeated by the client) like a conflict.
+    try:
+        entry = put_or_find(
+            store, path, prepared.buffers, lambda: read_entry(store, mine.checkpoint_id), pause
+        )
+    except (CorruptionError, IncompatibleFormatError) as error:
+        raise FencedError(f"{path} exists and this owner did not write it: {error}") from error
+    if isinstance(entry, ClaimRecord):
+        raise FencedError(f"another owner has the location: {describe_claim(entry)}")
+    if isinstance(entry, StoredCheckpoint) and entry.record.attempt != record.attempt:
+        other = entry.checkpoint
+        raise FencedError(
+            f"checkpoint {mine.checkpoint_id} was committed by {other.owner_id!r} in epoch "
+            f"{other.epoch} (attempt {entry.record.attempt}), not by {mine.owner_id!r} in epoch "
+            f"{mine.epoch} (attempt {record.attempt})"
+        )

@@ -27,13 +27,7 @@ def newest_epoch(store: ObjectStore) -> int:
 
 
 def is_zombie(checkpoint: CompletedCheckpoint, others: Iterable[CompletedCheckpoint]) -> bool:
-    """
-    Return whether a checkpoint of statelog 0.2 is not part of the history.
-
-    Args:
-        checkpoint: The checkpoint.
-        others: Those with lower ids.
-    """
+    """Return whether a checkpoint of statelog 0.2 is not part of the history."""
     parent = -1 if checkpoint.parent_id is None else checkpoint.parent_id
     return any(
         parent < other.checkpoint_id < checkpoint.checkpoint_id and other.epoch > checkpoint.epoch

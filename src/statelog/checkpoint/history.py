@@ -38,14 +38,7 @@ _NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """
-    A checkpoint as it is stored.
-
-    Args:
-        record: Its record.
-        sections: The trailer sections of its file by tag.
-        size_bytes: Length of its file.
-    """
+    """A checkpoint as it is stored."""
 
     record: CheckpointRecord
     sections: Mapping[bytes, bytes]

@@ -31,12 +31,7 @@ COMMITS: Final = "commits"
 
 
 class StoredQuery:
-    """
-    The files of one checkpointLocation.
-
-    Args:
-        store: Rooted at the checkpointLocation.
-    """
+    """The files of one checkpointLocation."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

@@ -179,10 +179,6 @@ def keep_tag(store: ObjectStore, tag: Tag) -> None:
 
     That call may have ended before it checked whether the checkpoint is retained.
 
-    Args:
-        store: The store of the location.
-        tag: The tag, with its path.
-
     Raises:
         CheckpointError: The checkpoint was deleted meanwhile (`reason` "subsumed", "not_found",
             "objects_missing").

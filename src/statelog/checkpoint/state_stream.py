@@ -56,11 +56,6 @@ def check_stream(handle: FileStateHandle, data: Buffer, name: str) -> None:
     """
     Verify bytes by the size and the checksum of their handle.
 
-    Args:
-        handle: The handle.
-        data: What was read.
-        name: What it is and where, for errors.
-
     Raises:
         CorruptionError: Size or checksum differ.
     """

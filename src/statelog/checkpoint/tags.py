@@ -147,11 +147,6 @@ def retained_ids(
     """
     Return the checkpoints that can be restored: retained by *newest*, or pinned; ascending.
 
-    Args:
-        store: The store of the location.
-        newest: The newest checkpoint.
-        ids: The numbers of the entries.
-
     Raises:
         StoreError: The store failed.
 

@@ -1,4 +1,4 @@
-"""The command line: `statelog …`.  One verb, one module."""
+"""The command line: `statelog …`.  A verb is a function; a module has the verbs of one subject."""
 
 from statelog.extras import require
 

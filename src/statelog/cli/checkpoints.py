@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
 
 import typer
 from rich import box
@@ -11,6 +10,7 @@ from rich.console import JustifyMethod
 from rich.text import Text
 
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.cli.options import JsonLinesOption, LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -45,8 +45,8 @@ _STYLES = {
 
 
 def checkpoints(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    location: LocationArgument,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     List the checkpoints of a state location.

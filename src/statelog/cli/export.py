@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from statelog.cli.options import CheckpointOption
+from statelog.cli.options import CheckpointOption, JsonLinesOption, LocationArgument, OperatorOption
 from statelog.cli.output import console, plural, print_json, progress, size_text
 from statelog.cli.state_rows import open_state
 from statelog.errors import StatelogError, StoreError, UsageError
@@ -26,7 +26,7 @@ _SUFFIX = ".parquet"
 
 
 def export(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     out: Annotated[
         Path,
         typer.Argument(
@@ -41,11 +41,9 @@ def export(
         ),
     ] = None,
     checkpoint: CheckpointOption = None,
-    operator: Annotated[
-        str | None, typer.Option(help="operatorId, where the query has several operators.")
-    ] = None,
+    operator: OperatorOption = None,
     overwrite: Annotated[bool, typer.Option(help="Replace files that exist.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Write the state as of a checkpoint to Parquet files, one for each state variable.

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from statelog.cli.options import LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -28,7 +29,7 @@ _LABEL_WIDTH = 13
 
 
 def info(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """

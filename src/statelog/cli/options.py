@@ -15,6 +15,12 @@ from statelog.cli.output import print_error
 from statelog.store.parents import ENVIRONMENT
 
 CHECKPOINT_FORMS = "an id, latest, earliest, a tag, or a time such as 2026-11-22T10:30:00+01:00"
+LocationArgument = Annotated[str, typer.Argument(help="State location: a path or URL.")]
+OperatorOption = Annotated[
+    str | None, typer.Option(help="operatorId, where the query has several operators.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(help=f"The checkpoint: {CHECKPOINT_FORMS}. The newest one by default."),

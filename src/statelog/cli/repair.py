@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from statelog.cli.options import JsonLinesOption, LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -36,7 +37,7 @@ from statelog.store import ObjectStore
 
 
 def repair(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--apply", help="Only list the repairs, or make them.")
     ] = True,
@@ -49,7 +50,7 @@ def repair(
             min=0,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Remove what is provably not needed; --apply does it.

@@ -189,8 +189,7 @@ def _processor(
 def _replayed(
     steps: Sequence[RecordedStep], processor: FoundProcessor, *, pdb: bool
 ) -> list[ReplayedStep]:
-    from statelog.spark.testing.debug_replay import debug_step
-    from statelog.spark.testing.replay import replay_step
+    from statelog.spark.testing.replay import debug_step, replay_step
 
     replayed = []
     for step in steps:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rich.text import Text
 
@@ -17,29 +18,26 @@ if TYPE_CHECKING:
 _ROWS_SHOWN = 20
 
 
+@runtime_checkable
+class _Row(Protocol):
+    """A Row of PySpark, which this package does not import."""
+
+    __fields__: Sequence[str]
+
+    def __iter__(self) -> Iterator[object]: ...
+
+
 def show_recordings(
     recorded: Sequence[tuple[StoredRecording, RecordedStep]], *, as_json: bool
 ) -> None:
     """Print the recorded keys of a location, with how often each was recorded."""
-    keys: dict[tuple[str, str], dict[str, Any]] = {}
+    steps_of: dict[tuple[str, str], list[tuple[StoredRecording, RecordedStep]]] = {}
     for stored, step in recorded:
-        at = (step.task.operator_id, repr(step.key))
-        totals = keys.setdefault(
-            at,
-            {
-                "operator": at[0],
-                "key": plain(step.key),
-                "steps": 0,
-                "failures": 0,
-                "checkpoints": [],
-            },
-        )
-        totals["failures" if stored.is_failure else "steps"] += 1
-        totals["checkpoints"].append(step.task.checkpoint_id)
+        steps_of.setdefault((step.task.operator_id, repr(step.key)), []).append((stored, step))
+    keys = [_RecordedKey.of(steps) for steps in steps_of.values()]
     if as_json:
-        for totals in keys.values():
-            ids = totals.pop("checkpoints")
-            print_json({**totals, "first_checkpoint": min(ids), "last_checkpoint": max(ids)})
+        for key in keys:
+            print_json(dataclasses.asdict(key))
         return
     if not keys:
         console().print("no recordings; the setting `record` chooses what a query records")
@@ -47,14 +45,35 @@ def show_recordings(
     table = PlainTable(box=None, pad_edge=False)
     for name in ("operator", "key", "steps", "failures", "checkpoints"):
         table.add_column(name, justify="right" if name in ("steps", "failures") else "left")
-    for totals in keys.values():
-        ids = totals["checkpoints"]
-        span = f"{min(ids)} to {max(ids)}" if len(set(ids)) > 1 else str(ids[0])
-        key = " ".join(map(str, totals["key"]))
-        style = "red" if totals["failures"] else None
-        cells = (totals["operator"], key, str(totals["steps"]), str(totals["failures"]), span)
-        table.add_row(*map(Text, cells), style=style)
+    for key in keys:
+        first, last = key.first_checkpoint, key.last_checkpoint
+        span = f"{first} to {last}" if first != last else str(first)
+        values = " ".join(map(str, key.key))
+        cells = (key.operator, values, str(key.steps), str(key.failures), span)
+        table.add_row(*map(Text, cells), style="red" if key.failures else None)
     console().print(table)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _RecordedKey:
+    """How often a key was recorded, in the form of JSON."""
+
+    operator: str
+    key: list[object]
+    steps: int
+    failures: int
+    first_checkpoint: int
+    last_checkpoint: int
+
+    @classmethod
+    def of(cls, recorded: Sequence[tuple[StoredRecording, RecordedStep]]) -> _RecordedKey:
+        """Count the recordings of a key."""
+        step = recorded[0][1]
+        failures = sum(stored.is_failure for stored, _ in recorded)
+        ids = [each.task.checkpoint_id for _, each in recorded]
+        key = list(map(plain, step.key))
+        steps = len(recorded) - failures
+        return cls(step.task.operator_id, key, steps, failures, min(ids), max(ids))
 
 
 def show_step(step: ReplayedStep) -> None:
@@ -101,13 +120,13 @@ def show_step(step: ReplayedStep) -> None:
     out.print()
 
 
-def row_text(row: Any) -> str:
+def row_text(row: _Row) -> str:
     """Return a row as text."""
     fields = zip(row.__fields__, row, strict=True)
     return ", ".join(f"{name}={one_text(value)}" for name, value in fields)
 
 
-def state_text(state: Mapping[str, Any], timers: Sequence[int]) -> str:
+def state_text(state: Mapping[str, object], timers: Sequence[int]) -> str:
     """Return the state of a key as text."""
     parts = [f"{name}={value!r}" for name, value in state.items()]
     if timers:
@@ -115,12 +134,12 @@ def state_text(state: Mapping[str, Any], timers: Sequence[int]) -> str:
     return "  ".join(parts) or "no state"
 
 
-def one_text(value: Any) -> str:
+def one_text(value: object) -> str:
     """Return one value as text."""
     return value.isoformat(sep=" ") if isinstance(value, dt.datetime) else repr(value)
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """Return one side of a difference as text."""
     if value is None or value == []:
         return "nothing"
@@ -161,13 +180,13 @@ def step_json(step: ReplayedStep) -> dict[str, object]:
     }
 
 
-def _dict(row: Any) -> dict[str, object]:
+def _dict(row: _Row) -> dict[str, object]:
     return {name: plain(value) for name, value in zip(row.__fields__, row, strict=True)}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Return a value as JSON can express it."""
-    if hasattr(value, "__fields__"):
+    if isinstance(value, _Row):
         return _dict(value)
     if isinstance(value, Mapping):
         if all(isinstance(name, str) for name in value):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from statelog.cli.options import LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -28,7 +29,7 @@ _SCHEMES = {"gs": "gcs", "az": "azure"}
 
 
 def report(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
     ] = Path("report.html"),

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from statelog.checkpoint.query_files import StoredQuery
+from statelog.cli.options import JsonLinesOption
 from statelog.cli.output import (
     EXIT_OK,
     console,
@@ -50,7 +51,7 @@ def rewind(
         str,
         typer.Option(help="Refuse if Spark wrote a micro-batch more recently: 90s, 30m, 1h, 7d."),
     ] = "1m",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Rewind source offsets and state of a stopped query to one micro-batch; --apply does it.

@@ -1,31 +1,50 @@
-"""`statelog tag`, `untag` and `fork`: keep a checkpoint, and go on from it next to the query."""
+"""`statelog tag`, `untag`, `fork` and `copy`: keep a checkpoint, go on from it, or move a location."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
 from rich import box
 from rich.text import Text
 
+from statelog.checkpoint.at_time import given_checkpoint_id
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
-from statelog.cli.options import CheckpointOption
-from statelog.cli.output import EXIT_OK, PlainTable, console, open_location, print_json, utc
+from statelog.cli.options import (
+    CHECKPOINT_FORMS,
+    CheckpointOption,
+    JsonLinesOption,
+    JsonOption,
+    LocationArgument,
+)
+from statelog.cli.output import (
+    EXIT_OK,
+    PlainTable,
+    console,
+    open_location,
+    plural,
+    print_json,
+    progress,
+    size_text,
+    utc,
+)
 from statelog.errors import CheckpointError, StatelogError, UsageError
+from statelog.operations.copy_location import CopyProgress, copy_location
 from statelog.operations.savepoints import fork as make_fork
 from statelog.operations.savepoints import tag as make_tag
 from statelog.operations.savepoints import untag as remove_tag
 from statelog.redaction import redacted
 from statelog.store import ObjectStore
+from statelog.store import open_location as open_new
+from statelog.store.encryption import OPTION
 
-LocationArgument = Annotated[str, typer.Argument(help="State location: a path or URL.")]
 QueryOption = Annotated[
     str | None,
     typer.Option(
         help="The query's checkpointLocation, if the checkpoint does not record it or it was moved."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
 
 def tag(
@@ -36,7 +55,7 @@ def tag(
     checkpoint: CheckpointOption = None,
     checkpoint_location: QueryOption = None,
     comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Keep a checkpoint under a name, with the position of its sources; or list the tags.
@@ -76,7 +95,7 @@ def untag(
     kind: Annotated[
         str, typer.Option(help="What has put it: tag, fork or reader; `statelog tag` lists them.")
     ] = TagKind.TAG.value,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Remove a tag; the next clean-up deletes what only the tag kept.
@@ -129,7 +148,7 @@ def fork(
     copy: Annotated[
         bool, typer.Option("--copy", help="Copy the objects, so that LOCATION is not needed.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Go on from a checkpoint with a second query, next to the first, in constant time.
@@ -220,3 +239,64 @@ def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     console().print(table)
+
+
+def copy(
+    location: LocationArgument,
+    new: Annotated[str, typer.Argument(help="The copy: an empty path or URL.")],
+    *,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The newest checkpoint of the copy: {CHECKPOINT_FORMS}. The newest one by default."
+        ),
+    ] = None,
+    new_encryption: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the keys of the copy come from: env:NAME, file:PATH, or none for no "
+            "encryption; those of LOCATION by default."
+        ),
+    ] = None,
+    parallelism: Annotated[int, typer.Option(help="Objects copied at once.", min=1)] = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Copy the retained checkpoints of a location to another folder or store.
+
+    Every object is verified before and after it is put.  A call that was interrupted is repeated:
+    objects that are in the copy are verified and not put again.  A query may go on in LOCATION; to move it,
+    stop it before the last call, and start it with NEW as stateLocation and its own checkpointLocation.
+
+    A copy with other encryption keys is how a location is encrypted, or gets a new key.  The keys of LOCATION
+    are those of the environment variable STATELOG_ENCRYPTION.
+    """
+    source = open_location(location)
+    with progress("reading") as update:
+
+        def show(now: CopyProgress) -> None:
+            update(
+                f"{now.objects_done:,} of {plural(now.objects, 'object')}, "
+                f"{size_text(now.bytes_done)} of {size_text(now.size_bytes)}"
+            )
+
+        report = copy_location(
+            source,
+            open_new(new, options={OPTION: new_encryption} if new_encryption else None),
+            checkpoint_id=given_checkpoint_id(source, checkpoint),
+            parallelism=parallelism,
+            on_progress=show,
+        )
+    if as_json:
+        print_json({"location": source.url, **dataclasses.asdict(report)})
+        return
+    console().print(
+        f"{source.url} copied: {plural(len(report.checkpoints), 'checkpoint')} "
+        f"({', '.join(map(str, report.checkpoints))}), {plural(report.objects, 'object')} verified "
+        f"({size_text(report.size_bytes)}), {report.copied:,} of them put by this call "
+        f"({size_text(report.copied_bytes)})",
+        soft_wrap=True,
+        markup=False,
+    )
+    for parent in report.parents:
+        console().print(f"read from {parent}, a parent of this fork, too", soft_wrap=True)

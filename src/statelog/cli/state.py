@@ -1,4 +1,4 @@
-"""`statelog read`, `get`, `history` and `diff`: state as of a checkpoint, without Spark."""
+"""`statelog read`, `get`, `history`, `diff` and `sql`: state as of a checkpoint, without Spark."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
+from statelog.cli.options import (
+    CHECKPOINT_FORMS,
+    CheckpointOption,
+    JsonLinesOption,
+    LocationArgument,
+    OperatorOption,
+)
 from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.key_history import KeyVersion, key_history
 from statelog.state.reader.location_state import LocationState
-from statelog.state.reader.lookup import key_from_text
+from statelog.state.reader.lookup import KeyVersion, key_from_text, key_history
 
-_Location = Annotated[str, typer.Argument(help="State location: a path or URL.")]
 _Variable = Annotated[str, typer.Argument(help="State variable; $timers for timers.")]
 _Key = Annotated[
     list[str],
     typer.Argument(help="Values of the key columns, in their order; -- before a negative number."),
 ]
-_Operator = Annotated[
-    str | None, typer.Option(help="operatorId, where the query has several operators.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 _Limit = Annotated[
     int | None,
     typer.Option(
@@ -33,16 +33,16 @@ _Limit = Annotated[
 
 
 def read(
-    location: _Location,
+    location: LocationArgument,
     variable: Annotated[
         str | None,
         typer.Argument(help="State variable; $timers for timers. All by default."),
     ] = None,
     *,
     checkpoint: CheckpointOption = None,
-    operator: _Operator = None,
+    operator: OperatorOption = None,
     limit: _Limit = None,
-    as_json: _Json = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Print the state as of a checkpoint, one row for each value, list element, map entry or timer.
@@ -65,14 +65,14 @@ def read(
 
 
 def get(
-    location: _Location,
+    location: LocationArgument,
     variable: _Variable,
     key: _Key,
     *,
     checkpoint: CheckpointOption = None,
-    operator: _Operator = None,
+    operator: OperatorOption = None,
     limit: _Limit = None,
-    as_json: _Json = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Print the state of one key as of a checkpoint; only its key group is read."""
     with open_state(location, operator) as state:
@@ -91,12 +91,12 @@ def get(
 
 
 def history(
-    location: _Location,
+    location: LocationArgument,
     variable: _Variable,
     key: _Key,
     *,
-    operator: _Operator = None,
-    as_json: _Json = False,
+    operator: OperatorOption = None,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Print the state of one key as of each retained checkpoint, oldest first.
@@ -128,7 +128,7 @@ def history(
 
 
 def diff(
-    location: _Location,
+    location: LocationArgument,
     before: Annotated[
         str, typer.Argument(help=f"The checkpoint to compare with: {CHECKPOINT_FORMS}.")
     ],
@@ -137,9 +137,9 @@ def diff(
     variable: Annotated[
         str | None, typer.Option(help="The only state variable to compare; all by default.")
     ] = None,
-    operator: _Operator = None,
+    operator: OperatorOption = None,
     limit: _Limit = None,
-    as_json: _Json = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Print the keys whose state differs between two checkpoints, with their state in both.
@@ -169,3 +169,39 @@ def _shown(state: LocationState, variable: str, version: KeyVersion) -> object:
     by_name = {each.name: each for each in state.variables(version.checkpoint_id)}.get(variable)
     is_map = by_name is not None and by_name.user_key_schema is not None
     return list(version.value.items()) if is_map else version.value
+
+
+def sql(
+    location: LocationArgument,
+    statement: Annotated[
+        str,
+        typer.Argument(
+            help="One statement in the dialect of DuckDB, such as 'from total limit 5'."
+        ),
+    ],
+    *,
+    checkpoint: CheckpointOption = None,
+    operator: OperatorOption = None,
+    limit: _Limit = None,
+    allow_files: Annotated[
+        bool,
+        typer.Option(
+            "--allow-files",
+            help="Let the statement read and write files, attach databases and load extensions.",
+        ),
+    ] = False,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """
+    Run one SQL statement over the state as of a checkpoint, through DuckDB.
+
+    Each state variable is a table of its name, timers are the table timers.  Names with a dot need quotes: select "key.customer", "value.total" from total.  Only the variables that the statement names are read, into memory.  The statement reads and writes nothing else without --allow-files.  Needs the extra sql.
+    """
+    with open_state(location, operator) as state, progress("reading"):
+        table = state.sql(statement, checkpoint, allow_files=allow_files)
+    show_rows(
+        rows_of(table.to_batches()),
+        table.column_names,
+        limit=row_limit(limit, as_json),
+        as_json=as_json,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +18,7 @@ from statelog.state.reader import LocationState
 ROWS_SHOWN: Final = 20
 """Rows that people get without `--limit`; JSON has all."""
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 
 
 def open_state(location: str, operator: str | None) -> LocationState:
@@ -85,7 +85,7 @@ def show_rows(
     out.print(last or plural(len(first), "row"), markup=False, soft_wrap=True)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """Return a value as people read it; what is nested as JSON."""
     if value is None:
         return ""

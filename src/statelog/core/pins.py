@@ -26,13 +26,7 @@ class Pin:
     newest: int = 0
 
     def holds(self, checkpoint_id: int, latest_id: int) -> bool:
-        """
-        Return whether a checkpoint is pinned.
-
-        Args:
-            checkpoint_id: The checkpoint.
-            latest_id: The newest checkpoint of the location.
-        """
+        """Return whether a checkpoint is pinned."""
         if not self.newest:
             return checkpoint_id == self.checkpoint_id
         return checkpoint_id >= max(self.checkpoint_id, latest_id - self.newest + 1)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog.demo.job import CSV_OPTIONS, ORDER_LINES, JobConfig, purchases
+from statelog.model import JsonObject
 from statelog.state.reader import StateReader
 
 FIELDS = ("revenue", "orders", "sessions", "lines", "country", "last_order")
@@ -83,7 +84,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     deliveries: int = 0
     state_customers: int = 0
     state_checkpoint: int = -1
-    top: list[dict[str, Any]] = []
+    top: list[JsonObject] = []
 
 
 class _Findings:

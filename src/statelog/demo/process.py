@@ -17,12 +17,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from statelog.demo.job import JobConfig
 from statelog.errors import StatelogError
+from statelog.model import JsonObject
 from statelog.runtime.closing import ClosesAtExit
 
 _PROC: Final = Path("/proc")
@@ -32,14 +33,7 @@ _PATIENCE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """
-    One process.
-
-    Args:
-        pid: Its id.
-        parent: Its parent's id.
-        name: The name of its program.
-    """
+    """One process."""
 
     pid: int
     parent: int
@@ -157,21 +151,12 @@ def _ask_ps() -> list[ProcessInfo]:
 PROGRAM = ("-m", "statelog.demo.program")
 _LOG_LINES = 15
 
-JsonObject = dict[str, Any]
-"""A JSON object, such as a message of the job, whose kind is its `event`."""
-
 
 class JobProcess(ClosesAtExit):
     """
     One run of the job.
 
     All its processes end with the `with` block at the latest.
-
-    Args:
-        config: The run.
-        log: File to which the output of the processes is appended.
-        program: Arguments of the interpreter that start the job.
-        environment: Environment variables on top of this process's.
     """
 
     def __init__(

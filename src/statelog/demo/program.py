@@ -2,36 +2,42 @@
 The process that `statelog demo` starts, kills and restarts: `python -m statelog.demo.program`.
 
 It runs the job over all input, writes a JSON line for each micro-batch to a pipe, and, if asked to,
-verifies the result at the end.
+verifies the result at the end.  On Spark Connect the server is a child of this process, so that both
+end together, and a query that failed is started again, as a user's supervisor does.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from statelog import extras
 from statelog.demo.check import verify
+from statelog.demo.connect_server import ConnectServer
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import OUTPUT, JobConfig, start_job
 from statelog.spark.query.progress import BatchProgress
 
+_STARTS: Final = 3
+_POLL_SECONDS: Final = 0.2
+_CORES: Final = re.compile(r"local\[(\d+)")
+
 
 class Messages:
-    """
-    Sends messages to the parent process, one JSON object per line.
-
-    Args:
-        descriptor: The pipe.
-    """
+    """Sends messages to the parent process, one JSON object per line."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -85,8 +91,6 @@ def run(
     """
     prepare_environment()
     if config.connect:
-        from statelog.demo.connect_program import run_on_connect
-
         run_on_connect(config, messages)
         return
     session = open_session(config.master, os.path.dirname(config.checkpoint))
@@ -95,6 +99,46 @@ def run(
     query.awaitTermination()
     verified(session, config, messages)
     session.stop()
+
+
+def run_on_connect(config: JobConfig, messages: Messages) -> None:
+    """
+    Run the job over all input on a server of its own, and verify if asked to.
+
+    Raises:
+        StreamingQueryException: The query failed more often than it is started again.
+    """
+    extras.require("the demonstration on Spark Connect", "connect", *extras.PACKAGES["connect"])
+    folder = Path(config.checkpoint).parent
+    cores = _CORES.match(config.master)
+    with ConnectServer(
+        folder, folder / "server.log", cores=int(cores[1]) if cores else 2, in_session=True
+    ) as server:
+        server.wait()
+        session = SparkSession.builder.remote(server.url).getOrCreate()
+        messages.send("session")
+        reported: set[int] = set()
+        for start in range(1, _STARTS + 1):
+            query: Any = start_job(session, config, None)
+            try:
+                while not query.awaitTermination(_POLL_SECONDS):
+                    _report(query, reported, messages)
+                break
+            except StreamingQueryException as error:
+                if start == _STARTS:
+                    raise
+                messages.send("failed_query", message=str(error).partition("\n")[0])
+        _report(query, reported, messages)
+        verified(session, config, messages)
+        session.stop()
+
+
+def _report(query: Any, reported: set[int], messages: Messages) -> None:
+    """Send the figures of the micro-batches that were not sent before."""
+    for progress in query.recentBatches:
+        if progress.batch_id not in reported:
+            reported.add(progress.batch_id)
+            messages.batch(progress)
 
 
 def verified(session: SparkSession, config: JobConfig, messages: Messages) -> None:

@@ -27,8 +27,9 @@ from statelog.demo.connect_server import batch_workers
 from statelog.demo.data import lay_out, write_orders
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import JobConfig
-from statelog.demo.process import JobProcess, JsonObject, ProcessInfo
+from statelog.demo.process import JobProcess, ProcessInfo
 from statelog.errors import StatelogError, UsageError
+from statelog.model import JsonObject
 from statelog.redaction import redacted
 from statelog.store import open_location
 
@@ -174,13 +175,7 @@ class DemoResult:
 
 
 class Demo:
-    """
-    One demonstration.
-
-    Args:
-        plan: The settings.
-        audience: Called at each step.
-    """
+    """One demonstration."""
 
     def __init__(self, plan: DemoPlan, audience: Audience) -> None:
         self._plan = plan
@@ -325,10 +320,6 @@ class _KillMoment:
 
     Spark writes a file to its folder `offsets` before a micro-batch begins; the middle is about half
     of the median duration later.
-
-    Args:
-        spark: Spark's checkpoint folder.
-        after: Number of micro-batches to finish before.
     """
 
     def __init__(self, spark: Path, after: int) -> None:

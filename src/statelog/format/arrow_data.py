@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,7 +91,7 @@ def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: s
     return data
 
 
-def python_rows(table: pa.Table) -> list[dict[str, Any]]:
+def python_rows(table: pa.Table) -> list[dict[str, object]]:
     """
     Return the rows of a table from storage as Python values.
 
@@ -99,7 +99,7 @@ def python_rows(table: pa.Table) -> list[dict[str, Any]]:
         pa.ArrowInvalid: A value or the parameter of a type has no Python value, such as a forged scale.
     """
     try:
-        rows: list[dict[str, Any]] = table.to_pylist()
+        rows: list[dict[str, object]] = table.to_pylist()
         return rows
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise pa.ArrowInvalid(f"a value of {table.schema.names} is none ({error!r})") from error
@@ -215,5 +215,5 @@ def _field(data: memoryview, table: int, number: int) -> int:
 def _table(data: memoryview, table: int, number: int) -> int:
     """Return where the table in a field begins; 0 if there is none."""
     field = _field(data, table, number)
-    place: Any = field + _U32.unpack_from(data, field)[0] if field else 0
-    return int(place)
+    place: int = field + _U32.unpack_from(data, field)[0] if field else 0
+    return place

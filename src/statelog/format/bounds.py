@@ -8,7 +8,7 @@ multiple of its size.  Writers keep within the same bounds.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -138,13 +138,13 @@ def decode_msgpack(data: Buffer, decoder: msgspec.msgpack.Decoder[T]) -> T:
         raise msgspec.DecodeError(f"it has a text that is none ({error})") from error
 
 
-def check_depth(value: Any, where: str = "") -> None:
+def check_depth(value: object, where: str = "") -> None:
     """Raise `CorruptionError` if lists and objects are nested deeper than `DEPTH_MAX`."""
     if nesting_exceeds(value):
         raise CorruptionError(f"{where} is nested deeper than {DEPTH_MAX} levels", path=where)
 
 
-def nesting_exceeds(value: Any) -> bool:
+def nesting_exceeds(value: object) -> bool:
     """Return whether lists and objects are nested deeper than `DEPTH_MAX`."""
     level = [value]
     for _ in range(DEPTH_MAX):

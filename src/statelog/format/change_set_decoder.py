@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from statelog.errors import CorruptionError, InvariantError
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_layout import GROUP, INT, INT_SIZE, LONE_CHANGE, decode_rows
-from statelog.format.group_index import GroupIndex
+from statelog.format.trailer import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
 from statelog.model.state_change import INT32_MAX, joined_values
 

@@ -20,7 +20,7 @@ from statelog.errors import InvariantError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_set_decoder import _check_columns
 from statelog.format.change_set_layout import GROUP, INT, INT_SIZE, LONE_CHANGE, encode_rows
-from statelog.format.group_index import GroupIndex
+from statelog.format.trailer import GroupIndex
 from statelog.model import ChangeBatch, StateChangeSet
 from statelog.model.state_change import INT32_MAX, ChangeRows, joined_values
 

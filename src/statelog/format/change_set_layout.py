@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from statelog.format.group_index import GroupIndex
+from statelog.format.trailer import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
 from statelog.model.state_change import ChangeRows
 

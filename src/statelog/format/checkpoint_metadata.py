@@ -27,10 +27,9 @@ from statelog.format.checkpoint_record import (
     decode_record,
     encode_record,
 )
-from statelog.format.group_index import GroupIndex
 from statelog.format.segment import Segment, SegmentWriter, parse_segment
 from statelog.format.snappy_frames import MAX_CHUNK_LENGTH
-from statelog.format.trailer import SetEntry
+from statelog.format.trailer import GroupIndex, SetEntry
 from statelog.model import (
     ByteStreamStateHandle,
     ChangelogStateHandle,
@@ -64,12 +63,10 @@ class MetadataFile:
     Args:
         buffers: The file, in pieces to be written one after another.
         record: Its record; log handles that were inline now refer to the file.
-        record_size_bytes: Length of the section `CKPT`.
     """
 
     buffers: tuple[Buffer, ...] = field(repr=False)
     record: CheckpointRecord
-    record_size_bytes: int
 
 
 def write_metadata(
@@ -111,10 +108,10 @@ def write_metadata(
     if compress and beside <= MAX_CHUNK_LENGTH // 2:
         try:
             buffers = moved.writer(compress=True).finish(extra)
-            return MetadataFile(tuple(buffers), record, len(body))
+            return MetadataFile(tuple(buffers), record)
         except UsageError:
             pass  # the index of the sets exceeds the limit, so the file is written plain
-    return MetadataFile(tuple(moved.writer(compress=False).finish(extra)), record, len(body))
+    return MetadataFile(tuple(moved.writer(compress=False).finish(extra)), record)
 
 
 def rewrite_metadata(data: Buffer, record: CheckpointRecord, *, where: str = "") -> MetadataFile:
@@ -150,7 +147,7 @@ def rewrite_metadata(data: Buffer, record: CheckpointRecord, *, where: str = "")
                 )
             )
         try:
-            return MetadataFile(tuple(writer.finish(extra)), record, len(body))
+            return MetadataFile(tuple(writer.finish(extra)), record)
         except UsageError:
             if not compress:
                 raise

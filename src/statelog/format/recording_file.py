@@ -57,13 +57,7 @@ def framed(body: bytes, length: int, codec: int = _ZSTD) -> bytes:
 
 
 def unpack_recording(data: Buffer, *, where: str = "") -> Buffer:
-    """
-    Return the uncompressed body of a file; raises as `verified_body`.
-
-    Args:
-        data: The file.
-        where: Its name, for messages.
-    """
+    """Return the uncompressed body of a file; raises as `verified_body`."""
     body, length, codec = verified_body(data, where=where)
     raw: Buffer = body
     if codec == _ZSTD:
@@ -79,10 +73,6 @@ def unpack_recording(data: Buffer, *, where: str = "") -> Buffer:
 def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, int]:
     """
     Return the stored body of a file, its length once uncompressed, and its codec.
-
-    Args:
-        data: The file.
-        where: Its name, for messages.
 
     Raises:
         CorruptionError: It is damaged, or no recording.

@@ -29,7 +29,6 @@ from statelog.errors import CorruptionError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
-from statelog.format.group_index import GroupIndex
 from statelog.format.snappy_frames import (
     BLOCK_SIZE,
     MAX_CHUNK_LENGTH,
@@ -42,6 +41,7 @@ from statelog.format.trailer import (
     FRAMES_TAG,
     SET_SIZE,
     SETS_TAG,
+    GroupIndex,
     SetEntry,
     Trailer,
     check_mark,

@@ -1,7 +1,13 @@
 """Metrics: the table of all of them, and a registry that holds their values."""
 
-from statelog.metrics.journal import MetricsJournal, add_entries
-from statelog.metrics.registry import HISTOGRAM_SIZE, HistogramSnapshot, Metrics, MetricValue
+from statelog.metrics.registry import (
+    HISTOGRAM_SIZE,
+    HistogramSnapshot,
+    Metrics,
+    MetricsJournal,
+    MetricValue,
+    add_entries,
+)
 from statelog.metrics.table import METRICS, MetricKind, MetricSpec
 
 __all__ = [

@@ -14,6 +14,7 @@ from statelog.model.handles import (
     ChangelogStateHandle,
     FileStateHandle,
     HandleAndOffset,
+    SnapshotResult,
     StreamStateHandle,
 )
 from statelog.model.json_types import Json, JsonObject
@@ -25,7 +26,6 @@ from statelog.model.key_group import (
     split_key_groups,
 )
 from statelog.model.sequence_number import SequenceNumber, SequenceNumberRange
-from statelog.model.snapshot import SnapshotResult
 from statelog.model.state_change import ChangeBatch, StateChange, StateChangeSet
 from statelog.model.upload_result import UploadResult
 

@@ -4,8 +4,8 @@ Handles: how a checkpoint refers to bytes.
 A handle is small, immutable, and has a JSON form, because workers send it to the driver and
 checkpoint metadata stores it.  Paths are relative to the root of the store, so that a state
 location can be copied or mounted elsewhere.
-Source: Flink, StreamStateHandle, FileStateHandle, ByteStreamStateHandle and
-ChangelogStateHandleStreamImpl.  Deviations: relative paths; each entry also carries the size and
+Source: Flink, StreamStateHandle, FileStateHandle, ByteStreamStateHandle,
+ChangelogStateHandleStreamImpl and SnapshotResult.  Deviations: relative paths; each entry also carries the size and
 the checksum of its change set, so that one set can be read and verified without the rest.
 """
 
@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from statelog.arguments import instance, refused, text, whole_number
-from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
 from statelog.flink_names import FlinkNames
 from statelog.model.json_types import JsonObject
 from statelog.model.key_group import KeyGroupRange
 from statelog.model.object_path import checked_path
 
 HANDLE_JSON_VERSION = 1
+
+HandleT = TypeVar("HandleT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,3 +253,26 @@ class ChangelogStateHandle(FlinkNames):
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptionError(f"not a changelog handle: {value!r:.200}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotResult(Generic[HandleT], FlinkNames):
+    """
+    What `persist` returns.
+
+    Args:
+        job_manager_owned: Handle the coordinator becomes responsible for; None for no state.
+        task_local: Handle of the host-local copy, or None.
+
+    Raises:
+        UsageError: A local copy without the owned handle.
+    """
+
+    job_manager_owned: HandleT | None
+    task_local: HandleT | None = None
+
+    def __post_init__(self) -> None:
+        if self.task_local is not None and self.job_manager_owned is None:
+            raise UsageError(
+                "a task-local snapshot needs a job-manager-owned one; give both, or neither"
+            )

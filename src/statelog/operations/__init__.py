@@ -3,12 +3,12 @@ What a person does to a state location, without Spark.
 
     savepoints     tags and forks, as they are asked for; fork: the steps of a fork, begun_fork continues one
     copy_location  a copy of a location; copy_plan: which objects, in which order
-    rewind         a query and its state taken back to an earlier micro-batch; rewind_plan: whether that is possible
+    rewind         a query and its state taken back to an earlier micro-batch, and whether that is possible
     position_files the checkpointLocation of a query at one of its micro-batches
     repair         a damaged location made readable again
     edit_keys      keys set and deleted from Python; edit_files: from Parquet files
-    forget_key     a key removed, from its state and from its objects; key_traces: which objects hold it,
-                   forget_report: what makes each of them go away
+    forget_key     a key removed, from its state and from its objects, and what makes each of them go away;
+                   key_traces: which objects hold it
     key_edits      what is set and deleted, by key group, as deltas
     change_writer  deltas as a log handle, and a snapshot of what a reader returns
     recommit       a new checkpoint at the same source position

@@ -35,11 +35,6 @@ def snapshot_of(
     """
     Return the state of some key groups as a snapshot.
 
-    Args:
-        reader: The checkpoint.
-        key_groups: Which of its key groups.
-        keep: Returns the rows of a part of the keys that the snapshot is to have.
-
     Blocks: On the store.
     """
     metadata = {SCHEMA_METADATA: OperatorCodec(reader.schema).metadata_change()}
@@ -71,11 +66,6 @@ INLINE_BYTES = 64 * 1024
 class ChangeWriter:
     """
     Appends the changes of a range of key groups, part by part.
-
-    Args:
-        store: The store of the location.
-        codec: The operator's codec.
-        key_groups: The range.
 
     Attributes: `delta_bytes`: summed size of the changes.
     """

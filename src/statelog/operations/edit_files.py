@@ -11,14 +11,14 @@ writes there, and would bring other files of the caller into the state.  They ar
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.errors import UsageError
-from statelog.state.kinds.columns import EXPIRES_FIELD
+from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.kinds.list import POSITION_COLUMN
 from statelog.state.reader import StateReader
 from statelog.store.local_disk import check_named_file
@@ -26,19 +26,14 @@ from statelog.store.local_disk import check_named_file
 _STRUCTS: Final = ("key", "value", "user_key")
 _OPTIONAL: Final = ("key_group", EXPIRES_FIELD)
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 
 
 def states_in_file(
     reader: StateReader, variable: str, path: str | os.PathLike[str]
-) -> dict[Key, Any]:
+) -> dict[Key, object]:
     """
     Return the state of each key in a file, as `statelog.edit` takes it.
-
-    Args:
-        reader: The checkpoint that is edited.
-        variable: The state variable.
-        path: A Parquet file, or a folder of them.
 
     Raises:
         UsageError: There is no such file or variable, or the file has other columns or types, or several
@@ -54,7 +49,7 @@ def states_in_file(
         table = table.sort_by(POSITION_COLUMN)
     keys = _keys(table, path)
     kind = descriptor.kind.rules
-    columns: dict[str, Any] = {
+    columns: dict[str, Sequence[object]] = {
         name: table.column(name).to_pylist()
         for name in kind.row_columns
         if name in table.column_names
@@ -63,7 +58,7 @@ def states_in_file(
     columns["user_key"] = [
         tuple(place.values()) for place in _structs(table, "user_key", with_expiry=False)
     ]
-    items: dict[Key, list[Any]] = {}
+    items: dict[Key, list[object]] = {}
     for key, item in zip(keys, kind.row_items(columns), strict=True):
         items.setdefault(key, []).append(item)
     if kind.is_single and len(items) != len(keys):
@@ -91,7 +86,7 @@ def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]
     return _keys(_rows(path, schema, f"the file of keys, {os.fspath(path)},", only=True), path)
 
 
-def other_keys(reader: StateReader, variable: str, states: Mapping[Key, Any]) -> Iterator[Key]:
+def other_keys(reader: StateReader, variable: str, states: Mapping[Key, object]) -> Iterator[Key]:
     """
     Yield the keys that have state of a variable and are not in *states*.
 
@@ -149,7 +144,9 @@ def _keys(table: pa.Table, path: str | os.PathLike[str]) -> list[Key]:
     return keys
 
 
-def _structs(table: pa.Table, prefix: str, *, with_expiry: bool = True) -> Iterator[dict[str, Any]]:
+def _structs(
+    table: pa.Table, prefix: str, *, with_expiry: bool = True
+) -> Iterator[dict[str, object]]:
     """Yield the columns of a prefix as dicts, and with them when a value expires, if the file has it."""
     start = len(prefix) + 1
     names = [name for name in table.column_names if name.startswith(f"{prefix}.")]

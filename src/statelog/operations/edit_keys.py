@@ -27,7 +27,7 @@ from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Overlay
 from statelog.state.kinds import FromPython, Key, Values
-from statelog.state.kinds.columns import EXPIRES_FIELD
+from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import TIMERS_NAME
@@ -38,7 +38,7 @@ from statelog.store import ObjectStore
 def edit(
     location: str | os.PathLike[str],
     *,
-    set: Mapping[str, Mapping[Any, Any]] | None = None,
+    set: Mapping[str, Mapping[Any, object]] | None = None,
     delete: Iterable[object] = (),
     operator: str | None = None,
     apply: bool = False,
@@ -129,7 +129,7 @@ class EditTarget:
             ) from None
 
     def edits(
-        self, states_by_name: Mapping[str, Mapping[Any, Any]], delete: Iterable[object]
+        self, states_by_name: Mapping[str, Mapping[Any, object]], delete: Iterable[object]
     ) -> dict[int, GroupEdits]:
         """
         Return what a caller asks for, by key group.
@@ -205,7 +205,7 @@ class EditTarget:
         key = StateKey(given, self.codec.schema.key_schema)
         return key.key_groups(self.key_groups).start, self.codec.key.freeze(key.values)
 
-    def _cell(self, state: StateCodec, given: Any) -> Any:
+    def _cell(self, state: StateCodec, given: object) -> object:
         """Return the cell of a state in Python values; empty or None for no state."""
         if given is None:
             return None
@@ -214,7 +214,7 @@ class EditTarget:
         )
         return state.kind.from_python(given, convert)
 
-    def _entry(self, state: StateCodec, given: Any, _expiry: Any) -> tuple[Any, ...]:
+    def _entry(self, state: StateCodec, given: object, _expiry: object) -> tuple[object, ...]:
         """Return a value as it is stored."""
         names = state.value.schema.names
         ttl_ms = state.descriptor.ttl_ms
@@ -231,7 +231,7 @@ class EditTarget:
         return value if ttl_ms is None else (expires_at_ms, value)
 
 
-def _user_key(state: StateCodec, given: Any) -> Values:
+def _user_key(state: StateCodec, given: object) -> Values:
     """Return a map key; one of a single column may be given without its tuple."""
     codec = state.user_key
     if codec is None:
@@ -239,6 +239,6 @@ def _user_key(state: StateCodec, given: Any) -> Values:
             f"{state.descriptor.kind_text} state has map keys and no codec of them"
         )
     single = len(codec.schema) == 1
-    parts = (given,) if single and not isinstance(given, tuple) else given
+    parts: Any = (given,) if single and not isinstance(given, tuple) else given
     user_key: Values = codec.normalize(parts)
     return user_key

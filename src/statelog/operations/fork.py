@@ -22,7 +22,7 @@ import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.clean_up import release_parent
-from statelog.checkpoint.commit import prepare_commit, put_commit
+from statelog.checkpoint.coordinator import prepare_commit, put_commit
 from statelog.checkpoint.history import Entries, StoredCheckpoint, exists
 from statelog.checkpoint.ownership import put_claim
 from statelog.checkpoint.query_files import StoredQuery
@@ -67,13 +67,7 @@ _RECORDED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class NewQuery:
-    """
-    The query that goes on from a fork.
-
-    Args:
-        query_id: Its id.
-        checkpoint_location: URL of its checkpointLocation.
-    """
+    """The query that goes on from a fork."""
 
     query_id: str
     checkpoint_location: str

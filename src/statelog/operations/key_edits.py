@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
@@ -65,7 +64,7 @@ class GroupEdits:
     """
 
     deleted: dict[Key, set[int] | None] = field(default_factory=dict)
-    cells: dict[int, dict[Key, Any]] = field(default_factory=dict)
+    cells: dict[int, dict[Key, object]] = field(default_factory=dict)
 
     def delete(self, key: Key, state_id: int | None) -> None:
         """Clear a variable of a key; None for all variables."""
@@ -74,7 +73,7 @@ class GroupEdits:
         elif (state_ids := self.deleted.setdefault(key, set())) is not None:
             state_ids.add(state_id)
 
-    def put(self, key: Key, state_id: int, cell: Any) -> None:
+    def put(self, key: Key, state_id: int, cell: object) -> None:
         """Set the cell of a variable of a key."""
         self.cells.setdefault(state_id, {})[key] = cell
 

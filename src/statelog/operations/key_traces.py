@@ -9,7 +9,7 @@ values of the key occur in it.  Recordings are found by `statelog.state.recordin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -48,11 +48,6 @@ _UNREADABLE: Final = (
 class SoughtKey:
     """
     A key of an operator, to be found in objects.
-
-    Args:
-        values: Its values.
-        schema: The operator's schema.
-        key_groups: The key groups of the operator.
 
     Raises:
         UsageError: The values are no key of the operator.
@@ -165,7 +160,7 @@ class SoughtKey:
         table = staged_table(data)
         return any(self.is_in_row(row) for row in staged_rows(table))
 
-    def is_in_row(self, row: Mapping[str, Any]) -> bool:
+    def is_in_row(self, row: Mapping[str, object]) -> bool:
         """Return whether all values of the key occur in an output row."""
         leaves = list(_leaves(row))
         return all(
@@ -190,7 +185,7 @@ def staged_table(data: Buffer) -> pa.Table:
         raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
-def staged_rows(table: pa.Table) -> list[dict[str, Any]]:
+def staged_rows(table: pa.Table) -> list[dict[str, object]]:
     """Return staged rows as Python values; raises `CorruptionError` if a value has none."""
     try:
         return python_rows(table)

@@ -21,7 +21,7 @@ from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.source_logs import COMPACT, files_upto
 from statelog.core.source_position import FileEntry
 from statelog.errors import CheckpointError, UsageError
-from statelog.operations.rewind_plan import check_sources, kept_entries
+from statelog.operations.rewind import check_sources, kept_entries
 from statelog.store import ObjectStore
 
 _SOURCES: Final = "sources"
@@ -31,10 +31,6 @@ _VERSION: Final = b"v1"
 def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
     """
     Return the files with which a query begins after the micro-batch of *record*.
-
-    Args:
-        query: The checkpointLocation of the query.
-        record: The record of the micro-batch.
 
     Returns:
         The files by name, without `metadata`.
@@ -115,11 +111,6 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
 
     `metadata` is last, so that an unfinished one is not that of a query.  A call that was interrupted
     before it is recognized by the offsets, which are those of *files*.
-
-    Args:
-        store: Rooted at the new checkpointLocation.
-        files: Result of `position_files`.
-        query_id: The id of the new query.
 
     Raises:
         UsageError: Another query has begun there.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -171,7 +170,7 @@ class Recommit:
             msgspec.structs.replace(each, next_due_ms=None) if at in timers_changed else each
             for at, each in enumerate(record.operators)
         )
-        changed: dict[str, Any] = {}
+        changed: dict[str, object] = {}
         if output is not None:
             sections.pop(OUTPUT_TAG, None)
             sections |= {} if output.section is None else {OUTPUT_TAG: output.section}

@@ -127,11 +127,6 @@ class OptionSpec:
         """The environment variable."""
         return variable_of(self.key)
 
-    @property
-    def spark_key(self) -> str:
-        """The key in Spark's configuration."""
-        return f"spark.statelog.{self.key}"
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:

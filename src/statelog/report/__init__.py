@@ -6,7 +6,6 @@ The report of a state location: its figures, and one HTML page that shows them.
     restart   what a restart reads, and how long that takes at stated speeds
     bill      requests and storage of a month at stated prices
     skew      keys and changes of each key group
-    findings  what stands out in the figures
     summary   what `statelog info` says: the figures without the log, and what to type next
     page      figures -> the page: html (elements, the one escape), charts, sections, texts
 """

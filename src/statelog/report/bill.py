@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from statelog.checkpoint.batched_clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
+from statelog.checkpoint.clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
 
 _MONTH_S: Final = 30 * 24 * 3600
 _GB: Final = 1_000_000_000

@@ -21,8 +21,7 @@ from statelog.checkpoint.listing import CheckpointSummary, read_listing
 from statelog.errors import CheckpointError, IncompatibleFormatError, StatelogError
 from statelog.model import CompletedCheckpoint, FileStateHandle
 from statelog.report.bill import PRICES, Prices, bill_of
-from statelog.report.figures import CheckpointFigures, Figures, StoredObjects
-from statelog.report.findings import findings_of
+from statelog.report.figures import CheckpointFigures, Figures, StoredObjects, findings_of
 from statelog.report.restart import Speeds, restart_of
 from statelog.report.skew import KeyGroups, key_groups_of
 from statelog.runtime.clock import wall_clock_seconds

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 _VOID: Final = ("input", "meta")
 
@@ -66,7 +66,7 @@ def script(code: str) -> Html:
     return Html(f"<script>{code}</script>")
 
 
-def data_block(identity: str, value: Any) -> Html:
+def data_block(identity: str, value: object) -> Html:
     """Return *value* as a block of JSON, in which no text can end the block."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     for character in "<>&":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, dataclass
-from typing import Any
+
+import pyarrow as pa
 
 from statelog.checkpoint.batch_record import WRITERS_PROPERTY
 from statelog.checkpoint.history import Entries, read_checkpoint
@@ -12,10 +13,9 @@ from statelog.checkpoint.ownership import describe_claim
 from statelog.checkpoint.tags import list_tags
 from statelog.errors import StatelogError
 from statelog.format.claim_record import ClaimRecord
-from statelog.model import CompletedCheckpoint
+from statelog.model import CompletedCheckpoint, JsonObject
 from statelog.report.collect import ReportPlan, collect
-from statelog.report.figures import CheckpointFigures, Figures
-from statelog.report.findings import Finding
+from statelog.report.figures import CheckpointFigures, Figures, Finding
 from statelog.state.reader import StateReader
 from statelog.store import ObjectStore
 
@@ -40,14 +40,7 @@ class VariableSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSummary:
-    """
-    One operator of the query.
-
-    Args:
-        name: Its name.
-        key: Names and types of its key columns.
-        variables: Its state variables.
-    """
+    """One operator of the query."""
 
     name: str
     key: str
@@ -102,7 +95,7 @@ class Summary:
             steps.append(f"statelog repair {place}")
         return (*steps, f"statelog report {place}", f"statelog verify {place}")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the facts for a program; `statelog report --json` has the figures in full."""
         figures, newest = self.figures, self.newest
         return {
@@ -187,7 +180,7 @@ def _operator(store: ObjectStore, newest: CompletedCheckpoint, name: str) -> Ope
         )
 
 
-def _columns(*fields: Any) -> str:
+def _columns(*fields: pa.Field) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in fields)
 
 

@@ -57,12 +57,7 @@ os.register_at_fork(after_in_child=LINEAGE.in_child)
 
 
 class OwningProcess:
-    """
-    The process that created an object.
-
-    Args:
-        what: The object's name in messages, such as "the changelog storage".
-    """
+    """The process that created an object."""
 
     __slots__ = ("_generation", "_what")
 

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from statelog.arguments import Seconds, given, refused, seconds
 from statelog.errors import ClosedError, UsageError
@@ -23,6 +23,8 @@ from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.lock import ThreadLock
 
 Command = Callable[[], object]
+T = TypeVar("T")
+
 _LONGEST_WAIT_S: Final = 1e9
 """Longer waits would overflow what the system takes."""
 
@@ -103,9 +105,7 @@ class TaskMailbox(ClosesAtExit, FlinkNames):
             self._run_first()
         return waiting
 
-    def run(
-        self, until: Callable[[], bool] | Future[Any], timeout_s: Seconds | None = None
-    ) -> bool:
+    def run(self, until: Callable[[], bool] | Future[T], timeout_s: Seconds | None = None) -> bool:
         """
         Run commands, and wait for more, until *until* holds.
 
@@ -155,7 +155,7 @@ class TaskMailbox(ClosesAtExit, FlinkNames):
             self._changed.notify_all()
         close_all(*(command for command, _ in commands))
 
-    def _condition(self, until: Callable[[], bool] | Future[Any]) -> Callable[[], bool]:
+    def _condition(self, until: Callable[[], bool] | Future[T]) -> Callable[[], bool]:
         """Return a function that says whether *until* holds; a future wakes the owner."""
         if isinstance(until, Future):
             Future.add_done_callback(until, self._wake)
@@ -164,7 +164,7 @@ class TaskMailbox(ClosesAtExit, FlinkNames):
             raise refused("until", "a function without arguments, or a Future", until)
         return until
 
-    def _wake(self, _: Future[Any]) -> None:
+    def _wake(self, _: Future[T]) -> None:
         with self._changed:
             self._woken = True
             self._changed.notify_all()

@@ -60,12 +60,7 @@ class _Entry:
 
 
 class ThreadTimers:
-    """
-    `Timers` on one daemon thread, which starts with the first timer.
-
-    Args:
-        clock: The clock of the times of timers.
-    """
+    """`Timers` on one daemon thread, which starts with the first timer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from statelog.spark.stream.stateful_stream import StatefulStream
     from statelog.spark.stream.writer import StatefulStreamWriter
     from statelog.spark.testing.replay import Difference, ReplayedStep, replay
-    from statelog.state.objects.aggregates import AggregateFunction
+    from statelog.state.objects import AggregateFunction
     from statelog.state.slots import ColumnState, ColumnTimers, Keys
 
     MaterializationPolicy = SnapshotPolicy
@@ -81,7 +81,7 @@ else:
             "statelog.spark.stream.writer": "StatefulStreamWriter",
             "statelog.spark.testing.replay": "Difference ReplayedStep replay",
             "statelog.spark.comparison": "BatchOutcome WhatIf what_if",
-            "statelog.state.objects.aggregates": "AggregateFunction",
+            "statelog.state.objects": "AggregateFunction",
             "statelog.state.slots": "ColumnState ColumnTimers Keys",
         },
         MaterializationPolicy="SnapshotPolicy",

@@ -50,16 +50,7 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Staged(Generic[WritesT]):
-    """
-    What an attempt of a task wrote, kept until it is known whether it was committed.
-
-    Args:
-        checkpoint_id: The checkpoint that it is part of, if it was committed.
-        base_id: The checkpoint that it began from.
-        state_handle_id: Its part of the log.
-        key_group_range: The key groups of the task.
-        writes: What it wrote.
-    """
+    """What an attempt of a task wrote, kept until it is known whether it was committed."""
 
     checkpoint_id: int
     base_id: int
@@ -71,9 +62,6 @@ class Staged(Generic[WritesT]):
 class StateCache(ABC, Generic[WritesT]):
     """
     The state of some key groups of one operator, in this process.
-
-    Args:
-        codec: The operator's codec.
 
     Thread: one at a time; Spark runs one task in a Python worker.
     """
@@ -216,11 +204,6 @@ def snapshots_ahead(
 ) -> Iterator[tuple[MaterializedHandle, KeyGroupRange, list[int]]]:
     """
     Yield the snapshots that bring a state forward.
-
-    Args:
-        handle: A checkpoint.
-        key_group_range: The key groups of the state.
-        version_of: Returns the checkpoint of a key group; asked before each snapshot.
 
     Returns:
         Each snapshot with its key groups in *key_group_range*, and which of them are older.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from statelog.changelog.read_ahead import read_logs
+from statelog.changelog.reader import read_logs
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp, logs_ahead

@@ -3,7 +3,7 @@
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.at_once import ask_at_once, ask_both, endpoint_of
 from statelog.store.cached import CachedStore
-from statelog.store.encrypted import EncryptedStore
+from statelog.store.encryption import EncryptedStore
 from statelog.store.location_store import (
     LocationStore,
     open_existing_store,

@@ -16,12 +16,11 @@ from typing import Any, Final, SupportsFloat
 import obstore.exceptions as obstore_errors
 import obstore.store
 
-from statelog.core.request_policy import RequestPolicy
+from statelog.core.retry_policy import RequestPolicy
 from statelog.errors import InvalidOptionsError, StoreError
 from statelog.redaction import redacted, without_secrets
 from statelog.store.explain import one_line
-from statelog.store.location import kind_of, local_path
-from statelog.store.schemes import AZURE, MEMORY, SCHEMES, Scheme, words
+from statelog.store.location import AZURE, MEMORY, SCHEMES, Scheme, kind_of, local_path, words
 
 Client = obstore.store.ObjectStore
 
@@ -133,7 +132,7 @@ def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
             )
         return {}
     arguments: dict[str, Any] = {}
-    client: dict[str, Any] = {}
+    client: dict[str, object] = {}
     for given, value in options.items():
         key = _plain(kind, given)
         if key in kind.option_keys:
@@ -190,14 +189,14 @@ def _unknown_key(kind: Scheme, given: str) -> str:
 
 def _client_options(
     kind: Scheme, arguments: Mapping[str, object], given: Mapping[str, object]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """
     Return the HTTP client's options; an http:// endpoint allows plain http.
 
     Obstore ignores client options of the environment as soon as one is passed, so they are read
     here.
     """
-    from_environment: dict[str, Any] = {}
+    from_environment: dict[str, object] = {}
     for prefix in reversed(kind.prefixes):
         for key in _CLIENT_KEYS:
             value = os.environ.get(f"{prefix}{key}".upper())

@@ -26,9 +26,7 @@ from statelog.errors import (
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.at_once import endpoint_of, read_tail
-from statelog.store.encrypted import EncryptedStore
-from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, split_options
-from statelog.store.opening import open_existing_store as _open_existing
+from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, EncryptedStore, split_options
 from statelog.store.opening import open_store
 from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
 from statelog.store.parents import OPTION as PARENTS
@@ -383,6 +381,15 @@ def open_query_files(
         InvalidOptionsError: As `open_store`.
     """
     return _open_existing(location, options=split_options(options)[0])
+
+
+def _open_existing(
+    location: str | os.PathLike[str], *, options: Mapping[str, object] | None, shown: str = ""
+) -> ObjectStore:
+    store = open_store(location, options=options)
+    if store.local_root is not None and not os.path.isdir(store.local_root):
+        raise UsageError(f"{shown or location}: no such directory")
+    return store
 
 
 def _encrypted_of(

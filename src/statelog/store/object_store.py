@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import obstore
 import obstore.exceptions as obstore_errors
 
-from statelog.core.request_policy import Failure
+from statelog.core.retry_policy import Failure
 from statelog.errors import (
     ObjectExistsError,
     ObjectNotFoundError,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from statelog import arguments
-from statelog.errors import InvalidOptionsError, UsageError
+from statelog.errors import InvalidOptionsError
 from statelog.store.api import ObjectStore
 from statelog.store.client import check_options
 from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
@@ -56,32 +56,6 @@ def open_store(
     url = normalize_url(location)
     check_options(url, settings)
     return ObstoreStore(url, settings, fsync)
-
-
-def open_existing_store(
-    location: str | os.PathLike[str],
-    *,
-    options: Mapping[str, object] | None = None,
-    shown: str = "",
-) -> ObstoreStore | FsspecStore:
-    """
-    Return the store rooted at *location*, whose directory must exist if it is on local disk.
-
-    For callers that only read: `open_store` makes the directory at the first use.
-
-    Args:
-        location: As for `open_store`.
-        options: As for `open_store`.
-        shown: What to call it in an error; *location* if left out.
-
-    Raises:
-        UsageError: There is no such directory.
-        InvalidOptionsError: As `open_store`.
-    """
-    store = open_store(location, options=options)
-    if store.local_root is not None and not os.path.isdir(store.local_root):
-        raise UsageError(f"{shown or location}: no such directory")
-    return store
 
 
 # Take a location where a store is expected, as Flink takes a path.

@@ -112,11 +112,6 @@ def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
 
     True for a location that the caller named, and for one with the scheme and the bucket, or the host, of
     *location*.  All of the local disk is one place.
-
-    Args:
-        location: URL of the fork.
-        parent: The stored URL.
-        named: Result of `named_parents`.
     """
     if is_named(parent, named):
         return True
@@ -134,10 +129,6 @@ def is_named(parent: str, named: Sequence[str]) -> bool:
 def confirmed_by(parent: ObjectStore, path: str) -> str | None:
     """
     Return the location that the tag of a fork names; None if the tag names none or is damaged.
-
-    Args:
-        parent: The store of the parent.
-        path: The tag.
 
     Raises:
         ObjectNotFoundError: There is no such tag.

@@ -106,13 +106,7 @@ def _remember(store: ObjectStore, path: str, server: str) -> None:
 
 @dataclass(slots=True)
 class _Probe:
-    """
-    One probe: races for a name in each round, and a late put at the end.
-
-    Args:
-        store: The store.
-        pause: See `verify_put_if_absent`.
-    """
+    """One probe: races for a name in each round, and a late put at the end."""
 
     store: ObjectStore
     pause: Callable[[float], None]

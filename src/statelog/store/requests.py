@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import obstore.exceptions as obstore_errors
 
-from statelog.core.request_policy import Failure, RequestPolicy
+from statelog.core.retry_policy import Failure, RequestPolicy
 from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
 from statelog.runtime.clock import Clock, SystemClock, pause
 from statelog.runtime.ids import IdSource, RandomIds

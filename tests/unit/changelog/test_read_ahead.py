@@ -7,9 +7,8 @@ from tests.round_trips import RoundTrips
 from tests.unit.checkpoint.helpers import log_in_file, log_inline
 from tests.unit.state.reader.histories import NAMES, History
 
-from statelog.changelog import read_ahead
-from statelog.changelog.read_ahead import read_logs
-from statelog.changelog.reader import read_change_batches
+from statelog.changelog import reader
+from statelog.changelog.reader import read_change_batches, read_logs
 from statelog.errors import ObjectNotFoundError
 from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.state.reader.state_reader import StateReader
@@ -44,7 +43,7 @@ def changes_in(batches) -> list:
 @pytest.mark.parametrize("window_bytes", [0, 100, 10**9])
 @pytest.mark.parametrize("count", [0, 1, 2, 150])
 def test_the_changes_are_those_of_one_handle_after_another(count, window_bytes, monkeypatch):
-    monkeypatch.setattr(read_ahead, "_WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(reader, "_WINDOW_BYTES", window_bytes)
     store = Far()
     parts = [(log, KeyGroupRange(2, 5)) for log in logs_of(store, count, seed=count)]
     expected = [changes_in(read_change_batches(store, *part)) for part in parts]

@@ -9,7 +9,7 @@ from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import checkpoint_ids, small_checkpoint, started
 
 from statelog.checkpoint import CheckpointCoordinator
-from statelog.checkpoint.batched_clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
+from statelog.checkpoint.clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, put_tag
 from statelog.errors import StoreError
 from statelog.store import PATHS

@@ -3,8 +3,7 @@
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint
 
 import statelog as sl
-from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.recorder import CheckpointRecorder
+from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 

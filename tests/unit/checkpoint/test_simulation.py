@@ -25,7 +25,7 @@ from tests.unit.checkpoint.helpers import ManualClock, log_in_file, log_inline
 from statelog.checkpoint import (
     CheckpointCoordinator,
     CheckpointOptions,
-    batched_clean_up,
+    clean_up,
     read_materialized,
 )
 from statelog.errors import (
@@ -433,7 +433,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted(block):
 
 @pytest.mark.parametrize("block", range(BATCHED_BLOCKS))
 def test_requests_of_batches_may_come_at_any_time(block, monkeypatch):
-    monkeypatch.setattr(batched_clean_up, "BATCH_COMMITS", 2)
+    monkeypatch.setattr(clean_up, "BATCH_COMMITS", 2)
     late = deleted = 0
     for seed in range(block * SEEDS_A_BLOCK, (block + 1) * SEEDS_A_BLOCK):
         try:
@@ -506,7 +506,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     seed = options.seed
     if options.batched:
-        batched_clean_up.BATCH_COMMITS = 2
+        clean_up.BATCH_COMMITS = 2
     world = simulate(seed, batched=options.batched)
     sys.stdout.write(f"seed {seed} holds: {world.finished} checkpoints, {world.died} deaths\n")
 

@@ -10,7 +10,7 @@ import pytest
 from tests import evidence
 from tests.unit.checkpoint.test_simulation import REPLAY, World, simulate
 
-from statelog.checkpoint import batched_clean_up
+from statelog.checkpoint import clean_up
 
 SEEDS = int(os.environ.get("STATELOG_OWNER_SEEDS", "20000"))
 FIRST = 2_000_000
@@ -42,14 +42,14 @@ def run(seeds: range, record: evidence.Record) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_nothing_that_is_committed_is_lost_in_many_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_clean_up, "BATCH_COMMITS", 2)
+    monkeypatch.setattr(clean_up, "BATCH_COMMITS", 2)
     seeds = range(FIRST, FIRST + SEEDS)
     with evidence.campaign("simulated owners", seeds=seeds, simulated=True) as record:
         run(seeds, record)
 
 
 def test_the_record_has_what_happened_in_the_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_clean_up, "BATCH_COMMITS", 2)
+    monkeypatch.setattr(clean_up, "BATCH_COMMITS", 2)
     record = evidence.Record("owners")
     run(range(20), record)
     assert 20 == record.runs

@@ -7,7 +7,8 @@ import pytest
 from tests.unit.checkpoint.interleaved_world import InterleavedWorld
 from tests.unit.checkpoint.test_simulation import Owner, simulate
 
-from statelog.checkpoint import CheckpointCoordinator, batched_clean_up, ownership
+from statelog.checkpoint import CheckpointCoordinator, ownership
+from statelog.checkpoint import clean_up as clean_up_module
 from statelog.checkpoint.clean_up import CleanUpReport
 from statelog.checkpoint.history import Entries, present_ids, read_entry
 from statelog.checkpoint.tags import read_pins
@@ -41,7 +42,7 @@ def test_no_number_is_used_twice_and_nothing_acknowledged_is_lost(block: int) ->
 
 
 def test_batches_of_owners_that_go_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_clean_up, "BATCH_COMMITS", 2)
+    monkeypatch.setattr(clean_up_module, "BATCH_COMMITS", 2)
     worlds = [simulate(seed, batched=True, new_world=InterleavedWorld) for seed in range(10)]
     assert sum(world.late_runs for world in worlds) > 0
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint.test_simulation import simulate
 
-from statelog.checkpoint import commit, coordinator, ownership
+from statelog.checkpoint import coordinator, ownership
 from statelog.checkpoint.tags import read_pins
 from statelog.errors import (
     CheckpointError,
@@ -78,10 +78,10 @@ def _second(store, path, data) -> None:
 
 
 MUTANTS = (
-    (commit, gives_up, "a conflict alone failed a commit"),
-    (commit, takes_for_done, LOST),
-    (commit, never_looks, LOST),
-    (commit, looks_once, LOST),
+    (coordinator, gives_up, "a conflict alone failed a commit"),
+    (coordinator, takes_for_done, LOST),
+    (coordinator, never_looks, LOST),
+    (coordinator, looks_once, LOST),
     (ownership, gives_up, "a conflict alone ended an owner"),
     (ownership, takes_for_done, "both own epoch|" + LOST),
     (ownership, never_looks, "both own epoch|" + LOST),

@@ -9,8 +9,10 @@ from statelog.checkpoint import (
     FsCheckpointStreamFactory,
     read_materialized,
 )
-from statelog.checkpoint.output_stream import FsCheckpointStateOutputStream
-from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
+from statelog.checkpoint.stream_factory import (
+    MAX_FILE_STATE_THRESHOLD,
+    FsCheckpointStateOutputStream,
+)
 from statelog.errors import (
     ClosedError,
     CorruptionError,

@@ -20,7 +20,7 @@ from tests.unit.checkpoint.helpers import (
     started,
 )
 
-from statelog.changelog.whole_file import whole_file_handle
+from statelog.changelog.reader import whole_file_handle
 from statelog.cli.main import run, verbs
 from statelog.cli.output import progress
 from statelog.errors import CorruptionError

@@ -18,8 +18,7 @@ from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, S
 from statelog.cli import main as cli
 from statelog.errors import CorruptionError, UsageError
 from statelog.spark.query.record import RecordRule
-from statelog.spark.testing.debug_replay import debug_step
-from statelog.spark.testing.replay import replay
+from statelog.spark.testing.replay import debug_step, replay
 
 pytestmark = pytest.mark.campaign
 

@@ -22,9 +22,8 @@ from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, Steps
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.record import RecordRule
-from statelog.spark.testing.debug_replay import debug_step
 from statelog.spark.testing.find_processor import find_processor
-from statelog.spark.testing.replay import replay
+from statelog.spark.testing.replay import debug_step, replay
 from statelog.state.recordings import forget_key, list_recordings, objects_with_key
 
 pytestmark = pytest.mark.campaign

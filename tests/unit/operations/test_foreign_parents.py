@@ -105,7 +105,7 @@ def test_a_place_that_the_caller_named_is_opened(
 
     def fake(url: str, **options: object) -> object:
         opened.append(url)
-        return opening.open_existing_store(str(query.folder.parent / "state"))
+        return opening.open_store(str(query.folder.parent / "state"))
 
     new = str(query.folder.parent / "new")
     if named == "environment":

@@ -17,7 +17,7 @@ from tests.unit.checkpoint.helpers import (
 from tests.unit.report.locations import ALL, SNAPSHOT, CostlyHistory, record, small_job
 from tests.unit.state.reader.histories import GROUPS, group_of
 
-from statelog.checkpoint.batched_clean_up import BATCH_COMMITS
+from statelog.checkpoint.clean_up import BATCH_COMMITS
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, MaterializedHandle, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint

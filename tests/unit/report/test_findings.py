@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from statelog.report.figures import CheckpointFigures, Figures, StoredObjects
-from statelog.report.findings import findings_of
+from statelog.report.figures import CheckpointFigures, Figures, StoredObjects, findings_of
 from statelog.report.restart import Restart, Speeds
 from statelog.report.skew import KeyGroups
 

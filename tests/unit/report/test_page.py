@@ -13,7 +13,7 @@ from tests.unit.report.locations import CostlyHistory
 from tests.unit.report.test_html import NASTY, Reader, read
 
 from statelog.report import Figures, ReportPlan, collect, page
-from statelog.report.findings import Finding
+from statelog.report.figures import Finding
 from statelog.report.skew import KeyGroups
 
 NAMES = [NASTY, '"><img src=x onerror=alert(1)>', "'--><style>", "Größe \u202e\U0001f980", "\ud800"]

@@ -38,11 +38,7 @@ from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import MemoryLimits
 from statelog.state.kinds import StateKind
-from statelog.state.objects.bound_state import Cursor
-from statelog.state.objects.list import ListState
-from statelog.state.objects.map import MapState
-from statelog.state.objects.timers import Timers
-from statelog.state.objects.value import ValueState
+from statelog.state.objects import Cursor, ListState, MapState, Timers, ValueState
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import PATHS, ObjectStore
 from statelog.testing.faulty_store import FaultyStore

@@ -22,11 +22,16 @@ from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
 from statelog.state.heap.tables import KeyGroupState
 from statelog.state.kinds import StateKind
-from statelog.state.objects.bound_state import Cursor
-from statelog.state.objects.list import ExpiringListState, ListState
-from statelog.state.objects.map import ExpiringMapState, MapState
-from statelog.state.objects.timers import Timers
-from statelog.state.objects.value import ExpiringValueState, ValueState
+from statelog.state.objects import (
+    Cursor,
+    ExpiringListState,
+    ExpiringMapState,
+    ExpiringValueState,
+    ListState,
+    MapState,
+    Timers,
+    ValueState,
+)
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 
 TTL_MS = 10

@@ -12,8 +12,7 @@ from statelog.store.client import (
     make_client,
     request_policy,
 )
-from statelog.store.location import local_path, normalize_url
-from statelog.store.schemes import AZURE, GCS, S3, SCHEMES
+from statelog.store.location import AZURE, GCS, S3, SCHEMES, local_path, normalize_url
 
 ENVIRONMENT = ("AWS_", "GOOGLE_", "AZURE_")
 SECRET = "do-not-show-me"

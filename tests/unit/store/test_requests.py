@@ -3,7 +3,7 @@
 import obstore.exceptions as obstore_errors
 import pytest
 
-from statelog.core.request_policy import Failure, RequestPolicy
+from statelog.core.retry_policy import Failure, RequestPolicy
 from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
 from statelog.store.explain import one_line
 from statelog.store.requests import Requests, failure_of

@@ -89,12 +89,6 @@ class RetryingUploads:
 
     The first attempt encodes the tasks once, before its time-out begins; all attempts write the
     same bytes, each under its own name.
-
-    Args:
-        uploader: Runs one attempt.
-        policy: When to retry.
-        runtime: Clock, lock, timers and the upload pool.
-        metrics: Records attempts.
     """
 
     def __init__(

@@ -2,30 +2,51 @@
 `aggregate`: running aggregates of a stream, by key and window, in columns.
 
 Spark aggregates each micro-batch in the JVM, and only the distinct keys with their partial results are
-sent to the tasks, which combine them with the state.
+sent to the tasks, which combine them with the state.  Here the arguments are checked, and each
+aggregate gets its name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import difflib
+import re
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import Column, DataFrame, GroupedData
 
 from statelog.errors import UsageError
-from statelog.spark.aggregation.arguments import named_aggregates
+from statelog.renamed import warn_renamed
 from statelog.spark.aggregation.functions import Aggregate
 from statelog.spark.aggregation.planning import AggregationPlan, plan_aggregates
 from statelog.spark.aggregation.processor import AggregateProcessor
 from statelog.spark.api import OperatorArguments, client_of, stateful_frame
+from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.input_plan import PreAggregated
 from statelog.spark.query.query import OUTPUT_MODES, mode_of
 from statelog.spark.query.session import session_of
-from statelog.spark.query.settings import OperatorSettings, names_settings
+from statelog.spark.query.settings import SETTINGS, OperatorSettings, names_settings
 from statelog.spark.rows.formats import ColumnarFormat
 from statelog.spark.stream.stateful_stream import GroupedStatefulStream
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+_SETTING_NAMES: Final = frozenset(
+    name for setting in SETTINGS.values() for name in (setting.name, setting.former) if name
+)
+_SPARKS: Final = {
+    "count": ("count",),
+    "sum_": ("sum",),
+    "min_": ("min",),
+    "max_": ("max",),
+    "mean": ("avg", "mean"),
+    "variance": ("variance", "var_samp"),
+    "first": ("first", "first_value", "min_by"),
+    "last": ("last", "last_value", "max_by"),
+    "approx_count_distinct": ("approx_count_distinct",),
+}
+"""The names of Spark's functions that each aggregate takes the place of."""
 
 
 @names_settings
@@ -70,7 +91,7 @@ def aggregate(
             "outputMode Complete would send the results of all keys in each micro-batch: use Update, "
             "and read all results with statelog.open(...) or spark.read.format('statelog')"
         )
-    keywords: dict[str, Any] = {**settings}
+    keywords: dict[str, object] = {**settings}
     functions = named_aggregates(aggregates, keywords)
     if keywords.get("inputColumns") is not None:
         raise UsageError(
@@ -111,3 +132,96 @@ def _no_end(plan: AggregationPlan) -> UsageError:
         "withWatermark on the input and group by window(...) of that column, or by the column; or use "
         "Update"
     )
+
+
+def named_aggregates(
+    given: Sequence[object], settings: MutableMapping[str, object]
+) -> dict[str, Aggregate]:
+    """
+    Return the aggregates of a call by the names of their output columns.
+
+    Args:
+        given: The positional arguments.
+        settings: The keyword arguments; aggregates among them, the former way, are taken out.
+
+    Raises:
+        UsageError: An argument is not an aggregate, or does not have a name, or two have one name.
+    """
+    former = _taken_out(given, settings)
+    columns = [each for each in given if not isinstance(each, Mapping)]
+    named = [*((None, each) for each in columns), *former]
+    if not named:
+        raise UsageError("aggregate needs at least one aggregate, such as count().alias('n')")
+    aggregates: dict[str, Aggregate] = {}
+    for name, value in named:
+        aggregate = _aggregate(name, value)
+        if aggregate.name is None:
+            raise UsageError(
+                f"aggregate: {aggregate!r} needs a name for its output column: "
+                f"{aggregate!r}.alias('...')"
+            )
+        if aggregate.name in aggregates:
+            raise UsageError(f"aggregate: two aggregates have the name {aggregate.name!r}")
+        aggregates[aggregate.name] = aggregate
+    if former:
+        _warn(list(aggregates.values()), settings)
+    return aggregates
+
+
+def _taken_out(
+    given: Sequence[object], settings: MutableMapping[str, object]
+) -> list[tuple[str | None, object]]:
+    """Take the aggregates that are given in a mapping or by keyword, and return them by name."""
+    former: list[tuple[str | None, object]] = []
+    for each in given:
+        if isinstance(each, Mapping):
+            former += each.items()
+    for name in [name for name in settings if name not in _SETTING_NAMES]:
+        former.append((name, settings.pop(name)))
+    return former
+
+
+def _aggregate(name: str | None, value: object) -> Aggregate:
+    if isinstance(value, Aggregate):
+        return value if name is None else value.alias(str(name))
+    text = f"{value!r:.80}" if name is None else f"{name}={value!r:.80}"
+    if isinstance(value, Column) or is_connect(value):
+        raise UsageError(
+            f"aggregate: {text} is an expression of Spark; aggregate takes functions of statelog.spark, "
+            f"which know how to combine results over micro-batches. {_instead_of(str(value))}"
+        )
+    similar = difflib.get_close_matches(str(name), _SETTING_NAMES, n=1, cutoff=0.8)
+    hint = f"; did you mean the setting {similar[0]}?" if similar else ""
+    raise UsageError(
+        f"aggregate: {text} is not an aggregate of statelog.spark, such as count().alias('n') or "
+        f"sum_('amount').alias('amount'), and not a setting{hint}"
+    )
+
+
+def _instead_of(expression: str) -> str:
+    """Return what takes the place of an expression of Spark, given as text."""
+    call = re.search(r"\b([a-z_]+)\((.*)\)", expression, re.DOTALL)
+    function, argument = ("", "") if call is None else call.groups()
+    ours = next((name for name, sparks in _SPARKS.items() if function in sparks), None)
+    if ours is None:
+        return f"The aggregates of statelog.spark are {', '.join(_SPARKS)}, latest_row and top_k"
+    value = repr(argument) if argument.isidentifier() else "column"
+    if argument in ("*", "1"):
+        value = ""
+    if ours in ("first", "last"):
+        value = "column, by=column"
+    return f"Use {ours}({value}) of statelog.spark"
+
+
+def _warn(aggregates: Sequence[Aggregate], settings: Mapping[str, object]) -> None:
+    """Warn of aggregates that are given the former way, with the line of this very call."""
+    new = ", ".join(["grouped", *map(repr, aggregates), *_written(settings)])
+    warn_renamed(
+        "aggregate with its columns as keywords or as a mapping", f"aggregate({new})", stacklevel=5
+    )
+
+
+def _written(settings: Mapping[str, object]) -> Iterator[str]:
+    for name, value in settings.items():
+        # A mapping may hold credentials.
+        yield f"{name}={'...' if isinstance(value, Mapping) else repr(value)}"

@@ -16,7 +16,7 @@ from statelog.errors import UsageError
 from statelog.spark.aggregation.kind import Parts, replaces
 from statelog.spark.rows.spark_versions import DATE_AND_TIME_TYPES
 from statelog.spark.rows.types import sql_name
-from statelog.state.encoding.nested import relabelled
+from statelog.state.encoding.python_values import relabelled
 
 _ORDERED: Final = (NumericType, StringType, BinaryType, BooleanType, *DATE_AND_TIME_TYPES)
 _PLAIN_COLLATION: Final = "UTF8_BINARY"

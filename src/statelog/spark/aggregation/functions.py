@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 from pyspark.sql import Column
 
@@ -248,7 +248,7 @@ def approx_count_distinct(column: ColumnOrName, rsd: float = 0.05) -> Aggregate:
     return Aggregate(DistinctCount(log_of_buckets(_number(rsd))), (column,))
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"approx_count_distinct: rsd={value!r} is no number")
     return float(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -199,7 +199,7 @@ def _event_time(keys: StructType) -> int | None:
     return keys.names.index(name)
 
 
-def _arguments(aggregate: Aggregate, frame: DataFrame) -> list[Any]:
+def _arguments(aggregate: Aggregate, frame: DataFrame) -> list[Column]:
     named = [col(column) if isinstance(column, str) else column for column in aggregate.arguments]
     rows = [col(sql_name(name)) for name in frame.columns] if aggregate.of_row is not None else []
     return [*named, *rows]

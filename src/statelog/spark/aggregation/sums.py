@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
-from typing import Any, Final, Self
+from types import ModuleType
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -250,7 +251,7 @@ class DistinctCount:
             united.append(new if old is None else self._united(sketches, old, new))
         return {"": pa.array(united, left[""].type)}
 
-    def _united(self, sketches: Any, old: bytes, new: bytes) -> bytes:
+    def _united(self, sketches: ModuleType, old: bytes, new: bytes) -> bytes:
         union = sketches.hll_union(self.log_buckets)
         union.update(sketches.hll_sketch.deserialize(old))
         union.update(sketches.hll_sketch.deserialize(new))

@@ -4,11 +4,9 @@ Queries on a session of Spark Connect: the client's half and the half in the ser
 The server runs the function of `foreachBatch` in a separate Python process, one for each query.
 The engine of the driver runs there unchanged; the client makes the query and sends it, pickled.
 
-    client          the functions of a Connect session, the stream that a user gets, and its writer
-    explained_plan  facts from the plan of an input, read from the text of `explain`
-    recorded_steps  the user's steps after the operator, recorded here and applied in the worker
+    client          the functions of a Connect session, the stream that a user gets, its writer and its query
+    recorded_steps  the input's plan, and the user's steps after the operator, which are applied in the worker
     sinks           write the rows of one micro-batch, in the worker
-    query           the StreamingQuery that `start` returns: errors and figures of the worker
     query_files     the files of a checkpointLocation, read through Spark
     worker          runs the engine in the server's process for foreachBatch
 

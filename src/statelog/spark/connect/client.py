@@ -1,17 +1,20 @@
 """
-The client's half of a query on Spark Connect: the session's functions, the stream, and its writer.
+The client's half of a query on Spark Connect: session functions, stream, writer, and query.
 
 The output is set as with `StatefulStreamWriter`.  `start` sends the engine to the
-server as the function for `foreachBatch` of Spark's own writer.
+server as the function for `foreachBatch` of Spark's own writer.  Errors of the query that it returns
+begin with their cause.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
-from pyspark.errors import PySparkException
+import msgspec
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.column import Column
 from pyspark.sql.connect.dataframe import DataFrameNaFunctions
@@ -19,26 +22,34 @@ from pyspark.sql.connect.expressions import ColumnReference
 from pyspark.sql.connect.group import GroupedData
 from pyspark.sql.connect.streaming.query import StreamingQuery as SparkQuery
 from pyspark.sql.functions import lit, spark_partition_id
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.offset_log import newest_offsets, refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import UnavailableError, UsageError
-from statelog.spark.connect.explained_plan import input_plan
-from statelog.spark.connect.query import ConnectQuery
 from statelog.spark.connect.query_files import SparkFiles
-from statelog.spark.connect.recorded_steps import ConnectPlan
+from statelog.spark.connect.recorded_steps import ConnectPlan, input_plan
 from statelog.spark.connect.sinks import Foreach, sink_of
-from statelog.spark.connect.worker import ConnectEngine, QueryStart
+from statelog.spark.connect.worker import (
+    ConnectEngine,
+    ObservedFigures,
+    QueryStart,
+    figures_key,
+    observed_key,
+)
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.driver.no_data_batches import has_no_data_source
 from statelog.spark.query.delivery import Delivery, FileOutput, Sink
 from statelog.spark.query.keyed_frame import Grouping, not_plain
+from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.session import Client
 from statelog.spark.query.settings import BESIDE_CHECKPOINT, QuerySettings
+from statelog.spark.stream.query_progress import with_batch
 from statelog.spark.stream.sinks import RowFunction
+from statelog.spark.stream.stateful_query import message_first
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter
 
@@ -50,6 +61,9 @@ _NO_MODULE: Final = "No module named 'statelog"
 _OF_CLASSIC: Final = '"noDataBatches"'
 _NO_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 _IN_PARTS: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+
+_PLAIN: Final = "groupby"
+_CRASHED: Final = "Python worker exited unexpectedly"
 
 
 class ConnectStreamWriter(StatefulStreamWriter):
@@ -258,9 +272,6 @@ def refuse_relative(checkpoint: str, settings: QuerySettings) -> None:
             )
 
 
-_PLAIN: Final = "groupby"
-
-
 def _grouping_of(grouped: GroupedData) -> Grouping:
     columns = grouped._grouping_cols
     if grouped._group_type != _PLAIN or not columns:
@@ -297,3 +308,93 @@ CONNECT: Final = Client(
     prepare=_prepare, grouping=_grouping_of, input_plan=input_plan, apply=_apply, stream=_stream
 )
 """The functions for a session of Spark Connect."""
+
+
+class ConnectQuery(SparkQuery):
+    """Spark's `StreamingQuery` on Connect, with the errors and figures of statelog."""
+
+    def __init__(self, query: SparkQuery, operators: Sequence[OperatorDefinition]) -> None:
+        super().__init__(query._session, query.id, query.runId, query.name)
+        self._operators = tuple(operators)
+
+    @property
+    def lastBatch(self) -> BatchProgress | None:
+        """The figures of the newest micro-batch that was committed; None before the first."""
+        return max(self.recentBatches, key=lambda batch: batch.batch_id, default=None)
+
+    @property
+    def recentBatches(self) -> list[BatchProgress]:
+        """
+        The figures of the newest micro-batches, of this run or those before in the same session.
+
+        They are in the session on the server, under keys that begin with `statelog.batches`.
+        """
+        return sorted(self._batches(self._settings()), key=lambda batch: batch.batch_id)
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        """See Spark's `StreamingQuery.recentProgress`; with the figures of statelog."""
+        return self._with_figures(super().recentProgress)
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        """See Spark's `StreamingQuery.lastProgress`; with the figures of statelog."""
+        progress = super().lastProgress
+        return None if progress is None else self._with_figures([progress])[0]
+
+    def _with_figures(
+        self, recent: Sequence[StreamingQueryProgress]
+    ) -> list[StreamingQueryProgress]:
+        settings = self._settings()
+        batches = {batch.batch_id: batch for batch in self._batches(settings)}
+        observed = partial(self._observed, settings)
+        return [with_batch(progress, self._operators, batches, observed) for progress in recent]
+
+    def _settings(self) -> Mapping[str, str]:
+        settings: Mapping[str, str] = self._session.conf.getAll
+        return settings
+
+    def _batches(self, settings: Mapping[str, str]) -> list[BatchProgress]:
+        prefix = figures_key(self.id)
+        return [
+            BatchProgress(**msgspec.json.decode(text))
+            for key, text in settings.items()
+            if key.startswith(prefix)
+        ]
+
+    def _observed(self, settings: Mapping[str, str], batch_id: int) -> dict[str, dict[str, object]]:
+        text = settings.get(observed_key(self.id, batch_id))
+        if text is None:
+            return {}
+        figures = msgspec.json.decode(text, type=ObservedFigures)
+        return figures.values if figures.batch_id == batch_id else {}
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:
+        """See Spark's `StreamingQuery.awaitTermination`."""
+        with message_first(_begin_with_message):
+            return super().awaitTermination(timeout)
+
+    def processAllAvailable(self) -> None:
+        """See Spark's `StreamingQuery.processAllAvailable`."""
+        with message_first(_begin_with_message):
+            super().processAllAvailable()
+
+    def exception(self) -> StreamingQueryException | None:
+        """See Spark's `StreamingQuery.exception`."""
+        error = super().exception()
+        if error is not None:
+            _begin_with_message(error)
+        return error
+
+
+def _begin_with_message(error: StreamingQueryException) -> None:
+    text = str(error)
+    cause = reported_in(text)
+    if cause is None and _CRASHED in text:
+        cause = UnavailableError(
+            "the server's Python process of this query ended: it was killed, most often for lack of "
+            "memory on the server's host. Nothing is lost: start the query again, and it repeats "
+            "the micro-batch"
+        )
+    if cause is not None and isinstance(getattr(error, "_message", None), str):
+        error._message = f"{type(cause).__name__}: {cause.message}\n\n{error._message}"

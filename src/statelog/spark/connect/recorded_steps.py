@@ -7,20 +7,28 @@ a Connect client cannot make an empty stream of any schema.
 
 The user's columns (`out.total`) refer to the shape by the id of its plan.  In the worker the frame
 after each step gets the id of the shape after it, so that the columns refer to that frame.
-Source: PySpark's connect/plan.py; Spark's ColumnResolutionHelper (plan ids).
+
+Facts about an input come from the text of `explain`, which is all that a Connect client has of a plan: a
+temporary view or a SQL text is one node in what it sends.  The server's analyzed plan has every node by
+its name, with `~` in front of streaming ones.
+Source: PySpark's connect/plan.py; Spark's ColumnResolutionHelper (plan ids) and
+TreeNode.generateTreeString.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
 from pyspark.sql.connect.plan import LogicalPlan
 from pyspark.sql.types import StructType
 
-from statelog.spark.connect.explained_plan import node_names
+from statelog.spark.query.input_plan import InputPlan, facts_of
 from statelog.spark.stream.query_progress import Observing, observed
 from statelog.spark.stream.recorded_plan import (
     OBSERVE,
@@ -29,12 +37,70 @@ from statelog.spark.stream.recorded_plan import (
     needs_state,
 )
 
+_SECTION: Final = re.compile(r"^== (.*) ==$")
+_ANALYZED: Final = "Analyzed Logical Plan"
+_NODE: Final = re.compile(r"((?:[: ] {2})*(?:[:+]- )?)(~?)([A-Z]\w*)")
+_INDENT: Final = 3
+
 _OF_EXPRESSIONS: Final = frozenset(
     {"select", "selectExpr", "withColumn", "withColumns", "withMetadata"}
 )
 """Steps whose expressions may hide an aggregation."""
-
 _NEEDS_ROWS: Final = {**STATEFUL, "Window": "a window function"}
+_ID: Final = "_root_plan_id"
+"""The attribute of a plan with its id; before 4.1 it is `_plan_id`."""
+
+
+class _Node(NamedTuple):
+    depth: int
+    is_marked: bool
+    name: str
+
+
+def input_plan(frame: DataFrame) -> InputPlan:
+    """Return the facts from the plan of a frame, by two calls of the server."""
+    return facts_in(_analyzed(frame)) if frame.isStreaming else InputPlan()
+
+
+def node_names(frame: DataFrame) -> Counter[str]:
+    """Return how often each node is in the plan of a frame, by a call of the server."""
+    return Counter(node.name for node in _nodes(_analyzed(frame)))
+
+
+def facts_in(text: str) -> InputPlan:
+    """Return the facts from the analyzed plan of a stream, one node in a line."""
+    return facts_of(_streaming(list(_nodes(text))))
+
+
+def _analyzed(frame: Any) -> str:
+    """Return the analyzed plan of a Connect frame, without the line with its columns."""
+    lines: list[str] = []
+    section = ""
+    for line in frame._explain_string(extended=True).split("\n"):
+        title = _SECTION.match(line)
+        if title is not None:
+            section = title.group(1)
+        elif section == _ANALYZED:
+            lines.append(line)
+    return "\n".join(lines[1:])
+
+
+def _nodes(text: str) -> Iterator[_Node]:
+    for line in text.split("\n"):
+        match = _NODE.match(line)
+        if match is not None:
+            yield _Node(len(match.group(1)) // _INDENT, bool(match.group(2)), match.group(3))
+
+
+def _streaming(nodes: list[_Node]) -> Iterator[tuple[str, int]]:
+    """Yield the streaming nodes, each with the number of its streaming children."""
+    children: Counter[int] = Counter()
+    # From the end, so that the children of a node come before it.
+    for node in reversed(nodes):
+        below = children.pop(node.depth + 1, 0)
+        if node.is_marked or below:  # a view has no mark
+            children[node.depth] += 1
+            yield node.name, below
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +182,12 @@ def begin_plan_ids_at(plan_id: int) -> None:
     LogicalPlan._nextPlanId = max(LogicalPlan._nextPlanId, plan_id)
 
 
-_ID: Final = "_root_plan_id"
-"""The attribute of a plan with its id; before 4.1 it is `_plan_id`."""
-
-
 def _plan_id(frame: Any) -> int:
     plan_id: int = frame._plan._plan_id
     return plan_id
 
 
-def _with_id(frame: Any, plan_id: int) -> DataFrame:
+def _with_id(frame: DataFrame, plan_id: int) -> DataFrame:
     """Return a frame, which a call has just made, with another id of its plan."""
     setattr(frame._plan, _ID if hasattr(frame._plan, _ID) else "_plan_id", plan_id)
     result: DataFrame = frame

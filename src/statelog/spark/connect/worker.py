@@ -9,6 +9,7 @@ a new process with a new copy, so the engine begins from the state location, as 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -57,7 +58,7 @@ class ObservedFigures(msgspec.Struct, frozen=True):
     """The observed metrics of a micro-batch by name and column, as the session has them."""
 
     batch_id: int
-    values: dict[str, dict[str, Any]]
+    values: dict[str, dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class ConnectEngine:
                 f"cannot send it to the server: {error}. Create such objects inside the function"
             ) from error
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _restored, (__version__, next_plan_id(), self._payload)
 
     def begin(self) -> None:
@@ -139,7 +140,7 @@ class ConnectEngine:
         return engine
 
     def _note(
-        self, query_id: str, progress: BatchProgress, observed: dict[str, dict[str, Any]]
+        self, query_id: str, progress: BatchProgress, observed: dict[str, dict[str, object]]
     ) -> None:
         """Store the figures of a micro-batch where the client finds them."""
         batch_id = progress.batch_id
@@ -168,7 +169,7 @@ def _to_send(start: QueryStart) -> QueryStart:
     )
 
 
-def _with_frames(query: Query, session: Any, note: Any) -> Query:
+def _with_frames(query: Query, session: Any, note: Callable[[BatchProgress], None]) -> Query:
     """Return *query* with its frames in the session of the micro-batches."""
     return replace(
         query,

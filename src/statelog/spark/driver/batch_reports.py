@@ -47,12 +47,7 @@ class RecordedCost(NamedTuple):
 
 
 class RecordedCosts:
-    """
-    The cost of the micro-batches of one run.
-
-    Args:
-        location: Counts repeated puts.
-    """
+    """The cost of the micro-batches of one run."""
 
     def __init__(self, location: CountsPuts) -> None:
         self._location = location
@@ -165,12 +160,7 @@ class CommittedBatch(NamedTuple):
 
 
 class BatchReports:
-    """
-    Reports the micro-batches of one query.
-
-    Args:
-        settings: The query's settings, with its callback and metrics.
-    """
+    """Reports the micro-batches of one query."""
 
     def __init__(self, settings: QuerySettings) -> None:
         self._on_progress = settings.on_progress

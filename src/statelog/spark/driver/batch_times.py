@@ -189,13 +189,7 @@ class BatchTimes:
 
 
 class QueryTimes:
-    """
-    Reads the times of a query's micro-batches from the files of its checkpointLocation.
-
-    Args:
-        files: The checkpointLocation.
-        positions: The positions of the sources, from the same files.
-    """
+    """Reads the times of a query's micro-batches from the files of its checkpointLocation."""
 
     def __init__(self, files: QueryFiles, positions: SourcePositions) -> None:
         self._files = files

@@ -30,14 +30,7 @@ _CRASHED: Final = "Python worker exited unexpectedly"
 
 
 def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> StatelogError | None:
-    """
-    Return the task's error in a failed Spark job, or None.
-
-    Args:
-        error: The error of the job, whose text contains the tasks' error.
-        processor: The processor that the tasks ran.
-        batch_id: The micro-batch.
-    """
+    """Return the task's error in a failed Spark job, or None."""
     text = str(error)
     task_error = reported_in(text, batch_id=batch_id)
     if task_error is not None:

@@ -52,9 +52,6 @@ class UnnamedOutput:
     Warns once of an operator whose rows leave output columns out.
 
     The first micro-batch with output rows decides.
-
-    Args:
-        name: The processor, for the message.
     """
 
     def __init__(self, name: str) -> None:
@@ -62,13 +59,7 @@ class UnnamedOutput:
         self._is_decided = False
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """
-        Take a micro-batch that was committed.
-
-        Args:
-            batch_id: Spark's id of it.
-            acks: The answers of the operator's tasks.
-        """
+        """Take a micro-batch that was committed."""
         if self._is_decided:
             return
         answers = [ack.unnamed for ack in acks if ack.output_rows]
@@ -143,12 +134,6 @@ class OperatorRun:
     """
     Runs one operator of a query, micro-batch after micro-batch.
 
-    Args:
-        query: The query.
-        index: Which of its operators.
-        location: The state.
-        recorded_keys: Single keys to record.
-
     Thread: Spark's thread of the query.
     """
 
@@ -180,13 +165,7 @@ class OperatorRun:
         return self.definition.initial if self._location.base is None else None
 
     def ranges(self, frame: DataFrame, times: BatchTimes) -> tuple[KeyGroupRange, ...]:
-        """
-        Choose the tasks of a micro-batch and return their key groups.
-
-        Args:
-            frame: The input of the query.
-            times: The times of the micro-batch.
-        """
+        """Choose the tasks of a micro-batch and return their key groups."""
         self._input_bytes = self._size_of(frame, times) if self._index == 0 else None
         return self._key_groups.split(self._task_count.choose(self._input_bytes))
 
@@ -223,14 +202,7 @@ class OperatorRun:
     def input(
         self, frame: DataFrame, batch: MicroBatch, upstream: Sequence[TaskAck]
     ) -> tuple[DataFrame, bool]:
-        """
-        Return the input with one partition for each task, and whether it may have rows.
-
-        Args:
-            frame: The input of the query.
-            batch: The micro-batch.
-            upstream: The answers of the operator before it.
-        """
+        """Return the input with one partition for each task, and whether it may have rows."""
         tasks, session = len(batch.ranges[self._index]), frame.sparkSession
         if not self.reads(batch.times, upstream):
             return session.range(0, tasks, 1, tasks), False

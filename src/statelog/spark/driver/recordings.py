@@ -52,15 +52,7 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
 def record_spec(
     query: Query, operator: int, keys: tuple[tuple[object, ...], ...], tasks: int
 ) -> RecordSpec | None:
-    """
-    Return what the tasks of an operator record; None for nothing.
-
-    Args:
-        query: The query.
-        operator: Index of the operator.
-        keys: Single keys.
-        tasks: Number of its tasks, which share the bytes.
-    """
+    """Return what the tasks of an operator record; None for nothing."""
     settings = query.settings
     if settings.record is None:
         return None
@@ -78,13 +70,7 @@ def record_spec(
 
 @contextlib.contextmanager
 def recording_files(store: ObjectStore, options: ChangelogOptions) -> Iterator[OutputFiles]:
-    """
-    Yield what writes recordings, by the policy of the tasks.
-
-    Args:
-        store: Where files are written.
-        options: Attempts and time-outs.
-    """
+    """Yield what writes recordings, by the policy of the tasks."""
     # Opened for one put: few micro-batches have one, and no thread remains.
     with FsStateChangelogStorage.from_options(
         Options(changelog=options), store, job_id=""
@@ -155,15 +141,7 @@ def kept_recordings(
     settings: QuerySettings,
     now_ms: int,
 ) -> tuple[RecordingEntry, ...]:
-    """
-    Return the recordings that a checkpoint names: its own, and earlier ones that are still kept.
-
-    Args:
-        before: Those that the checkpoint before it names.
-        fresh: Its own.
-        settings: How many and how long they are kept.
-        now_ms: The wall clock.
-    """
+    """Return the recordings that a checkpoint names: its own, and earlier ones that are still kept."""
     oldest_ms = now_ms - settings.record_age.total_seconds() * 1000
     every = [*(each for each in before if each.at_ms > oldest_ms), *fresh]
     ids = sorted({each.checkpoint for each in every})[-settings.record_checkpoints :]

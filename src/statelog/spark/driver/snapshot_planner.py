@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from statelog.checkpoint.recorder import CheckpointRecorder
+from statelog.checkpoint.coordinator import CheckpointRecorder
 from statelog.core.snapshot_schedule import (
     LogDistances,
     SnapshotSchedule,
@@ -24,14 +24,7 @@ _log = logging.getLogger("statelog.spark")
 
 
 class SnapshotPlanner:
-    """
-    Plans the snapshots of one run of a query.
-
-    Args:
-        policy: The bounds.
-        max_parallelism: Number of key groups.
-        recorder: Counts the snapshots.
-    """
+    """Plans the snapshots of one run of a query."""
 
     def __init__(
         self, policy: SnapshotPolicy, max_parallelism: int, recorder: CheckpointRecorder

@@ -18,10 +18,9 @@ from typing import Final, NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
-from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import describe_newest_claim, new_owner_id
-from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
@@ -76,9 +75,6 @@ _LAST_CLEAN_UP_S: Final = 10.0
 class StateLocation:
     """
     The state of one query, as of its last committed checkpoint.
-
-    Args:
-        query: The query.
 
     Thread: Spark's thread of the query (and the caller of `start`, before it).
     """
@@ -164,9 +160,6 @@ class StateLocation:
         All checks come before the claim, so that a run that cannot continue does not fence the
         rightful owner.  They are repeated after the claim, because the owner may have committed in
         between.
-
-        Args:
-            first: The first micro-batch of the run.
 
         Returns:
             Whether an earlier run committed that micro-batch.
@@ -269,14 +262,7 @@ class StateLocation:
     def advance(
         self, completed: CompletedCheckpoint, record: BatchRecord, ran: Sequence[bool]
     ) -> None:
-        """
-        Continue from *completed*, which holds *record*.
-
-        Args:
-            completed: The checkpoint.
-            record: Its record.
-            ran: Whether each operator ran.
-        """
+        """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)

@@ -28,13 +28,7 @@ class TaskRunner:
         self._batches = ArrowBatches()
 
     def collect_acks(self, rows: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """
-        Run all tasks of a staged micro-batch, and return their answers.
-
-        Args:
-            rows: The input, one partition for each task.
-            spec: The instructions for the tasks.
-        """
+        """Run all tasks of a staged micro-batch, and return their answers."""
         columns = columns_of(spec)
         frame = self._python.frame(
             rows, partial(staged_task, spec), columns, tasks=len(spec.ranges)

@@ -97,7 +97,7 @@ class OwnWorkers:
     """
 
     def __init__(self, session: SparkSession, environment: JavaObject) -> None:
-        context: Any = session.sparkContext
+        context = session.sparkContext
         jvm = jvm_of(session)
         self._cores = context.defaultParallelism if context._jsc.isLocal() else 1
         self._queries = session._jsparkSession.sharedState().activeStreamingQueries()
@@ -224,7 +224,7 @@ class _Template:
 
     def _pickled(self, rows: DataFrame, function: ArrowFunction) -> bytes:
         command: bytes = CloudPickleSerializer().dumps((function, self.returns))
-        context: Any = rows.sparkSession.sparkContext
+        context = rows.sparkSession.sparkContext
         # The function's broadcasts were collected there while it was pickled.
         broadcasts = list(context._pickled_broadcast_vars)
         context._pickled_broadcast_vars.clear()
@@ -271,17 +271,17 @@ class PythonJobs:
 
 
 def _environment(rows: DataFrame) -> tuple[dict[str, str], list[str]]:
-    context: Any = rows.sparkSession.sparkContext
-    return dict(context.environment), list(context._python_includes)
+    context = rows.sparkSession.sparkContext
+    return dict(context.environment), list(context._python_includes or ())
 
 
 def _template(rows: DataFrame, function: ArrowFunction, output: StructType | str) -> _Template:
     """Return what later jobs reuse; reject a session in which PySpark does more than this."""
-    context: Any = rows.sparkSession.sparkContext
+    context = rows.sparkSession.sparkContext
     if context.profiler_collector is not None:
         raise Unfit("a profiler is on")
     kind: Any = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-    udf: Any = pandas_udf(function, output, kind)._unwrapped
+    udf: JavaObject = pandas_udf(function, output, kind)._unwrapped
     job: JavaObject = udf._judf
     first: JavaObject = job.func()
     if first.broadcastVars().size():

@@ -1,10 +1,8 @@
 """
 Move a query between Spark's own state and statelog, in both directions.
 
-    columns            the columns of a frame of state, one row for each key
+    to_spark           a state location as a frame of state, one row for each key, in Parquet
     spark_state        Spark's state store as such a frame
-    to_spark           a state location as such a frame, in Parquet
-    key_rows           the columns of a snapshot as columns of the frame
     initial_state      a processor that begins with such a frame as its initial state, with Spark's values
     spark_checkpoint   a checkpointLocation in which Spark's query begins where statelog's ended
 

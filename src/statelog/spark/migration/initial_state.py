@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, SupportsInt, TypeAlias
 
 import numpy as np
 from pyspark.sql import Row
@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.spark.migration.columns import (
+from statelog.spark.migration.to_spark import (
     CHECKPOINT_COLUMN,
     EXPIRY_COLUMN,
     STATE_COLUMN,
@@ -51,7 +51,7 @@ Plain: TypeAlias = Callable[[Any], Any]
 """Converts a value that is not null."""
 
 
-def plain_struct(schema: T.StructType, *, is_utc: bool) -> Callable[[Any], tuple[Any, ...]]:
+def plain_struct(schema: T.StructType, *, is_utc: bool) -> Callable[[Any], tuple[object, ...]]:
     """
     Return a function that makes a tuple of a struct.
 
@@ -64,7 +64,7 @@ def plain_struct(schema: T.StructType, *, is_utc: bool) -> Callable[[Any], tuple
     """
     converters = [_optional(_plain(field.dataType, is_utc)) for field in schema.fields]
 
-    def convert(struct: Any) -> tuple[Any, ...]:
+    def convert(struct: Mapping[str, object] | Iterable[object]) -> tuple[object, ...]:
         values = tuple(struct.values() if isinstance(struct, Mapping) else struct)
         if len(values) != len(converters):
             raise UsageError(
@@ -107,7 +107,7 @@ def _optional(convert: Plain) -> Plain:
     return lambda value: None if value is None else convert(value)
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> object:
     """Return a value of numpy or pandas as one of Python."""
     if isinstance(value, np.datetime64 | np.timedelta64):  # `item` of nanoseconds is a number
         value = value.astype(f"{'M' if isinstance(value, np.datetime64) else 'm'}8[us]")
@@ -117,7 +117,7 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: SupportsInt) -> int | None:
     """
     Return a whole number, also of a float.
 
@@ -140,12 +140,12 @@ def _whole(value: Any) -> int | None:
     return int(number)
 
 
-def _time(value: Any) -> Any:
+def _time(value: object) -> Any:
     """Return a time of numpy or pandas as one of Python; None for their missing time."""
     return None if value != value else _scalar(value)
 
 
-def _timestamp_utc(value: Any) -> dt.datetime | None:
+def _timestamp_utc(value: object) -> dt.datetime | None:
     """Return the moment of a timestamp of UTC."""
     plain: dt.datetime | None = _time(value)
     if plain is None or plain.tzinfo is not None:
@@ -218,13 +218,13 @@ class WithInitialState(StatefulProcessor):
         self._processor.init(self._handle)
 
     def handleInputRows(
-        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+        self, key: object, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """Call the processor."""
         return self._processor.handleInputRows(key, rows, timerValues)
 
     def handleExpiredTimer(
-        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+        self, key: object, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """Call the processor."""
         # By name, as Spark calls it.
@@ -232,7 +232,9 @@ class WithInitialState(StatefulProcessor):
             key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo
         )
 
-    def handleInitialState(self, key: Any, initialState: RowLike, timerValues: TimerValues) -> None:
+    def handleInitialState(
+        self, key: object, initialState: RowLike, timerValues: TimerValues
+    ) -> None:
         """Set all state of a key."""
         for cells in _cells_of(initialState):
             for name, cell in cells.state.items():
@@ -274,12 +276,12 @@ class _Cells:
         is_utc: Whether timestamps are in UTC; see `CHECKPOINT_COLUMN`.
     """
 
-    state: Mapping[str, Any]
+    state: Mapping[str, object]
     timers: Sequence[int]
-    expiry: Mapping[str, Any]
+    expiry: Mapping[str, object]
     is_utc: bool
 
-    def live(self, name: str, entries: Sequence[Any]) -> Sequence[Any]:
+    def live(self, name: str, entries: Sequence[object]) -> Sequence[object]:
         """Return the entries of a variable that have not expired."""
         times = self.expiry.get(name)
         if times is None:
@@ -301,7 +303,7 @@ def _cells_of(initial: RowLike) -> Iterator[_Cells]:
             f"the initial state has no column {missing[0]}, but {', '.join(names)}; pass the frame "
             "of to_spark or spark_state, grouped by the key"
         )
-    columns: list[Sequence[Any]] = []
+    columns: list[Sequence[object]] = []
     for name in expected:
         if name not in names:
             columns.append([None] * len(columns[0]))
@@ -316,7 +318,7 @@ def _cells_of(initial: RowLike) -> Iterator[_Cells]:
         )
 
 
-def _named(struct: Any) -> Mapping[str, Any]:
+def _named(struct: Row | Mapping[str, object] | None) -> Mapping[str, object]:
     """Return a struct by the names of its fields; none for null."""
     if struct is None:
         return {}
@@ -325,7 +327,7 @@ def _named(struct: Any) -> Mapping[str, Any]:
     )
 
 
-def _fields(struct: Any) -> tuple[Any, ...]:
+def _fields(struct: Any) -> tuple[object, ...]:
     """Return the values of a struct, given as Row, tuple or mapping."""
     return tuple(struct.values() if isinstance(struct, Mapping) else struct)
 
@@ -354,25 +356,25 @@ class _Variable(ABC):
     def _user_keys(self) -> tuple[Plain, Plain]:
         return _converters(self.user_key_schema)
 
-    def value(self, struct: Any, is_utc: bool) -> tuple[Any, ...]:
+    def value(self, struct: object, is_utc: bool) -> tuple[object, ...]:
         """Return a value, a list element or a map value as the state takes it."""
-        values: tuple[Any, ...] = self._values[is_utc](struct)
+        values: tuple[object, ...] = self._values[is_utc](struct)
         return values
 
-    def user_key(self, struct: Any, is_utc: bool) -> tuple[Any, ...]:
+    def user_key(self, struct: object, is_utc: bool) -> tuple[object, ...]:
         """Return a map key as the state takes it."""
-        key: tuple[Any, ...] = self._user_keys[is_utc](struct)
+        key: tuple[object, ...] = self._user_keys[is_utc](struct)
         return key
 
     @abstractmethod
-    def set(self, entries: Sequence[Any], is_utc: bool) -> None:
+    def set(self, entries: Sequence[object], is_utc: bool) -> None:
         """Set the entries of a key, which has none."""
 
 
 class _ValueVariable(_Variable):
     kind = "value"
 
-    def set(self, entries: Sequence[Any], is_utc: bool) -> None:
+    def set(self, entries: Sequence[object], is_utc: bool) -> None:
         for entry in entries:
             self.state.update(self.value(entry, is_utc))
 
@@ -380,7 +382,7 @@ class _ValueVariable(_Variable):
 class _ListVariable(_Variable):
     kind = "list"
 
-    def set(self, entries: Sequence[Any], is_utc: bool) -> None:
+    def set(self, entries: Sequence[object], is_utc: bool) -> None:
         elements = [self.value(entry, is_utc) for entry in entries]
         if lists_are_sent_as_frames():
             for element in elements:
@@ -392,7 +394,7 @@ class _ListVariable(_Variable):
 class _MapVariable(_Variable):
     kind = "map"
 
-    def set(self, entries: Sequence[Any], is_utc: bool) -> None:
+    def set(self, entries: Sequence[object], is_utc: bool) -> None:
         for entry in entries:
             user_key, value = _fields(entry)
             self.state.updateValue(self.user_key(user_key, is_utc), self.value(value, is_utc))
@@ -407,7 +409,7 @@ def _converters(schema: StructType | str) -> tuple[Plain, Plain]:
     return plain_struct(fields, is_utc=False), plain_struct(fields, is_utc=True)
 
 
-def _refuse(schema: StructType | str, error: UsageError, struct: Any) -> NoReturn:
+def _refuse(schema: StructType | str, error: UsageError, struct: object) -> NoReturn:
     """Raise the error for values that cannot be converted without their types."""
     raise UsageError(
         f"the types of {schema!r} are needed in a task, where they cannot be read from text: {error}. "

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -205,7 +205,7 @@ def _times(
     entry: OffsetEntry,
     commit: bytes,
     setting: Callable[[str, str], str | None],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return times and settings of the planned micro-batch, as in Spark's offset log."""
     lines = commit.split(b"\n")
     log = (old.read(f"{OFFSETS}/{record.batch_id}") or b"").split(b"\n")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from statelog.errors import UsageError
-from statelog.spark.migration.columns import STATE_COLUMN, TIMERS_COLUMN
+from statelog.model import JsonObject
+from statelog.spark.migration.to_spark import STATE_COLUMN, TIMERS_COLUMN
 
 _TIMERS = "TimerState"
 _COLUMNS = {"ValueState": "value", "ListState": "list_value", "MapState": "map_value"}
@@ -93,7 +93,7 @@ def _variables(
         .distinct()
         .collect()
     )
-    properties: dict[str, Any] = {}
+    properties: JsonObject = {}
     for row in operators:
         if row.operatorProperties:
             properties = msgspec.json.decode(row.operatorProperties)

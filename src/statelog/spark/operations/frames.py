@@ -29,8 +29,7 @@ from statelog.spark.source.columns import spark_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
-from statelog.state.kinds.columns import EXPIRES_FIELD
-from statelog.state.kinds.kind import USER_KEY_COLUMN, VALUE_COLUMN
+from statelog.state.kinds.kind import EXPIRES_FIELD, USER_KEY_COLUMN, VALUE_COLUMN
 
 KEY: Final = "key"
 

@@ -46,16 +46,7 @@ class SnapshotAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTask:
-    """
-    What a task is told.
-
-    Args:
-        location: The state location.
-        storage_options, fsync: How to open it.
-        schema: JSON of the operator's schema.
-        ranges: Key groups of each task.
-        checkpoint_id: The checkpoint that the snapshots are part of.
-    """
+    """What a task is told."""
 
     location: str
     storage_options: Mapping[str, object]

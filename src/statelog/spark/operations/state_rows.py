@@ -17,7 +17,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
 from statelog.state.encoding.values import KeyCodec
-from statelog.state.kinds.columns import EXPIRES_FIELD
-from statelog.state.kinds.kind import USER_KEY_COLUMN, VALUE_COLUMN
+from statelog.state.kinds.kind import EXPIRES_FIELD, USER_KEY_COLUMN, VALUE_COLUMN
 
 STATE_COLUMN: Final = "state_id"
 ORDER_COLUMN: Final = "order"
@@ -85,22 +84,18 @@ class StateCells:
     deletions: tuple[tuple[int, int | None], ...] = ()
 
 
+Answer = TypeVar("Answer")
+
+
 def answers_of_tasks(
     rows: DataFrame,
     tasks: int,
     key_groups: KeyGroupRange,
     location: str,
-    work: Callable[[int, Iterable[pa.RecordBatch]], Any],
-) -> list[Any]:
+    work: Callable[[int, Iterable[pa.RecordBatch]], Answer],
+) -> list[Answer]:
     """
     Run a task on the sorted rows of each range of key groups, in one Spark job.
-
-    Args:
-        rows: Rows of state.
-        tasks: Number of ranges.
-        key_groups: The key groups of the operator.
-        location: The state location, for errors.
-        work: Called in a task that has rows, with its number and rows.
 
     Returns:
         What *work* returned, in any order.
@@ -116,7 +111,7 @@ def answers_of_tasks(
 def _in_task(
     tasks: int,
     location: str,
-    work: Callable[[int, Iterable[pa.RecordBatch]], Any],
+    work: Callable[[int, Iterable[pa.RecordBatch]], object],
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     with reported_to_driver(location):
@@ -129,13 +124,7 @@ def _in_task(
 
 
 class StateRows:
-    """
-    Makes the columns of a snapshot of the sorted rows of a task.
-
-    Args:
-        codec: The operator's codec.
-        key_groups: The key groups of the task.
-    """
+    """Makes the columns of a snapshot of the sorted rows of a task."""
 
     def __init__(self, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
         self._codec = codec

@@ -11,8 +11,12 @@ from pyspark.sql.types import StructType
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.processor_checks import copy_of, described
-from statelog.spark.query.refused_state import StateWithoutKey
-from statelog.spark.query.state_variables import SchemaLike, StateVariables, WantedVariable
+from statelog.spark.query.state_variables import (
+    SchemaLike,
+    StateVariables,
+    StateWithoutKey,
+    WantedVariable,
+)
 from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -32,7 +36,7 @@ class DriverHandle(StateVariables):
     def _arrow(self, schema: SchemaLike) -> pa.Schema:
         return arrow_schema(self._parse(schema) if isinstance(schema, str) else schema)
 
-    def _variable(self, variable: WantedVariable) -> Any:
+    def _variable(self, variable: WantedVariable) -> object:
         """Note a state variable; what is returned cannot be used, because a key does not exist."""
         name, ttl_ms = variable.name, variable.ttl_ms
         reserved = not name or name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN
@@ -82,7 +86,7 @@ class ColumnarDriverHandle(DriverHandle):
 
     def getColumnState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
-    ) -> Any:
+    ) -> object:
         """Note a variable; what is returned cannot be used, because keys do not exist."""
         return super()._variable(
             WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
+from statelog.model import JsonObject
 from statelog.notebook import facts_as_html
 
 
@@ -96,7 +97,7 @@ class BatchProgress:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     task_milliseconds: Mapping[str, float] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return asdict(self)
 

@@ -11,7 +11,7 @@ import datetime as dt
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ class RecordRule:
     """The keys to record: a share of all by their hash, 0 to 1, or single keys as tuples."""
 
     rate: float = 0.0
-    keys: tuple[tuple[Any, ...], ...] = ()
+    keys: tuple[tuple[object, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RecordSpec:
     """
 
     rate: float
-    keys: tuple[tuple[Any, ...], ...]
+    keys: tuple[tuple[object, ...], ...]
     batch_bytes: int
     key_bytes: int
     operator_id: str
@@ -82,15 +82,15 @@ def parse_record(value: object, *, key: str) -> RecordRule | None:
     )
 
 
-def _key(value: object) -> tuple[Any, ...]:
+def _key(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def keys_of_operators(
     rule: RecordRule, schemas: Sequence[pa.Schema]
-) -> list[tuple[tuple[Any, ...], ...]]:
+) -> list[tuple[tuple[object, ...], ...]]:
     """Return the keys of the rule for each operator, in the types of its key columns."""
-    by_operator: list[list[tuple[Any, ...]]] = [[] for _ in schemas]
+    by_operator: list[list[tuple[object, ...]]] = [[] for _ in schemas]
     for key in rule.keys:
         refused: UsageError | None = None
         fits = False

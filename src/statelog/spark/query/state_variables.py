@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ListState as PySparkListState
@@ -31,25 +31,30 @@ from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueS
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.rows.spark_errors import DeletedStateError
 from statelog.spark.rows.types import row_factory
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.kinds import StateKind, Values
-from statelog.state.objects.aggregates import (
+from statelog.state.objects import (
     AggregateFunction,
     AggregatingState,
+    BoundState,
+    Cursor,
     ReduceFunction,
     ReducingState,
 )
-from statelog.state.objects.bound_state import BoundState, Cursor
-from statelog.state.objects.list import ExpiringListState as KeyedExpiringListState
-from statelog.state.objects.list import ListState as KeyedListState
-from statelog.state.objects.map import ExpiringMapState as KeyedExpiringMapState
-from statelog.state.objects.map import MapState as KeyedMapState
-from statelog.state.objects.value import ExpiringValueState as KeyedExpiringValueState
-from statelog.state.objects.value import ValueState as KeyedValueState
+from statelog.state.objects import ExpiringListState as KeyedExpiringListState
+from statelog.state.objects import ExpiringMapState as KeyedExpiringMapState
+from statelog.state.objects import ExpiringValueState as KeyedExpiringValueState
+from statelog.state.objects import ListState as KeyedListState
+from statelog.state.objects import MapState as KeyedMapState
+from statelog.state.objects import ValueState as KeyedValueState
 from statelog.state.schema.descriptors import Aggregation
 
 SchemaLike = StructType | str
+
+_NOT_OF_USERS: Final = frozenset({"as_row", "bound_to", "enter", "kind", "leave"})
+"""Names of state objects that are not for processors."""
 
 
 class ValueState(KeyedValueState, PySparkValueState):
@@ -60,19 +65,19 @@ class ExpiringValueState(KeyedExpiringValueState, PySparkValueState):
     """PySpark's ValueState with a time to live."""
 
 
-class _ListMethods:
+class _ListMethods(KeyedListState):
     """PySpark's spelling of the list methods."""
 
-    def appendValue(self: Any, newState: Values) -> None:
+    def appendValue(self, newState: Values) -> None:
         """Append one element."""
         self.append(newState)
 
-    def appendList(self: Any, newState: list[Values]) -> None:
+    def appendList(self, newState: list[Values]) -> None:
         """Append several elements."""
         self.append_all(newState)
 
 
-class ListState(_ListMethods, KeyedListState, PySparkListState):
+class ListState(_ListMethods, PySparkListState):
     """PySpark's ListState on statelog."""
 
 
@@ -80,37 +85,37 @@ class ExpiringListState(_ListMethods, KeyedExpiringListState, PySparkListState):
     """PySpark's ListState with a time to live of each element."""
 
 
-class _MapMethods:
+class _MapMethods(KeyedMapState):
     """PySpark's spelling of the map methods."""
 
-    as_row: Callable[[Iterable[Any]], Row]
+    as_row: Callable[[Iterable[object]], Row]
 
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
         """Return a map state whose `getValue` returns Rows, as Spark's does."""
-        bound: Self = super().bound_to(cursor, state_id, codec)  # type: ignore[misc]
+        bound = super().bound_to(cursor, state_id, codec)
         bound.as_row = row_factory(codec.value.schema.names)
         return bound
 
-    def getValue(self: Any, key: Values) -> Values | None:
+    def getValue(self, key: Values) -> Values | None:
         """Return the value under *key* as a Row, or None."""
         value = self.get(key)
         return None if value is None else self.as_row(value)
 
-    def containsKey(self: Any, key: Values) -> bool:
+    def containsKey(self, key: Values) -> bool:
         """Return whether there is a value under *key*."""
-        return self.contains(key)  # type: ignore[no-any-return]
+        return self.contains(key)
 
-    def updateValue(self: Any, key: Values, value: Values) -> None:
+    def updateValue(self, key: Values, value: Values) -> None:
         """Set the value under *key*."""
         self.put(key, value)
 
-    def removeKey(self: Any, key: Values) -> None:
+    def removeKey(self, key: Values) -> None:
         """Remove the value under *key*."""
         self.remove(key)
 
 
-class MapState(_MapMethods, KeyedMapState, PySparkMapState):
+class MapState(_MapMethods, PySparkMapState):
     """PySpark's MapState on statelog."""
 
 
@@ -169,8 +174,6 @@ STATE_CLASSES: Final = (
     ),
 )
 _BY_KIND: Final = {classes.plain.kind: classes for classes in STATE_CLASSES}
-_NOT_OF_USERS: Final = frozenset({"as_row", "bound_to", "enter", "kind", "leave"})
-"""Names of state objects that are not for processors."""
 
 
 def classes_of(kind: StateKind) -> StateClasses:
@@ -287,3 +290,55 @@ class StateVariables(StatefulProcessorHandle):
         )
         state: PySparkMapState = self._variable(variable)
         return state
+
+
+class StateWithoutKey:
+    """A state variable on the driver: there is no key, so nothing can be read or written."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise UsageError(
+            f"state {self._name!r} belongs to a key: read and write it while rows or timers are "
+            "handled, not in init() or close()"
+        )
+
+
+class RefusedState:
+    """A state variable of a task that the operator does not have."""
+
+    def __init__(self, kind: StateKind, error: UsageError) -> None:
+        self._kind = kind
+        self._error = error
+        self._deleted = ""
+
+    def __getattr__(self, attribute: str) -> Callable[..., NoReturn]:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        if not self._deleted:
+            raise self._error
+        return _refusal(self._kind, attribute, self._deleted)
+
+
+def refuse_use(state: BoundState | RefusedState, name: str) -> None:
+    """Let every method of a state variable say that the variable was deleted."""
+    if isinstance(state, RefusedState):
+        state._deleted = name
+        return
+    for method in methods_of(type(state)):
+        setattr(state, method, _refusal(state.kind, method, name))
+
+
+def _refusal(kind: StateKind, method: str, name: str) -> Callable[..., NoReturn]:
+    words = classes_of(kind).failures.get(method, f"Error using {kind.value} state")
+
+    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
+        raise DeletedStateError(
+            f"{words}: state {name!r} was deleted by deleteIfExists() in init(), after init() had "
+            "asked for it; ask for it after the deletion, or leave the deletion out"
+        )
+
+    return refuse

@@ -11,7 +11,7 @@ through its memory once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.key_order import RowsByKey, rows_by_key
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.unfit_output import unfit_output
-from statelog.state.encoding.nested import relabelled
+from statelog.state.encoding.python_values import relabelled
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 from statelog.state.keys.key_hash import hash_columns, is_one_to_one
@@ -129,7 +129,7 @@ class ColumnarOutput:
         """The number of rows that the next batch will have."""
         return self._rows
 
-    def extend(self, produced: Iterable[Any]) -> None:
+    def extend(self, produced: Iterable[object]) -> None:
         """Take the tables of one call; one that does not fit raises `UnfitOutputError`."""
         for table in produced:
             try:

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.state.encoding.nested import with_equal_floats
-from statelog.state.encoding.python_values import to_python
+from statelog.state.encoding.python_values import to_python, with_equal_floats
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 from statelog.state.keys.key_hash import Hashes

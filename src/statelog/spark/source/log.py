@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from statelog.changelog.reader import read_change_batches
-from statelog.changelog.whole_file import whole_file_handle
+from statelog.changelog.reader import read_change_batches, whole_file_handle
 from statelog.errors import UsageError
 from statelog.model import ChangelogStateHandle, CompletedCheckpoint, KeyGroupRange
 from statelog.spark.source.columns import spark_batch
@@ -29,7 +28,7 @@ from statelog.state.kinds import kind
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import chain_before
 from statelog.state.reader.feed import own_log
-from statelog.state.reader.logged import LoggedOperations
+from statelog.state.reader.window import LoggedOperations
 
 RAW_COLUMNS: Final = pa.schema(
     [
@@ -88,14 +87,7 @@ def operation_columns(reader: StateReader, variable: str) -> pa.Schema:
 
 
 class LogRows(DataSourceReader):
-    """
-    Reads the log of a location, one partition for each checkpoint that wrote to it.
-
-    Args:
-        read: What to read.
-        target: The columns, in the types that Spark takes.
-        flat: The columns.
-    """
+    """Reads the log of a location, one partition for each checkpoint that wrote to it."""
 
     def __init__(self, read: LogRead, target: pa.Schema, flat: pa.Schema) -> None:
         self._read = read

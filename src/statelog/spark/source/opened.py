@@ -22,13 +22,7 @@ _PARTITION_BYTES: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """
-    A state location, which tasks open each on their own.
-
-    Args:
-        path: Path or URL.
-        options: Options of the store's client.
-    """
+    """A state location, which tasks open each on their own."""
 
     path: str
     options: Mapping[str, object] = field(default_factory=dict, repr=False)

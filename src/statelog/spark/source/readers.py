@@ -143,13 +143,7 @@ class KeyGroups(InputPartition):
 
 
 class StateRows(DataSourceReader):
-    """
-    Reads the rows of a state variable.
-
-    Args:
-        read: What to read.
-        target: The columns, in the types that Spark takes.
-    """
+    """Reads the rows of a state variable."""
 
     def __init__(self, read: StateRead, target: pa.Schema) -> None:
         self._read = read
@@ -192,13 +186,7 @@ class FilteredStateRows(StateRows):
 
 
 class CheckpointRows(DataSourceReader):
-    """
-    Reads one row for each checkpoint of a location.
-
-    Args:
-        location: Where the state is.
-        target: The columns, in the types that Spark takes.
-    """
+    """Reads one row for each checkpoint of a location."""
 
     def __init__(self, location: Location, target: pa.Schema) -> None:
         self._location = location

@@ -104,9 +104,6 @@ class StateSource:
         """
         Return what reads the rows.
 
-        Args:
-            schema: The columns as Spark has them.
-
         Raises:
             UsageError: They are not the columns of `schema`.
         """

@@ -50,14 +50,14 @@ class Observations:
     """
 
     def __init__(self) -> None:
-        self._current: dict[str, Any] = {}
+        self._current: dict[str, _Observed] = {}
 
     def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
         """Return the rows of a micro-batch, observed under *name* by the first action on them."""
         self._current[name] = observation = _observation(frame, name)
         return frame.observe(observation, *columns)
 
-    def add(self, name: str, values: Mapping[str, Any]) -> None:
+    def add(self, name: str, values: Mapping[str, object]) -> None:
         """Keep values that are known already."""
         self._current[name] = _Known(values)
 
@@ -84,17 +84,24 @@ class _BetweenOperators:
 class _Known:
     """Values in the form of an observation of PySpark."""
 
-    get: Mapping[str, Any]
+    get: Mapping[str, object]
+
+
+class _Observed(Protocol):
+    """An observation of PySpark, of either kind of session, or values that are known already."""
+
+    @property
+    def get(self) -> Mapping[str, object]: ...
 
 
 class ObservedBatch:
     """The metrics of one micro-batch, as PySpark's observations by name."""
 
-    def __init__(self, observations: Mapping[str, Any]) -> None:
+    def __init__(self, observations: Mapping[str, _Observed]) -> None:
         self._observations = observations
         self._deadline: float | None = None
 
-    def values(self) -> dict[str, dict[str, Any]]:
+    def values(self) -> dict[str, dict[str, object]]:
         """
         Return the values by name and column, without the names whose rows no action read.
 
@@ -108,7 +115,7 @@ class ObservedBatch:
             if self._is_reported(observation)
         }
 
-    def _is_reported(self, observation: Any) -> bool:
+    def _is_reported(self, observation: _Observed) -> bool:
         # On Spark Connect the values come with the action.
         if not isinstance(observation, Observation):
             return bool(observation.get)
@@ -193,7 +200,7 @@ def with_batch(
     progress: StreamingQueryProgress,
     operators: Sequence[OperatorDefinition],
     batches: Mapping[int, BatchProgress],
-    observed: Callable[[int], Mapping[str, Mapping[str, Any]]],
+    observed: Callable[[int], Mapping[str, Mapping[str, object]]],
 ) -> StreamingQueryProgress:
     """
     Return Spark's progress of a trigger with the figures and observed metrics of its micro-batch.
@@ -212,7 +219,7 @@ def with_batch(
 
 def state_operator(
     operators: Sequence[OperatorDefinition], progress: BatchProgress
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """
     Return the figures of a micro-batch as an entry of `stateOperators`, in Spark's JSON form.
 
@@ -240,7 +247,9 @@ def state_operator(
     }
 
 
-def idle_operator(operators: Sequence[OperatorDefinition], before: BatchProgress) -> dict[str, Any]:
+def idle_operator(
+    operators: Sequence[OperatorDefinition], before: BatchProgress
+) -> dict[str, object]:
     """Return an entry of `stateOperators` for a trigger without effect, after the batch *before*."""
     nothing = BatchProgress(
         batch_id=before.batch_id,
@@ -271,8 +280,8 @@ def _variables(operators: Sequence[OperatorDefinition]) -> dict[str, int]:
 
 def with_figures(
     progress: StreamingQueryProgress,
-    operator: Mapping[str, Any],
-    observed: Mapping[str, Mapping[str, Any]],
+    operator: Mapping[str, object],
+    observed: Mapping[str, Mapping[str, object]],
 ) -> StreamingQueryProgress:
     """Return Spark's progress with one more operator and more observed metrics."""
     fields = json.loads(progress.json)

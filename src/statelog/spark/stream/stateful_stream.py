@@ -162,11 +162,11 @@ class GroupedStatefulStream(GroupedData):
         self.plan = plan
         self.shape = shape
 
-    def transformWithState(self, *args: Any, **kwargs: Any) -> DataFrame:
+    def transformWithState(self, *args: object, **kwargs: object) -> DataFrame:
         """See Spark's method, which `statelog.spark.enable` replaces; else it is rejected."""
         return self._of_session("transformWithState")(self, *args, **kwargs)
 
-    def transformWithStateInPandas(self, *args: Any, **kwargs: Any) -> DataFrame:
+    def transformWithStateInPandas(self, *args: object, **kwargs: object) -> DataFrame:
         """See `transformWithState`."""
         return self._of_session("transformWithStateInPandas")(self, *args, **kwargs)
 

@@ -90,7 +90,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._trigger = trigger
         return self
 
-    def _check_trigger(self, trigger: dict[str, Any]) -> None:
+    def _check_trigger(self, trigger: dict[str, object]) -> None:
         for name in ("continuous", "realTime"):
             if trigger.get(name) is not None:
                 raise UsageError(

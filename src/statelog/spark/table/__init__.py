@@ -3,8 +3,7 @@ Keyed tables: `df.writeStream.format("statelog_table")` and `df.write.format("st
 
     options   the options of a write, and the table's columns
     parts     what a task writes: its rows with their key groups
-    merge     the rows of all tasks as changes, one for each key
-    commit    the changes of a micro-batch as one checkpoint, exactly once
+    commit    the rows of all tasks as changes, one for each key, in one checkpoint, exactly once
     writers   the classes that Spark calls
 
 A table is the state of one operator with one value variable, so everything that reads state reads it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -65,12 +65,6 @@ def write_part(
     """
     Write the rows of a task.
 
-    Args:
-        options: The options of the write.
-        columns: The frame's columns.
-        max_parallelism: Number of key groups of the table.
-        batches: The rows.
-
     Raises:
         UsageError: A key has a type whose key group only Spark computes.
         StoreError: The store failed.
@@ -105,7 +99,9 @@ def _with_groups(
     )
 
 
-def batches_of_rows(rows: Iterator[Sequence[Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def batches_of_rows(
+    rows: Iterator[Sequence[object]], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """Yield Spark's rows as record batches, for versions whose writers get rows."""
     while part := list(islice(rows, _ROWS_AT_ONCE)):
         columns = zip(*part, strict=True)

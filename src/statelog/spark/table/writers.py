@@ -22,13 +22,7 @@ _BATCH_BASE: Final = getattr(datasource, "DataSourceArrowWriter", DataSourceWrit
 
 
 class _Table:
-    """
-    What both kinds of writer do.
-
-    Args:
-        options: Spark's options.
-        schema: The frame's columns.
-    """
+    """What both kinds of writer do."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = TableOptions.parse(options)
@@ -60,7 +54,7 @@ class TableStreamWriter(_STREAM_BASE):  # type: ignore[misc, valid-type]
     def __init__(self, table: _Table) -> None:
         self._table = table
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[object]) -> WriterCommitMessage:
         """Write the rows of a task."""
         return self._table.part(iterator, are_batches=_STREAM_BASE is not DataSourceStreamWriter)
 
@@ -81,7 +75,7 @@ class TableWriter(_BATCH_BASE):  # type: ignore[misc, valid-type]
         self._table = table
         self._writer = f"batch-{os.urandom(8).hex()}"
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[object]) -> WriterCommitMessage:
         """Write the rows of a task."""
         return self._table.part(iterator, are_batches=_BATCH_BASE is not DataSourceWriter)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +38,7 @@ class _Tester(Protocol):
 class ColumnarTests:
     """The methods of `ProcessorTester` for a `ColumnarProcessor`."""
 
-    def testColumns(self: _Tester, rows: Any, *, initialState: Any = None) -> pa.Table:
+    def testColumns(self: _Tester, rows: object, *, initialState: object = None) -> pa.Table:
         """
         Run one micro-batch of many keys through a `ColumnarProcessor`.
 
@@ -119,7 +120,7 @@ class _Tables:
         self.items = self._tables = list[pa.Table]()
         self.calls = OutputCalls()
 
-    def extend(self, produced: Any) -> None:
+    def extend(self, produced: Iterable[object]) -> None:
         """Take the tables of one call."""
         if self._typed is not None:
             self._typed.extend(produced)

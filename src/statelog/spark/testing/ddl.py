@@ -57,12 +57,7 @@ def parse_ddl(text: str) -> T.StructType:
 
 
 class _Parser:
-    """
-    Reads one text from left to right.
-
-    Args:
-        text: The DDL.
-    """
+    """Reads one text from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text

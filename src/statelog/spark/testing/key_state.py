@@ -6,9 +6,8 @@ It is converted to the cells of the tables, and back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
 
 from statelog.errors import UsageError
 from statelog.state.encoding.changes import OperatorCodec
@@ -19,7 +18,7 @@ from statelog.state.schema.descriptors import TIMERS_NAME
 
 
 def cells_given(
-    codec: OperatorCodec, state: Mapping[str, object], expires: Mapping[str, Any], now_ms: int
+    codec: OperatorCodec, state: Mapping[str, object], expires: Mapping[str, object], now_ms: int
 ) -> Cells:
     """
     Return the cells of a key whose state is given.
@@ -62,17 +61,17 @@ def _variable(codec: OperatorCodec, name: str) -> tuple[int, StateCodec]:
     return state_id, codec.states[state_id]
 
 
-def _cell(state: StateCodec, value: Any, expires: Any, now_ms: int) -> Any:
+def _cell(state: StateCodec, value: object, expires: object, now_ms: int) -> object:
     ttl_ms = state.descriptor.ttl_ms
 
-    def entry(given: Any, at: Any) -> tuple[Any, ...]:
-        stored: tuple[Any, ...] = state.value.normalize(given)
+    def entry(given: Iterable[object], at: object) -> tuple[object, ...]:
+        stored: tuple[object, ...] = state.value.normalize(given)
         return stored if ttl_ms is None else (now_ms + ttl_ms if at is None else at, stored)
 
     if value is None:
         return None
 
-    def user_key(given: Any) -> Values:
+    def user_key(given: Iterable[object]) -> Values:
         if state.user_key is None:
             raise UsageError(f"state {state.descriptor.name!r} has no map keys")
         normalized: Values = state.user_key.normalize(given)
@@ -83,12 +82,12 @@ def _cell(state: StateCodec, value: Any, expires: Any, now_ms: int) -> Any:
     )
 
 
-def state_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, Any]:
+def state_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, object]:
     """Return the state in *cells* that has not expired by *now_ms*; timers are left out."""
     return _shown(codec, cells, now_ms, at=1)
 
 
-def expiry_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, Any]:
+def expiry_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, object]:
     """Return when the state in *cells* expires, of variables with a time to live."""
     expiring = {
         state_id: cell for state_id, cell in cells.items() if codec.states[state_id].expires
@@ -96,9 +95,9 @@ def expiry_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, A
     return _shown(codec, expiring, now_ms, at=0)
 
 
-def _shown(codec: OperatorCodec, cells: Cells, now_ms: int, *, at: int) -> dict[str, Any]:
+def _shown(codec: OperatorCodec, cells: Cells, now_ms: int, *, at: int) -> dict[str, object]:
     """Return variables with their entries; of an expiring entry the part *at*."""
-    texts: dict[str, Any] = {}
+    texts: dict[str, object] = {}
     for state_id in codec.live:
         state = codec.states[state_id]
         cell = cells.get(state_id)

@@ -12,7 +12,7 @@ import decimal
 import keyword
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -47,7 +47,7 @@ class Literals:
         self.has_local |= other.has_local
         self.has_nan |= other.has_nan
 
-    def of(self, value: Any, kind: pa.DataType | None = None, *, in_state: bool = False) -> str:
+    def of(self, value: object, kind: pa.DataType | None = None, *, in_state: bool = False) -> str:
         """
         Return a value as code.
 
@@ -78,13 +78,13 @@ class Literals:
             return repr(value)
         return self._other(value, kind, in_state)
 
-    def _other(self, value: Any, kind: pa.DataType | None, in_state: bool) -> str:
+    def _other(self, value: object, kind: pa.DataType | None, in_state: bool) -> str:
         if hasattr(value, "tolist"):  # of NumPy
             return self.of(value.tolist(), kind, in_state=in_state)
         raise UsageError(f"a value of type {type(value).__name__} cannot be written as code")
 
     def values(
-        self, values: Sequence[Any], schema: pa.Schema | None, *, in_state: bool = False
+        self, values: Sequence[object], schema: pa.Schema | None, *, in_state: bool = False
     ) -> str:
         """Return the values of the fields of *schema* as a tuple."""
         kinds = [None] * len(values) if schema is None else schema.types
@@ -108,7 +108,9 @@ class Literals:
             return f"Row({fields})"
         return f"Row({', '.join(map(quoted, names))})({', '.join(parts)})"
 
-    def _mapping(self, value: Mapping[Any, Any], kind: pa.DataType | None, in_state: bool) -> str:
+    def _mapping(
+        self, value: Mapping[object, object], kind: pa.DataType | None, in_state: bool
+    ) -> str:
         parts = []
         for name, part in value.items():
             inner, outer = None, None
@@ -126,7 +128,7 @@ class Literals:
             return 'float("nan")'
         return repr(float(value)) if math.isfinite(value) else f'float("{float(value)}")'
 
-    def _time(self, value: Any, kind: pa.DataType | None, in_state: bool) -> str:
+    def _time(self, value: object, kind: pa.DataType | None, in_state: bool) -> str:
         self.imports.add("import datetime as dt")
         if isinstance(value, dt.timedelta):
             return f"dt.timedelta({value.days}, {value.seconds}, {value.microseconds})"

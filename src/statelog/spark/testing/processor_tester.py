@@ -39,9 +39,8 @@ from statelog.spark.testing.key_state import (
     state_shown,
     timers_given,
 )
-from statelog.spark.testing.tester_handle import KnownStates, TesterHandle
 from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, check_rows, typed_rows
-from statelog.spark.testing.tester_state import TesterState
+from statelog.spark.testing.tester_state import KnownStates, TesterHandle, TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
 from statelog.state.encoding.changes import OperatorCodec
@@ -142,7 +141,7 @@ class ProcessorTester(ColumnarTests):
         state: Mapping[str, object] | None = None,
         timers: Sequence[int] = (),
         *,
-        expiresAtMs: Mapping[str, Any] | None = None,
+        expiresAtMs: Mapping[str, object] | None = None,
         processingTimeMs: int | None = None,
         watermarkMs: int | None = None,
     ) -> None:
@@ -223,7 +222,7 @@ class ProcessorTester(ColumnarTests):
         """
         return self._in_form(self._run(TesterRows()))
 
-    def typedOutput(self, produced: Any, *, timezone: str = "UTC") -> list[Row]:
+    def typedOutput(self, produced: object, *, timezone: str = "UTC") -> list[Row]:
         """
         Return rows, or a frame, as the sink gets them: converted to *outputStructType*.
 
@@ -390,7 +389,7 @@ class ProcessorTester(ColumnarTests):
             )
         return new
 
-    def _in_form(self, produced: Any) -> Any:
+    def _in_form(self, produced: object) -> Any:
         """Return rows unchanged, and frames joined."""
         if not self._in_pandas:
             return produced

@@ -4,16 +4,19 @@ Replay what a key saw through a processor of today.
 Each recorded micro-batch is one step.  A step begins with the recorded state and timers of the key, at
 the recorded times, and runs the recorded rows and the timers that were due.  What comes out is
 compared with the recording: rows, state, timers, and whether it failed.  Steps are independent, so a
-difference in one does not show again in those after it.
+difference in one does not show again in those after it.  A debugger can stop where a step fails or
+differs.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import pdb
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
@@ -23,6 +26,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.open_state import open_state
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
+from statelog.model import JsonObject
 from statelog.renamed import renamed
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
@@ -34,6 +38,9 @@ from statelog.store import ObjectStore
 _log = logging.getLogger("statelog.spark")
 
 __all__ = ["Difference", "ReplayedStep", "replay", "replay_steps"]
+
+_METHODS: Final = ("handleExpiredTimer", "handleInitialState", "handleInputRows")
+"""The methods of a processor in which the debugger stops; a recording may name any text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +78,9 @@ class ReplayedStep:
 
     recorded: RecordedStep
     input: Sequence[Row]
-    before: Mapping[str, Any]
+    before: Mapping[str, object]
     timers_before: Sequence[int]
-    expiry_before: Mapping[str, Any]
+    expiry_before: Mapping[str, object]
     recorded_result: StepResult | None
     found: StepResult | None
     error: ProcessorError | None
@@ -188,11 +195,6 @@ def replay_steps(
     """
     Replay recorded steps.
 
-    Args:
-        steps: The steps.
-        processor: The processor.
-        run: Runs each step; a debugger may do it.
-
     Raises:
         CheckpointError: The processor cannot continue from the recorded state.
     """
@@ -254,7 +256,7 @@ def row_format_of(step: RecordedStep) -> RowFormat:
         ) from error
 
 
-def _output_columns(stored: Any) -> StructType:
+def _output_columns(stored: JsonObject) -> StructType:
     """
     Return the columns of the output.
 
@@ -312,3 +314,46 @@ def same(recorded: object, other: object) -> bool:
     if isinstance(recorded, list | tuple) and isinstance(other, list | tuple):
         return len(recorded) == len(other) and all(map(same, recorded, other))
     return bool(recorded == other)
+
+
+def debug_step(
+    step: ReplayedStep,
+    processor: StatefulProcessor,
+    *,
+    stdin: IO[str] | None = None,
+    stdout: IO[str] | None = None,
+) -> None:
+    """
+    Open the debugger at the first difference of a step, or at its error.
+
+    A step that fails is opened where the processor raised.  A step that differs is run again, and
+    stops where the processor is called.
+
+    Args:
+        step: A step with an error or with differences.
+        processor: The processor.
+        stdin: Where commands are read; None for the terminal.
+        stdout: Where the debugger prints; None for the terminal.
+    """
+    sys.stdout.flush()
+    # Without a .pdbrc: the one in the working directory may be a file of the location.
+    debugger = pdb.Pdb(stdin=stdin, stdout=stdout or sys.stdout, readrc=False)
+    cause = None if step.error is None else step.error.__cause__
+    if cause is not None and cause.__traceback__ is not None:
+        debugger.reset()
+        debugger.interaction(None, cause.__traceback__)
+        return
+    called = {call.method for call in step.recorded.calls}
+    for method in [each for each in _METHODS if each in called] or ["handleInputRows"]:
+        code = getattr(getattr(type(processor), method, None), "__code__", None)
+        if code is not None:
+            # As the debugger's `break function`: at its first line, not at its definition.
+            debugger.set_break(code.co_filename, code.co_firstlineno, funcname=method)
+    debugger.rcLines.append("continue")
+
+    def run(call: Callable[[], StepResult]) -> StepResult:
+        results: list[StepResult] = []
+        debugger.runcall(lambda: results.append(call()))
+        return results[0]
+
+    replay_step(step.recorded, processor, run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -49,8 +48,8 @@ class KeyState:
         timers: Times in milliseconds, ascending.
     """
 
-    state: Mapping[str, Any]
-    expiry: Mapping[str, Any]
+    state: Mapping[str, object]
+    expiry: Mapping[str, object]
     timers: Sequence[int]
 
 
@@ -66,19 +65,14 @@ class StepResult:
     """
 
     output: Sequence[Row]
-    state: Mapping[str, Any]
-    expiry: Mapping[str, Any]
+    state: Mapping[str, object]
+    expiry: Mapping[str, object]
     timers: Sequence[int]
 
 
 class ReplayTester(ProcessorTester):
     """
     Runs one recorded step.
-
-    Args:
-        processor: The processor.
-        step: The step.
-        row_format: With which it was recorded.
 
     Raises:
         CheckpointError: The processor cannot continue from the recorded state.
@@ -102,14 +96,14 @@ class ReplayTester(ProcessorTester):
         self._place = self._state.place_values(step.key)
         self._state.set_cells(step.key, self._cells(step.before))
 
-    def _cells(self, table: pa.Table) -> dict[int, Any]:
+    def _cells(self, table: pa.Table) -> dict[int, object]:
         return cells_in(self._state.codec, self._step.task.schema, table)[0]
 
     def state_in(self, table: pa.Table) -> KeyState:
         """Return the state in one row of a recorded table."""
         return self._shown_state(self._cells(table))
 
-    def _shown_state(self, cells: dict[int, Any]) -> KeyState:
+    def _shown_state(self, cells: dict[int, object]) -> KeyState:
         codec, now = self._state.codec, self._now()
         state, expiry = state_shown(codec, cells, now), expiry_shown(codec, cells, now)
         return KeyState(state, expiry, timers_shown(codec, cells))
@@ -152,12 +146,7 @@ class ReplayTester(ProcessorTester):
 
 
 class StepOutput:
-    """
-    Gives what a processor yields to the output of a row format.
-
-    Args:
-        output: Converts it.
-    """
+    """Gives what a processor yields to the output of a row format."""
 
     def __init__(self, output: Output) -> None:
         self._output = output

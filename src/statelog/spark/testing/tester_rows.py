@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -77,19 +76,13 @@ class TesterOutput:
 
 
 def check_rows(
-    rows: Iterable[Any],
+    rows: Iterable[Row],
     schema: pa.Schema,
     batch_id: int,
     located: Callable[[UnfitOutputError], ProcessorError],
 ) -> None:
     """
     Check that rows fit the output.
-
-    Args:
-        rows: What a processor yielded.
-        schema: The output.
-        batch_id: For messages.
-        located: Returns the error with the key that yielded the row.
 
     Raises:
         ProcessorError: A row does not fit.
@@ -102,7 +95,7 @@ def check_rows(
         raise located(error) from error.__cause__
 
 
-def typed_rows(produced: Any, columns: StructType, batch_id: int, timezone: str) -> list[Row]:
+def typed_rows(produced: object, columns: StructType, batch_id: int, timezone: str) -> list[Row]:
     """
     Return what a processor yielded as rows of the output's types.
 

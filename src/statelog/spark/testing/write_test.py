@@ -253,7 +253,7 @@ def _frames(step: RecordedStep, written: Literals, *, initial: bool) -> list[str
         InputLayout(positions, first), KeyCodec(step.schema.key_schema)
     )
     read.read(table.combine_chunks().to_batches())
-    frames: list[Any] = []
+    frames: list[object] = []
     for key_group in read.key_groups():
         for _, _, some in read.keys(key_group):
             frames += some
@@ -304,7 +304,7 @@ def _equal(actual: str, rows: Sequence[str], written: Literals) -> str:
 
 
 def _state(
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     schema: OperatorStateSchema,
     written: Literals,
     *,
@@ -320,7 +320,7 @@ def _state(
     return braces(parts, indent)
 
 
-def _variable(variable: StateDescriptor, value: Any, written: Literals, is_expiry: bool) -> str:
+def _variable(variable: StateDescriptor, value: object, written: Literals, is_expiry: bool) -> str:
     def form(entry: Any) -> str:
         schema = variable.value_schema if len(entry or ()) == len(variable.value_schema) else None
         return written.values(entry, schema, in_state=True)

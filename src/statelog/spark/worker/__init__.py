@@ -5,7 +5,7 @@ One task of one micro-batch, in a Python worker.
     task            what Spark calls with a partition: catch up, read the input, run the processor, append the changes, acknowledge
     kept_states     what the process keeps between tasks: the state, its store and its changelog
     connection      the rows come without the delays of TCP
-    task_input      all rows at once, or parts of them from the local disk (large_input, spill)
+    task_input      all rows at once, or parts of them from the local disk (large_input)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
     unencodable     the value of state that does not fit its type
     output_parts    the output rows as record batches; task_uploads: the changes into the changelog

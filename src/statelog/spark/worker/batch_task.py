@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from statelog.spark.rows.types import make_row
+from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import DirectOutput
 from statelog.spark.worker.protocol import BatchFrameSpec
 from statelog.spark.worker.run import new_run, new_state
-from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.task_input import TaskInput
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import KeyGroupState

@@ -24,8 +24,8 @@ from statelog.spark.rows.columnar import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError, returned
 from statelog.spark.worker.failures import ends_of_process_are_errors
+from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
-from statelog.spark.worker.spill import SpillFile
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.state.slots import ColumnState, ColumnTimers, Keys, SlotState, SlotTable, snapshot_of
 
@@ -96,15 +96,7 @@ class ColumnarTaskHandle:
 
 
 class ColumnarRun:
-    """
-    One run of a columnar processor; the methods are described at `ProcessorRun`.
-
-    Args:
-        context: The micro-batch.
-        state: The state of the worker.
-        key_group_range: The task's key groups.
-        output: Takes what the processor yields.
-    """
+    """One run of a columnar processor; the methods are described at `ProcessorRun`."""
 
     def __init__(
         self,

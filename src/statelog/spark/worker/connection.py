@@ -35,9 +35,6 @@ def without_delay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
     It concerns all connections of this process to its own host, of which Spark's is one.
 
-    Args:
-        batches: What Spark gives the task.
-
     Blocks: until Spark sends the next batch.
     """
     acknowledge = _ACKNOWLEDGE

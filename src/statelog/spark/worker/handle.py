@@ -7,16 +7,19 @@ Source: pyspark.sql.streaming.stateful_processor.StatefulProcessorHandle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from statelog.errors import UsageError
 from statelog.spark.query.declared_state import check_not_reserved
-from statelog.spark.query.refused_state import RefusedState, refuse_use
-from statelog.spark.query.state_variables import StateVariables, WantedVariable, bind_variable
+from statelog.spark.query.state_variables import (
+    RefusedState,
+    StateVariables,
+    WantedVariable,
+    bind_variable,
+    refuse_use,
+)
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.objects.bound_state import BoundState, Cursor
-from statelog.state.objects.timers import Timers
+from statelog.state.objects import BoundState, Cursor, Timers
 
 
 class TaskHandle(StateVariables):
@@ -51,7 +54,7 @@ class TaskHandle(StateVariables):
             raise error
         self._initialized = True
 
-    def _variable(self, asked: WantedVariable) -> Any:
+    def _variable(self, asked: WantedVariable) -> object:
         """Return the state object, or one that rejects every use."""
         name = asked.name
         self._only_in_init(name, "created")

@@ -43,12 +43,7 @@ _repeated = RepeatedSince()
 
 
 class KeptState:
-    """
-    The state of an operator in this process, its store and its changelog.
-
-    Args:
-        spec: The instructions of the first task.
-    """
+    """The state of an operator in this process, its store and its changelog."""
 
     def __init__(self, spec: TaskSpec) -> None:
         task_state = spec.state

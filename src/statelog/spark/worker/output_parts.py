@@ -20,8 +20,8 @@ from statelog.model.handles import FileStateHandle
 from statelog.runtime.ids import IdSource
 from statelog.spark.rows.interface import Output, RowLike, UnnamedColumns
 from statelog.spark.rows.unfit_output import OutputCalls
+from statelog.spark.worker.large_input import Piece, SpillFile
 from statelog.spark.worker.protocol import StagedOutput
-from statelog.spark.worker.spill import Piece, SpillFile
 from statelog.store import PATHS
 
 _FIRST_ROWS = 131_072
@@ -32,13 +32,7 @@ _AT_ONCE = 4_096
 
 
 class OutputParts:
-    """
-    Converts what a processor yields to record batches of bounded size.
-
-    Args:
-        output: Collects rows of the row format.
-        check: Called with each batch before it is kept; raises an error for a wrong batch.
-    """
+    """Converts what a processor yields to record batches of bounded size."""
 
     def __init__(self, output: Output, check: Callable[[pa.RecordBatch], None]) -> None:
         self._output = output
@@ -109,15 +103,7 @@ class OutputParts:
 
 
 class DirectOutput(OutputParts):
-    """
-    Output rows that are the result of the task.
-
-    Args:
-        output: Collects rows of the row format.
-        check: Called with each batch before it is kept.
-        schema: Names and types of the output.
-        file: Where batches are stored until the task has answered.
-    """
+    """Output rows that are the result of the task."""
 
     def __init__(
         self,
@@ -145,13 +131,7 @@ class DirectOutput(OutputParts):
 
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
-    """
-    Writes staged rows to files of the state location.
-
-    Args:
-        put_object: Puts an object under a new name and returns it; see `ObjectUploads.put`.
-        ids: Makes unique names.
-    """
+    """Writes staged rows to files of the state location."""
 
     put_object: Callable[[Callable[[], str], Buffers], str]
     ids: IdSource

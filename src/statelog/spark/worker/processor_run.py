@@ -13,7 +13,7 @@ Deviation: a timer that the call for another timer deleted does not fire (Spark 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from types import GeneratorType
@@ -31,15 +31,14 @@ from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, returned
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
+from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.retired_changes import RetiredChanges
-from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.unencodable import unencodable_value
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keyed_state import KeyedState
-from statelog.state.objects.bound_state import Cursor
-from statelog.state.objects.timers import Timers
+from statelog.state.objects import Cursor, Timers
 from statelog.state.schema.descriptors import TIMERS_NAME
 
 # The timers of a task: which are due, and when the next one is due.
@@ -251,7 +250,7 @@ class ProcessorRun:
         except UnfitOutputError as error:
             raise self.located(error) from error.__cause__
 
-    def _returned(self, produced: Any) -> Any:
+    def _returned(self, produced: object) -> Iterable[Any]:
         """Return what a method returned; raises `UnfitOutputError` if it is one row."""
         return returned(produced, self._context.batch_id, "rows")
 
@@ -357,7 +356,7 @@ class ProcessorRun:
             raise self._failed("handleExpiredTimer", key, error, time) from error
         timers.delete(time)
 
-    def _handle_timer(self, time: int, key: Key) -> Any:
+    def _handle_timer(self, time: int, key: Key) -> Iterable[Row] | None:
         return self._processor.handleExpiredTimer(
             key=self._key_of_timer(key),
             timerValues=self._times,

@@ -6,8 +6,9 @@ Nothing that the processor gets or yields differs from `ProcessorRun`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+
+from pyspark.sql import Row
 
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
@@ -19,13 +20,7 @@ from statelog.state.keyed_state import KeyedState
 
 
 class RecordedRun(ProcessorRun):
-    """
-    Runs a processor as `ProcessorRun` does, and records the keys that a recorder chooses.
-
-    Args:
-        context, state, key_group_range, output: As for `ProcessorRun`.
-        recorder: Chooses the keys, and collects what they see.
-    """
+    """Runs a processor as `ProcessorRun` does, and records the keys that a recorder chooses."""
 
     def __init__(
         self,
@@ -76,7 +71,7 @@ class RecordedRun(ProcessorRun):
     def _begin_timers(self, due: Sequence[tuple[int, int, Key]]) -> None:
         self._of_timers = self._recorder.of_timers(due)
 
-    def _handle_timer(self, time: int, key: Key) -> Any:
+    def _handle_timer(self, time: int, key: Key) -> Iterable[Row] | None:
         if (self._key_group, key) not in self._of_timers:
             return super()._handle_timer(time, key)
         number = self._begin_key(key)

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.model import ChangeBatch
+from statelog.spark.worker.large_input import Piece, SpillFile
 from statelog.spark.worker.protocol import NEVER_MS
-from statelog.spark.worker.spill import Piece, SpillFile
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keys.key_hash import hash_columns
@@ -25,12 +25,6 @@ from statelog.state.keys.key_hash import hash_columns
 class RetiredChanges:
     """
     The changes of earlier parts, as far as timers need them.
-
-    Args:
-        codec: The operator's codec.
-        timers_id: State id of the timers.
-        until_ms: Up to when timers are due.
-        file: Where changes are stored.
 
     Attributes: `due`: (time, key group, key) of the timers that are due after the rows;
     `first_ms`: time of the first timer later than these.
@@ -54,14 +48,7 @@ class RetiredChanges:
         overlays: Mapping[int, Overlay],
         changes: ChangeBatch,
     ) -> None:
-        """
-        Keep the changes of one part.
-
-        Args:
-            groups: The state before the micro-batch.
-            overlays: The changes.
-            changes: The same, encoded.
-        """
+        """Keep the changes of one part."""
         for key_group, value in zip(
             changes.key_groups.tolist(), changes.values.to_pylist(), strict=True
         ):

@@ -24,13 +24,7 @@ _TEXT_MAX = 200
 
 
 class RowCounter:
-    """
-    Counts the rows of one task while it reads them.
-
-    Args:
-        key_groups: The task's key groups.
-        key_positions: Positions of the key columns.
-    """
+    """Counts the rows of one task while it reads them."""
 
     def __init__(self, key_groups: KeyGroupRange, key_positions: Sequence[int]) -> None:
         self._rows = np.zeros(key_groups.end + 1, np.int64)

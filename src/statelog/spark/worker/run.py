@@ -9,11 +9,11 @@ from statelog.runtime.ids import IdSource
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.worker.columnar_run import ColumnarRun
+from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
 from statelog.spark.worker.recorded_run import RecordedRun
 from statelog.spark.worker.recorder import TaskRecorder
-from statelog.spark.worker.spill import SpillFile
 from statelog.state.backend import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState

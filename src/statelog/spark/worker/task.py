@@ -33,6 +33,7 @@ from statelog.spark.rows.unfit_output import check_event_times
 from statelog.spark.worker.connection import without_delay
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
+from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
 from statelog.spark.worker.recorder import TaskRecorder
@@ -40,7 +41,6 @@ from statelog.spark.worker.recording import NOTHING_RECORDED, put_recording
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
 from statelog.spark.worker.run import TaskRun, new_run
-from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads

@@ -12,9 +12,8 @@ from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.layout import initial_part, input_part, split_batches
-from statelog.spark.worker.large_input import LargeInput, Part, Side
+from statelog.spark.worker.large_input import LargeInput, Part, Side, SpillFile
 from statelog.spark.worker.protocol import TaskRows
-from statelog.spark.worker.spill import SpillFile
 from statelog.state.encoding.values import KeyCodec
 
 

@@ -35,12 +35,6 @@ class TaskLog:
     """
     The changes of one task.
 
-    Args:
-        storage: Where they are written.
-        codec: The operator's codec.
-        key_group_range: The task's key groups.
-        checkpoint_id: The checkpoint being made.
-
     Attributes: `delta_bytes`: summed size of the changes.
     """
 
@@ -120,12 +114,7 @@ _POLL_S: Final = 0.005
 
 
 class TaskUploads:
-    """
-    The log and the objects of one task.
-
-    Args:
-        storage: Where they are written.
-    """
+    """The log and the objects of one task."""
 
     def __init__(self, storage: FsStateChangelogStorage) -> None:
         self._storage = storage

@@ -13,14 +13,7 @@ from statelog.state.heap.tables import Key, Overlay
 def unencodable_value(
     codec: OperatorCodec, overlays: Mapping[int, Overlay], batch_id: int
 ) -> tuple[int, Key, ProcessorError] | None:
-    """
-    Return key group, key and error of the first value that does not fit its type.
-
-    Args:
-        codec: The operator's codec.
-        overlays: The changes of the micro-batch, by key group.
-        batch_id: The micro-batch.
-    """
+    """Return key group, key and error of the first value that does not fit its type."""
     for key_group, overlay in overlays.items():
         for state, deltas in zip(codec.states, overlay, strict=True):
             for key, delta in deltas.items():

@@ -48,12 +48,6 @@ def replay_columns(
     """
     Return the state of a few key groups after *changes*.
 
-    Args:
-        layout: The columns.
-        key_group_range: The key groups of the run.
-        table: Their state before, in the columns of a snapshot.
-        changes: By state id.
-
     Returns:
         The run; None if two keys have one hash, which only a fold can tell apart.
     """

@@ -60,15 +60,7 @@ _header_decoder: Final = msgspec.json.Decoder(_Header)
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """
-    A file as its name and header describe it, not verified.
-
-    Args:
-        path: Where it is.
-        key_group_range: Its key groups.
-        version: Newest checkpoint that is in it.
-        last_applied: By key group: id of what was applied to its state last.
-    """
+    """A file as its name and header describe it, not verified."""
 
     path: Path
     key_group_range: KeyGroupRange

@@ -350,15 +350,7 @@ def move_keys(
     runs: Mapping[int, SortedRun],
     keys: Mapping[int, Iterable[Key]],
 ) -> Moved:
-    """
-    Move keys from the runs into the dict tables; return those found.
-
-    Args:
-        layout: The columns.
-        groups: The tables, by key group.
-        runs: The runs, by key group.
-        keys: Which keys, by key group; as tables hold them.
-    """
+    """Move keys from the runs into the dict tables; return those found."""
     keys_by_group = {kg: list(part) for kg, part in keys.items() if kg in runs}
     flat = [key for part in keys_by_group.values() for key in part]
     if not flat:

@@ -31,12 +31,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 class RowLayout:
-    """
-    The columns of runs: a snapshot's, and the hash.
-
-    Args:
-        codec: The operator's codec.
-    """
+    """The columns of runs: a snapshot's, and the hash."""
 
     def __init__(self, codec: OperatorCodec) -> None:
         self.codec = codec

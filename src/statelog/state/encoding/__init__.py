@@ -1,8 +1,7 @@
 """
 State as bytes, and back.
 
-    python_values   Arrow columns as lists of Python values
-    nested          columns in another type of the same bytes, or with floats in one form
+    python_values   Arrow columns as Python values, in another type of the same bytes, with equal floats
     converters      one value: the user's, the one state keeps, Arrow's
     values          tuples of values and keys as Arrow columns
     deltas          one state variable: deltas as operations, cells as a column, earlier schemas

@@ -52,13 +52,7 @@ _HEADER: Final = struct.Struct(">BH")
 
 
 class OperatorCodec:
-    """
-    Encode and decode the changes of all variables of one operator.
-
-    Args:
-        schema: The operator's schema.
-        struct_factory: Builds nested structs, see `StructCodec`.
-    """
+    """Encode and decode the changes of all variables of one operator."""
 
     def __init__(
         self, schema: OperatorStateSchema, struct_factory: StructFactory = tuple_factory
@@ -145,9 +139,6 @@ class OperatorCodec:
     def encode(self, overlays: Mapping[int, Overlay]) -> ChangeBatch:
         """
         Return the overlays of several key groups as changes.
-
-        Args:
-            overlays: By key group.
 
         Raises:
             pyarrow.ArrowException: A value does not fit its type.
@@ -257,12 +248,7 @@ class WrittenStates:
 
 
 class ChangesReader:
-    """
-    Read change sets in the order of the log, each by its schema.
-
-    Args:
-        codec: The operator's codec, into whose schema the changes are converted.
-    """
+    """Read change sets in the order of the log, each by its schema."""
 
     def __init__(self, codec: OperatorCodec) -> None:
         self._codec = codec

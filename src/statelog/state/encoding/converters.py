@@ -20,7 +20,7 @@ from statelog.errors import UsageError
 
 Converter: TypeAlias = Callable[[Any], Any]
 """From a value of the user's or of Arrow's, which may be of any type."""
-StructFactory: TypeAlias = Callable[[Sequence[str], Sequence[Any]], Any]
+StructFactory: TypeAlias = Callable[[Sequence[str], Sequence[object]], object]
 """Makes a nested struct of names and values."""
 _UTC: Final = pa.lib.string_to_tzinfo("UTC")
 """UTC as the object with which Arrow makes times, so that they need no conversion."""
@@ -242,7 +242,7 @@ def to_arrow(kind: pa.DataType) -> Converter | None:
     return None
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value
 
 
@@ -272,7 +272,7 @@ def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
     return None
 
 
-def frozen(value: Any, kind: pa.DataType) -> Any:
+def frozen(value: Any, kind: pa.DataType) -> object:
     """
     Return part of a key as tables hold it.
 
@@ -319,7 +319,7 @@ def equal_key(kind: pa.DataType, factory: StructFactory) -> Converter | None:
     )
 
 
-def thawed(value: Any, kind: pa.DataType) -> Any:
+def thawed(value: Any, kind: pa.DataType) -> object:
     """Return a frozen part of a key as the user sees it."""
     if pa.types.is_struct(kind):
         return {

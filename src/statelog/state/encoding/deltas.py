@@ -10,7 +10,6 @@ of is said by the kind.  Deviation from Flink: many operations to a change, in c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,19 +17,12 @@ from statelog.errors import InvariantError, UsageError
 from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.values import KeyCodec, MapKeyCodec, StructCodec, tuple_factory
 from statelog.state.kinds import Deltas, Entry, Operations, Values
-from statelog.state.kinds.columns import EXPIRES_FIELD
+from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.schema.descriptors import StateDescriptor, TtlChange, field_since
 
 
 class StateCodec:
-    """
-    Encode and decode the deltas and entries of one variable.
-
-    Args:
-        key_codec: The operator's key.
-        descriptor: The variable.
-        struct_factory: Builds nested structs, see `StructCodec`.
-    """
+    """Encode and decode the deltas and entries of one variable."""
 
     def __init__(
         self,
@@ -121,11 +113,11 @@ class StateCodec:
 
     # --- cells ------------------------------------------------------------------------------------
 
-    def encode_cells(self, cells: Sequence[Any]) -> pa.Array:
+    def encode_cells(self, cells: Sequence[object]) -> pa.Array:
         """Return the column of the variable; None is a key without state."""
         return self.kind.encode_cells(self, cells)
 
-    def decode_cells(self, column: pa.Array) -> Iterable[Any]:
+    def decode_cells(self, column: pa.Array) -> Iterable[object]:
         """
         Return the cells of the variable's column; empty or None for no state.
 
@@ -196,16 +188,7 @@ def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
 
 
 class WrittenStateCodec(StateCodec):
-    """
-    Decode what an earlier schema wrote of a variable.
-
-    Args:
-        key_codec: The operator's key.
-        written: The variable as the earlier schema had it.
-        generation: Generation of that schema.
-        present: The codec of the variable as it is now.
-        struct_factory: Builds nested structs, see `StructCodec`.
-    """
+    """Decode what an earlier schema wrote of a variable."""
 
     def __init__(
         self,
@@ -227,7 +210,7 @@ class WrittenStateCodec(StateCodec):
         # Their fields may have other names now, but no other types.
         return self._present._user_keys(columns)
 
-    def decode_cells(self, column: pa.Array) -> Iterable[Any]:
+    def decode_cells(self, column: pa.Array) -> Iterable[object]:
         """Return the cells of the earlier schema as they are now."""
         cells = super().decode_cells(column)
         if not self._ttl.changes:
@@ -307,13 +290,7 @@ def _compact(column: pa.Array) -> pa.Array:
 
 
 class TtlMigration:
-    """
-    Give entries of an earlier schema their expiry in the present one.
-
-    Args:
-        present: The variable as it is now.
-        written: Generation of the schema that the entries were written with.
-    """
+    """Give entries of an earlier schema their expiry in the present one."""
 
     def __init__(self, present: StateDescriptor, written: int) -> None:
         self.changes: tuple[TtlChange, ...] = tuple(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -125,7 +125,7 @@ def snapshot_table(
     """
     key_groups: list[int] = []
     keys: list[Key] = []
-    columns: list[list[Any]] = [[] for _ in codec.live]
+    columns: list[list[object]] = [[] for _ in codec.live]
     for key_group in key_group_range:
         if key_group not in groups:
             continue

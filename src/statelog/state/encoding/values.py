@@ -10,7 +10,7 @@ naive local datetimes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -28,15 +28,19 @@ from statelog.state.encoding.converters import (
     thawed,
     to_arrow,
 )
-from statelog.state.encoding.nested import has_floats, relabelled, with_equal_floats
-from statelog.state.encoding.python_values import to_python
+from statelog.state.encoding.python_values import (
+    has_floats,
+    relabelled,
+    to_python,
+    with_equal_floats,
+)
 from statelog.state.kinds import Values
 
 UNENCODABLE: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """What Arrow raises for a value that does not fit its type."""
 
 
-def tuple_factory(_names: Sequence[str], values: Sequence[Any]) -> Values:
+def tuple_factory(_names: Sequence[str], values: Sequence[object]) -> Values:
     """Return a struct as a plain tuple."""
     return tuple(values)
 
@@ -67,7 +71,7 @@ class StructCodec:
         self._converted: dict[tuple[type, ...], tuple[int, ...]] = {}
         self.is_mutable = any(is_mutable(field.type) for field in schema)
 
-    def normalize(self, value: Iterable[Any]) -> Values:
+    def normalize(self, value: Iterable[object]) -> Values:
         """
         Return *value* as the tuple that a restart would read.
 
@@ -92,7 +96,7 @@ class StructCodec:
             return self._normalize_slowly(values, signature)  # which raises with the field
         return tuple(result)
 
-    def _tuple(self, value: Any) -> Values:
+    def _tuple(self, value: object) -> Values:
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise UsageError(
                 f"{self._what}: takes a tuple of ({', '.join(self.schema.names)}), not "
@@ -132,7 +136,7 @@ class StructCodec:
         columns = list(zip(*rows, strict=True)) if rows else [()] * self._width
         return self.encode_columns(columns)
 
-    def encode_columns(self, columns: Sequence[Sequence[Any]]) -> list[pa.Array]:
+    def encode_columns(self, columns: Sequence[Sequence[object]]) -> list[pa.Array]:
         """Return one Arrow column per sequence of values; see `encode`."""
         return [
             pa.array(
@@ -200,12 +204,12 @@ class MapKeyCodec(StructCodec):
         forms = [equal_key(field.type, struct_factory) for field in schema]
         self._forms = forms if any(forms) else None
 
-    def normalize(self, value: Iterable[Any]) -> Values:
+    def normalize(self, value: Iterable[object]) -> Values:
         """Return *value* as the key of its entry; see `StructCodec.normalize`."""
         key = super().normalize(value)
         return key if self._forms is None else _equal(key, self._forms)
 
-    def _tuple(self, value: Any) -> Values:
+    def _tuple(self, value: object) -> Values:
         # On Spark text is the tuple of its letters, so code with keys of one letter works there.
         if isinstance(value, str) and len(value) == self._width:
             return tuple(value)
@@ -232,9 +236,6 @@ class KeyCodec:
     A key is a tuple of column values.  Keys that group together must be equal: nested columns are
     frozen into tuples, which are hashable, every NaN becomes one object, -0.0 becomes 0.0, and points
     in time are in UTC.
-
-    Args:
-        schema: Names and Arrow types of the key columns.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -297,7 +298,7 @@ class KeyCodec:
         return list(keys) if self.is_plain else [self.freeze(key) for key in keys]
 
 
-def _decoded(column: pa.Array, convert: Converter | None) -> list[Any]:
+def _decoded(column: pa.Array, convert: Converter | None) -> list[object]:
     values = to_python(column)
     if convert is None:
         return values

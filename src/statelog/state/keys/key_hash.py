@@ -39,7 +39,7 @@ def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
     Return the hash of each key, as unsigned numbers.
 
     Lists and maps in keys, whose hash only Spark can compute, are hashed in our own way: the result
-    finds keys, but does not give their key group (see `is_sparks`).
+    finds keys, but does not give their key group.
 
     Args:
         columns: One array per key column, all of one length >= 0.
@@ -59,14 +59,6 @@ def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
             else:
                 part[:] = new
     return hashes
-
-
-def is_sparks(schema: pa.Schema) -> bool:
-    """Return whether `hash_columns` gives Spark's hash for keys of these types."""
-    try:
-        return all(_hasher(field.type) or value_hasher(field.type) for field in schema)
-    except UsageError:
-        return False
 
 
 def is_one_to_one(schema: pa.Schema) -> bool:

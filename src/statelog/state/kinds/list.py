@@ -11,17 +11,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.state.kinds.columns import (
-    EXPIRES_FIELD,
-    as_struct,
-    cell_of_element,
-    expiry_of,
-    filtered_lists,
-    list_column,
-    positions_in,
-    split_elements,
-)
 from statelog.state.kinds.kind import (
+    EXPIRES_FIELD,
     OP_ADD_ELEMENT,
     OP_CLEAR,
     VALUE_COLUMN,
@@ -34,6 +25,13 @@ from statelog.state.kinds.kind import (
     Operations,
     RowNumbers,
     Times,
+    as_struct,
+    cell_of_element,
+    expiry_of,
+    filtered_lists,
+    list_column,
+    positions_in,
+    split_elements,
     with_copies,
 )
 
@@ -42,12 +40,7 @@ POSITION_COLUMN: Final = "position"
 
 
 class ListDelta:
-    """
-    Entries appended to one list, or to an empty one if *replaced*.
-
-    Args:
-        replaced: Whether the entries before are removed.
-    """
+    """Entries appended to one list, or to an empty one if *replaced*."""
 
     __slots__ = ("replaced", "tail")
 
@@ -159,7 +152,7 @@ class ListKind(Kind[ListCell, ListDelta]):
         times = [None] * len(values) if expiry is None else list(expiry)
         return [convert.entry(value, at) for value, at in zip(values, times, strict=True)]
 
-    def to_python(self, cell: ListCell, entry: Callable[[Entry], Any]) -> list[Any]:
+    def to_python(self, cell: ListCell, entry: Callable[[Entry], object]) -> list[object]:
         """Return a list of values."""
         return list(map(entry, cell))
 

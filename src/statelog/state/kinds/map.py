@@ -13,16 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import UsageError
-from statelog.state.kinds.columns import (
-    EXPIRES_FIELD,
-    as_struct,
-    cell_of_element,
-    expiry_of,
-    filtered_lists,
-    list_column,
-    split_elements,
-)
 from statelog.state.kinds.kind import (
+    EXPIRES_FIELD,
     OP_CLEAR,
     OP_PUT,
     OP_REMOVE,
@@ -38,6 +30,12 @@ from statelog.state.kinds.kind import (
     RowNumbers,
     Times,
     Values,
+    as_struct,
+    cell_of_element,
+    expiry_of,
+    filtered_lists,
+    list_column,
+    split_elements,
     with_copies,
 )
 
@@ -45,12 +43,7 @@ MapCell = dict[Values, Entry]
 
 
 class MapDelta:
-    """
-    Entries set, or removed (None), in one map.
-
-    Args:
-        cleared: Whether the entries before are removed.
-    """
+    """Entries set, or removed (None), in one map."""
 
     __slots__ = ("cleared", "entries")
 
@@ -184,15 +177,15 @@ class MapKind(Kind[MapCell, MapDelta]):
             for user_key, value in state.items()
         }
 
-    def to_python(self, cell: MapCell, entry: Callable[[Entry], Any]) -> dict[Values, Any]:
+    def to_python(self, cell: MapCell, entry: Callable[[Entry], object]) -> dict[Values, object]:
         """Return a dict by map key."""
         return {user_key: entry(stored) for user_key, stored in cell.items()}
 
-    def row_items(self, columns: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
+    def row_items(self, columns: Mapping[str, Sequence[object]]) -> Sequence[object]:
         """Return the pairs of map key and value."""
         return list(zip(columns[USER_KEY_COLUMN], columns[VALUE_COLUMN], strict=True))
 
-    def from_items(self, items: Sequence[Any]) -> dict[Any, Any]:
+    def from_items(self, items: Sequence[Any]) -> dict[object, object]:
         """Return a dict by map key."""
         return dict(items)
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from statelog.arguments import whole_number
 from statelog.errors import check
-from statelog.state.kinds.columns import cell_of_element
 from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_SET,
@@ -32,6 +31,7 @@ from statelog.state.kinds.kind import (
     RowNumbers,
     Table,
     Times,
+    cell_of_element,
     lists_of_lengths,
 )
 
@@ -146,11 +146,11 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         """Return the times of a list, ascending."""
         return tuple(sorted({whole_number(time, "a timer") for time in state}))
 
-    def to_python(self, cell: TimerCell, entry: Callable[[Entry], Any]) -> list[int]:
+    def to_python(self, cell: TimerCell, entry: Callable[[Entry], object]) -> list[int]:
         """Return the times."""
         return list(cell)
 
-    def from_items(self, items: Sequence[Any]) -> list[int]:
+    def from_items(self, items: Sequence[int]) -> list[int]:
         """Return the times, ascending."""
         return sorted(items)
 

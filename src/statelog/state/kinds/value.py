@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statelog.state.kinds.columns import as_struct, expiry_of
 from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_SET,
@@ -24,7 +23,10 @@ from statelog.state.kinds.kind import (
     Migration,
     Operations,
     RowNumbers,
+    Table,
     Times,
+    as_struct,
+    expiry_of,
 )
 
 
@@ -43,7 +45,7 @@ class ValueKind(Kind[Entry, Entry | None]):
         """Return the entry, which is its own delta."""
         return cell
 
-    def fold(self, table: dict[Key, Entry], deltas: Mapping[Key, Entry | None]) -> None:
+    def fold(self, table: Table, deltas: Mapping[Key, Entry | None]) -> None:
         """Replace the values in *table* that *deltas* changes."""
         if None in deltas.values():
             for key, entry in deltas.items():
@@ -103,11 +105,11 @@ class ValueKind(Kind[Entry, Entry | None]):
         """Return the entry of a value."""
         return convert.entry(state, expiry)
 
-    def to_python(self, cell: Entry, entry: Callable[[Entry], Any]) -> Any:
+    def to_python(self, cell: Entry, entry: Callable[[Entry], object]) -> object:
         """Return the value."""
         return entry(cell)
 
-    def from_items(self, items: Sequence[Any]) -> Any:
+    def from_items(self, items: Sequence[object]) -> object:
         """Return the value of the row, or None without one."""
         return items[0] if items else None
 

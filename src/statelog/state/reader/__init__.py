@@ -3,19 +3,17 @@ State as of a checkpoint, for everything outside the job that wrote it.
 
     location_state  `statelog.open`: tables, single keys, their history, what changed
     lookup          one key: its key group, its rows, its state as Python values
-    differences     which keys differ between two checkpoints; by joining and equality, in columns
-    feed            what each checkpoint changed, from its log: chain, logged, window, event_cells
-    replica         `follow`: a copy in memory that follows the query; following, held_state, lineage
+    differences     which keys differ between two checkpoints; by joining, in columns
+    feed            what each checkpoint changed, from its log: chain, window
+    replica         `follow`: a copy in memory that follows the query; held_state
     sql             SQL over the variables, through DuckDB
     state_reader    a location and a checkpoint in, Arrow tables out, a few key groups at a time
     rows            the columns of a snapshot as rows: one for each value, element, entry or timer
 """
 
-from statelog.state.reader.following import ReplicaStatus
-from statelog.state.reader.key_history import KeyVersion
-from statelog.state.reader.location_state import LocationState
-from statelog.state.reader.opening import open
-from statelog.state.reader.replica import Replica
+from statelog.state.reader.location_state import LocationState, open
+from statelog.state.reader.lookup import KeyVersion
+from statelog.state.reader.replica import Replica, ReplicaStatus
 from statelog.state.reader.state_reader import StateReader
 
 __all__ = ["KeyVersion", "LocationState", "Replica", "ReplicaStatus", "StateReader", "open"]

@@ -26,8 +26,7 @@ import pyarrow.compute as pc
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.reader.equality import Mask, equal_rows, valid_rows
-from statelog.state.reader.joining import matching_rows
+from statelog.state.reader.joining import Mask, equal_rows, matching_rows, valid_rows
 from statelog.state.reader.state_reader import StateReader
 
 _WORDS: Final = ("insert", "update", "delete")

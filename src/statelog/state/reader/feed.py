@@ -26,10 +26,9 @@ from statelog.state.columnar.sorted_run import RowLayout, one_batch
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.differences import Differences, change_words
-from statelog.state.reader.equality import valid_rows
-from statelog.state.reader.logged import LoggedOperations
+from statelog.state.reader.joining import valid_rows
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.reader.window import Window
+from statelog.state.reader.window import LoggedOperations, Window
 
 _WINDOW_BYTES: Final = 32 * 1024 * 1024
 """Checkpoints are taken together up to about this many bytes of changes, one of them at least."""

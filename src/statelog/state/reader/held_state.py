@@ -3,26 +3,29 @@ The state of one checkpoint in memory, which can be brought to a newer one.
 
 What a `Replica` holds: tables as a task has them, and the rows of variables as far as they were
 asked for, by blocks of key groups, of which a newer checkpoint replaces those that changed.
+
+Every handle has a unique name.  State as of one checkpoint can be brought forward by the log of
+another one if both have the same handles up to the older one.  That is decided for each key group, so
+that after a snapshot of some key groups, a rewind or a lost log only those are read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import UsageError
-from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
+from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange, StreamStateHandle
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.lineage import groups_to_reload
 from statelog.state.reader.lookup import StateKey, python_state
 from statelog.state.reader.rows import VariableRows
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
@@ -34,15 +37,7 @@ _BUDGET_BYTES: Final = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """
-    How state comes from one checkpoint to a newer one.
-
-    Args:
-        newest: The newer checkpoint.
-        handle: What makes up the state of the key groups held in it.
-        reload: Key groups that are restored again.
-        held_id: The checkpoint that the others are held of.
-    """
+    """How state comes from one checkpoint to a newer one."""
 
     newest: CompletedCheckpoint
     handle: ChangelogStateBackendHandle
@@ -75,13 +70,6 @@ class ForwardPlan:
 class HeldState:
     """
     State of some key groups of an operator.
-
-    Args:
-        checkpoint: The checkpoint to restore.
-        schema: The operator's schema in it.
-        key_groups: Which key groups to hold.
-        operator_groups: All key groups of the operator.
-        store: Where the location is.
 
     Raises:
         CorruptionError: An object is damaged.
@@ -162,7 +150,7 @@ class HeldState:
         """Return the columns of the rows of each variable."""
         return {variable.name: self._rows_of(variable.name).schema for variable in self.variables()}
 
-    def get(self, variable: str, key: object) -> Any:
+    def get(self, variable: str, key: object) -> object:
         """Return the state of one key, as `LocationState.get` does."""
         sought = StateKey(key, self._codec.schema.key_schema)
         rows = self._rows_of(variable)
@@ -216,3 +204,39 @@ class HeldState:
                 f"checkpoint {self.checkpoint.checkpoint_id} has no state variable {variable!r}; it "
                 f"has {names}"
             ) from None
+
+
+def groups_to_reload(
+    held: CompletedCheckpoint, newer: CompletedCheckpoint, key_groups: KeyGroupRange
+) -> tuple[int, ...]:
+    """
+    Return the key groups whose state in *newer* is not that of *held* with more log behind it.
+
+    Args:
+        held: The checkpoint whose state is held.
+        newer: The checkpoint to come to; it may be of another history.
+        key_groups: Which key groups are held.
+    """
+    ours = _parts(held, held.checkpoint_id, key_groups)
+    theirs = _parts(newer, held.checkpoint_id, key_groups)
+    return tuple(group for group in key_groups if ours[group] != theirs[group])
+
+
+def _parts(
+    checkpoint: CompletedCheckpoint, upto: int, key_groups: KeyGroupRange
+) -> dict[int, list[str]]:
+    """Return by key group what makes up its state, with the log up to a checkpoint."""
+    whole = checkpoint.for_range(key_groups)
+    handles: dict[int, list[str]] = {group: [] for group in key_groups}
+    for snapshot in whole.materialized:
+        for group in snapshot.key_group_range:
+            handles[group].append(_name(snapshot.handle))
+    for log in whole.log:
+        if log.checkpoint_id <= upto:
+            for group in log.key_group_range:
+                handles[group].append(log.state_handle_id)
+    return handles
+
+
+def _name(handle: StreamStateHandle) -> str:
+    return handle.path if isinstance(handle, FileStateHandle) else handle.name

@@ -7,7 +7,8 @@ which it keeps the last ones, because questions about one checkpoint come togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow as pa
 from statelog.arguments import text
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
+from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
@@ -23,8 +25,13 @@ from statelog.renamed import renamed
 from statelog.state.reader.chain import as_of_ms, chain_before
 from statelog.state.reader.differences import Differences
 from statelog.state.reader.feed import ChangeFeed
-from statelog.state.reader.key_history import KeyVersion, key_history
-from statelog.state.reader.lookup import has_variable, rows_of_key, state_of_key
+from statelog.state.reader.lookup import (
+    KeyVersion,
+    has_variable,
+    key_history,
+    rows_of_key,
+    state_of_key,
+)
 from statelog.state.reader.replica import Replica
 from statelog.state.reader.sql import run_sql_on
 from statelog.state.reader.state_reader import StateReader
@@ -396,3 +403,33 @@ class LocationState:
         if self._readers is None:
             raise ClosedError(f"the state of {self._store.url} is closed; open it again")
         return self._readers
+
+
+@renamed(store_options="storage_options")
+def open(
+    location: str | os.PathLike[str],
+    *,
+    operator: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> LocationState:
+    """
+    Open the state of a location, to read it.
+
+    Example:
+        with statelog.open("s3://bucket/jobs/totals") as state:
+            print(state.get("total", "c1"))
+
+    Args:
+        location: Path or URL of the state location, or of the checkpointLocation of a query whose
+            state is in it.
+        operator: Name of the operator (its operatorId), where the query has several.
+        storage_options: Options of the store's client, as for `open_store`.
+
+    Raises:
+        UsageError: There is no such directory.
+        StoreError: The store failed.
+
+    Blocks: On the store, a listing.
+    """
+    store = open_state(location, options=storage_options)
+    return LocationState(store, operator=operator)

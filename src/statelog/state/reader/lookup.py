@@ -2,7 +2,8 @@
 One key: its key group, its rows, and its state as Python values.
 
 A caller gives a key as values; they are converted to the types of the key columns first, so that
-`5` finds a key in a column of any whole-number type, and `"5"` is refused there.
+`5` finds a key in a column of any whole-number type, and `"5"` is refused there.  `KeyVersion` is
+what the state of one key was at a retained checkpoint.
 """
 
 from __future__ import annotations
@@ -11,19 +12,27 @@ import datetime as dt
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import UsageError
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
+from statelog.errors import CheckpointError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.state.keys.key_groups import key_group_of
+from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor, schema_text
 
 _REFUSED: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """What Arrow raises for a value that does not fit a type."""
+
+_UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
+_GONE: Final = ("not_found", "subsumed")
 
 
 class StateKey:
@@ -55,9 +64,6 @@ class StateKey:
         """
         Return the one key group with the key.
 
-        Args:
-            groups: The key groups of its operator.
-
         Raises:
             UsageError: A key column has a type whose hash only Spark computes.
         """
@@ -84,7 +90,7 @@ class StateKey:
         return batch
 
 
-def python_state(table: pa.Table, variable: StateDescriptor) -> Any:
+def python_state(table: pa.Table, variable: StateDescriptor) -> object:
     """
     Return the state of one key as Python values.
 
@@ -112,7 +118,7 @@ def python_state(table: pa.Table, variable: StateDescriptor) -> Any:
     return kind.from_items(kind.row_items(columns))
 
 
-def _rows(table: pa.Table, prefix: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _rows(table: pa.Table, prefix: str, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
     """Return the fields of a struct as tuples."""
     return zip(*(table.column(f"{prefix}.{name}").to_pylist() for name in names), strict=True)
 
@@ -132,7 +138,7 @@ def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) ->
     return pa.Table.from_batches(map(sought.select, batches), schema=schema)
 
 
-def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> Any:
+def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> object:
     """Return the state of one key, see `python_state`; raises as `rows_of_key`."""
     table = rows_of_key(reader, variable, key, now_ms)
     return python_state(table, reader.schema.states[reader.schema.state_id(variable)])
@@ -163,7 +169,7 @@ def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]
     return tuple(values)
 
 
-def _converted(value: object, field: pa.Field) -> Any:
+def _converted(value: object, field: pa.Field) -> object:
     """Return *value* as Arrow returns it from a column of the type of *field*."""
     kind = field.type
     if value is None:
@@ -185,8 +191,104 @@ def _converted(value: object, field: pa.Field) -> Any:
         ) from error
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> object:
     """Return a part of a map key as a value that a dict takes: structs as tuples."""
     if isinstance(value, Mapping):
         return tuple(map(_hashable, value.values()))
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyVersion:
+    """
+    The state of one key as of one checkpoint.
+
+    Args:
+        checkpoint_id: The checkpoint.
+        batch_id: Number of the micro-batch that made it.
+        as_of_ms: The time for which it is told what has expired, in milliseconds since 1970.
+        value: The state, as `LocationState.get` returns it; None too where the checkpoint does not
+            have the variable.
+    """
+
+    checkpoint_id: int
+    batch_id: int
+    as_of_ms: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """
+    The history of a key, as far as it can be read.
+
+    Args:
+        versions: The state as of each checkpoint that can be read, ascending.
+        unreadable: The checkpoints that cannot be read.
+    """
+
+    versions: list[KeyVersion]
+    unreadable: tuple[CheckpointSummary, ...]
+
+    def checked(self) -> list[KeyVersion]:
+        """
+        Return the versions of a history without gaps.
+
+        Raises:
+            CheckpointError: A checkpoint cannot be read; the message names all of them.
+        """
+        if not self.unreadable:
+            return self.versions
+        ids = ", ".join(str(each.checkpoint_id) for each in self.unreadable)
+        first = self.unreadable[0]
+        damaged = any(each.state is CheckpointState.DAMAGED for each in self.unreadable)
+        raise CheckpointError(
+            f"the history has gaps: checkpoint {ids} cannot be read ({first.problem}). `statelog "
+            "verify` says what is damaged; the state as of another checkpoint can be read by its id",
+            reason="damaged" if damaged else "incompatible",
+            checkpoint_id=first.checkpoint_id,
+        )
+
+
+class _Checkpoints(Protocol):
+    """Gives the checkpoints of a location, and a reader of each."""
+
+    def checkpoints(self) -> list[CheckpointSummary]: ...
+    def reader(self, checkpoint: int | None = None) -> StateReader: ...
+
+
+def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | None) -> KeyHistory:
+    """Return the state of one key as of each retained checkpoint; see `LocationState.history`."""
+    versions: list[KeyVersion] = []
+    was_present = False
+    listed = state.checkpoints()
+    for entry in listed:
+        if not entry.is_retained:
+            continue
+        with _unless_gone():
+            reader = state.reader(entry.checkpoint_id)
+            time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
+            present = has_variable(reader, variable)
+            value = state_of_key(reader, variable, key, time_ms) if present else None
+            was_present = was_present or present
+            versions.append(
+                KeyVersion(
+                    checkpoint_id=entry.checkpoint_id,
+                    batch_id=BatchRecord.of(reader.checkpoint).batch_id,
+                    as_of_ms=time_ms,
+                    value=value,
+                )
+            )
+    if not was_present:
+        state.reader().arrow_schema(variable)  # raises: it names the variables
+    return KeyHistory(versions, tuple(entry for entry in listed if entry.state in _UNREADABLE))
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Pass over a checkpoint that was deleted since it was listed."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.reason not in _GONE:
+            raise

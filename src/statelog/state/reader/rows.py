@@ -14,24 +14,35 @@ a key instead::
 
     key_group  key.<name>...  value                 list of structs, map of structs
     key_group  key.<name>...  fires_at_ms           list of times
+
+Where no log follows the snapshots, their rows are read from them directly: a restore would sort and
+hash them first, to apply changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 
+from statelog.checkpoint.state_stream import read_materialized
+from statelog.model import KeyGroupRange, MaterializedHandle
+from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
+from statelog.state.encoding.snapshot_file import (
+    KEY_GROUP_COLUMN,
+    is_of_schema,
+    snapshot_table,
+    snapshot_tables,
+)
+from statelog.state.heap.memory import BLOCK
+from statelog.store import ObjectStore
+
+_Parts = list[tuple[MaterializedHandle, memoryview]]
 
 
 class VariableRows:
-    """
-    Makes the rows of one variable.
-
-    Args:
-        codec: The operator's codec.
-        state_id: The variable; not dropped.
-    """
+    """Makes the rows of one variable."""
 
     def __init__(self, codec: OperatorCodec, state_id: int) -> None:
         self._state = codec.states[state_id]
@@ -70,13 +81,7 @@ class VariableRows:
 
 
 class CollectionRows(VariableRows):
-    """
-    Makes one row of each key, with its whole list, map or timers; a value as `VariableRows` does.
-
-    Args:
-        codec: The operator's codec.
-        state_id: The variable; not dropped.
-    """
+    """Makes one row of each key, with its whole list, map or timers; a value as `VariableRows` does."""
 
     def __init__(self, codec: OperatorCodec, state_id: int) -> None:
         super().__init__(codec, state_id)
@@ -106,3 +111,39 @@ class CollectionRows(VariableRows):
         group, *parts = (each.filter(some) for each in keys.columns[: self._key_width])
         columns = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*columns, column], schema=self.schema)
+
+
+def whole_snapshots(
+    store: ObjectStore, handle: ChangelogStateBackendHandle, codec: OperatorCodec
+) -> _Parts | None:
+    """
+    Return the snapshots of some key groups if they are all of their state, else None.
+
+    That is: there is no log after them, and they were written with the present schema.
+
+    Raises:
+        CorruptionError: A snapshot is damaged.
+        ObjectNotFoundError: One does not exist.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    if handle.log:
+        return None
+    parts = [(each, read_materialized(store, each)) for each in handle.materialized]
+    if not all(is_of_schema(codec, data) for _, data in parts):
+        return None
+    return sorted(parts, key=lambda part: part[0].key_group_range.start)
+
+
+def snapshot_rows(parts: _Parts, codec: OperatorCodec) -> Iterator[pa.Table]:
+    """
+    Yield the rows of snapshots in the order of key groups, a few key groups at a time.
+
+    Raises:
+        CorruptionError: A snapshot cannot be read.
+    """
+    schema = snapshot_table(codec, {}, {}, KeyGroupRange(0, 0), now_ms=-1).schema
+    for snapshot, data in parts:
+        for _, table in snapshot_tables(data, snapshot.key_group_range, schema, BLOCK):
+            yield table

@@ -55,7 +55,7 @@ def run_sql(
 
     Blocks: While the variables are read and the statement runs.   Thread: any.
     """
-    duckdb: Any = extras.load("SQL on state", "sql", "duckdb")
+    duckdb = extras.load("SQL on state", "sql", "duckdb")
     variables = {name: name for name in schemas}
     if TIMERS_NAME in schemas and _TIMERS_ALIAS not in map(str.lower, schemas):
         variables[_TIMERS_ALIAS] = TIMERS_NAME

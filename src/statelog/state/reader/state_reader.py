@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.arguments import instance
@@ -21,7 +22,15 @@ from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.errors import ClosedError, CorruptionError, StatelogError, UsageError
+from statelog.checkpoint.tags import retained_checkpoints
+from statelog.errors import (
+    CheckpointError,
+    ClosedError,
+    CorruptionError,
+    ObjectNotFoundError,
+    StatelogError,
+    UsageError,
+)
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.renamed import renamed
 from statelog.runtime.clock import wall_clock_seconds
@@ -29,10 +38,7 @@ from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.memory import MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
-from statelog.state.reader.gone import explained
-from statelog.state.reader.portions import portions, stored_bytes
-from statelog.state.reader.rows import CollectionRows, VariableRows
-from statelog.state.reader.snapshot_rows import snapshot_rows, whole_snapshots
+from statelog.state.reader.rows import CollectionRows, VariableRows, snapshot_rows, whole_snapshots
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import CachedStore, ObjectStore
 
@@ -400,3 +406,71 @@ class StateReader:
 
 def _time(now_ms: int | None) -> int:
     return int(wall_clock_seconds() * 1000) if now_ms is None else now_ms
+
+
+@contextmanager
+def explained(store: ObjectStore, checkpoint_id: int) -> Iterator[None]:
+    """
+    Raise a missing object as what became of its checkpoint.
+
+    Raises:
+        CheckpointError: The query deleted the checkpoint (`reason` "subsumed"), or an object of it
+            is missing ("objects_missing").
+    """
+    try:
+        yield
+    except ObjectNotFoundError as error:
+        try:
+            retained_now = retained_checkpoints(store)
+        except StatelogError:
+            retained_now = ()
+        facts = {"checkpoint_id": checkpoint_id, "path": error.facts.get("path", "")}
+        if retained_now and checkpoint_id not in retained_now:
+            retained = ", ".join(map(str, retained_now))
+            raise CheckpointError(
+                f"checkpoint {checkpoint_id} of {store.url} was deleted while it was "
+                f"read: the query that writes there retains {retained} now. Open the newest one, or "
+                "let the query retain more checkpoints (retainedCheckpoints), or keep one by "
+                "`statelog tag`",
+                reason="subsumed",
+                **facts,
+            ) from error
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} of {store.url} cannot be read: {error}",
+            reason="objects_missing",
+            missing=(facts["path"],),
+            **facts,
+        ) from error
+
+
+def portions(
+    weights: Sequence[float], key_groups: KeyGroupRange, most: int
+) -> Iterator[KeyGroupRange]:
+    """
+    Yield parts of *key_groups*, each one key group at least.
+
+    Args:
+        weights: Bytes of each key group of the job.
+        key_groups: What is divided.
+        most: Bytes of a part, unless it is one key group.
+    """
+    start, size = key_groups.start, 0.0
+    for key_group in key_groups:
+        size += weights[key_group]
+        if size > most and key_group > start:
+            yield KeyGroupRange(start, key_group - 1)
+            start, size = key_group, weights[key_group]
+    if len(key_groups):
+        yield KeyGroupRange(start, key_groups.end)
+
+
+def stored_bytes(checkpoint: CompletedCheckpoint) -> list[float]:
+    """Return about how many stored bytes each key group has."""
+    weights = np.zeros(checkpoint.max_parallelism)
+    sized = [(each.key_group_range, each.handle.size_bytes) for each in checkpoint.materialized]
+    sized += [(each.key_group_range, each.size_bytes) for each in checkpoint.log]
+    for part, size in sized:
+        if len(part):
+            weights[part.start : part.end + 1] += max(size, 0) / len(part)
+    sizes: list[float] = weights.tolist()
+    return sizes

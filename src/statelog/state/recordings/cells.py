@@ -6,7 +6,7 @@ One row per key: `key_group`, `key.<name>`, then one column for each state varia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -26,15 +26,7 @@ def cells_of(group: KeyGroupState, key: Key) -> Cells:
 
 
 def cells_after(cells: Cells, overlay: Overlay, key: Key, group: KeyGroupState) -> Cells:
-    """
-    Return the cells of a key with its deltas folded in; *cells* and *overlay* stay as they are.
-
-    Args:
-        cells: The cells before.
-        overlay: The deltas of its key group.
-        key: The key.
-        group: Its key group.
-    """
+    """Return the cells of a key with its deltas folded in; *cells* and *overlay* stay as they are."""
     after = dict(cells)
     for state_id, deltas in enumerate(overlay):
         if key not in deltas:
@@ -60,12 +52,6 @@ def cells_table(
 ) -> pa.Table:
     """
     Return the cells of some keys as a table.
-
-    Args:
-        codec: The operator's codec.
-        key_groups: Of each key.
-        keys: As tables hold them.
-        cells: Of each key.
 
     Raises:
         pyarrow.ArrowException: A value does not fit its type.
@@ -101,23 +87,6 @@ def cells_in(codec: OperatorCodec, schema: bytes, table: pa.Table) -> list[Cells
             if cell:
                 cells[state_id] = cell
     return by_row
-
-
-def keys_in(codec: OperatorCodec, schema: pa.Schema, table: pa.Table) -> list[Key]:
-    """
-    Return the keys of the rows, as tables hold them.
-
-    Args:
-        codec: The codec of the operator.
-        schema: The key columns as they were called in *table*.
-        table: A table of `cells_table`.
-    """
-    return codec.key.decode([_whole(table.column(f"key.{name}")) for name in schema.names])
-
-
-def nonempty(cells: Mapping[int, Any]) -> Cells:
-    """Return the cells that hold something."""
-    return {state_id: cell for state_id, cell in cells.items() if cell}
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

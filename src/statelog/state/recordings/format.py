@@ -111,9 +111,6 @@ def encode_file(recordings: Sequence[bytes]) -> bytes:
     """
     Return the file with recordings of tasks.
 
-    Args:
-        recordings: Each as `encode_recording` returns it.
-
     Raises:
         UsageError: They are too large to be read again.
     """
@@ -130,10 +127,6 @@ def encode_recording(recording: TaskRecording) -> bytes:
 def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
     """
     Return the recordings in a file.
-
-    Args:
-        data: The file.
-        where: Its name, for messages.
 
     Raises:
         CorruptionError: It is damaged, or no recording.

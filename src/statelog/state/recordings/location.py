@@ -68,13 +68,7 @@ class StoredRecording:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRecording:
-    """
-    A recording that is left out of an answer.
-
-    Args:
-        path: Its name in the store.
-        problem: Why it cannot be read.
-    """
+    """A recording that is left out of an answer."""
 
     path: str
     problem: str

@@ -11,7 +11,7 @@ import base64
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -19,12 +19,10 @@ import pyarrow as pa
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.format.arrow_data import check_names
 from statelog.format.bounds import decode_json
+from statelog.model import JsonObject
 from statelog.state.kinds import StateKind
 
 T = TypeVar("T")
-
-JsonObject: TypeAlias = dict[str, Any]
-"""A JSON object; what its members are, its reader checks."""
 
 _decoder: Final = msgspec.json.Decoder(JsonObject)
 
@@ -232,7 +230,7 @@ def _check_unique(states: Iterable[StateDescriptor]) -> None:
             seen.add(mark)
 
 
-def _of_type(value: Any, kind: type[T]) -> T:
+def _of_type(value: object, kind: type[T]) -> T:
     """Return *value* if it is of a type; a `bool` is no `int`."""
     if type(value) is not kind:
         raise TypeError(f"{value!r:.100} is no {kind.__name__}")

@@ -1,21 +1,19 @@
 """
 State in columns: each key has a slot, each variable a column of cells.
 
-    keys           the distinct keys of some rows
-    slot_index     keys -> slots, and the keys in columns; chunked_column: a column that grows
+    keys           the distinct keys of some rows, and the types in which a processor gets columns
+    slot_index     keys -> slots, and the keys in columns
     entry_heap     entries in columns, found by position; cell_column: the position of each slot's cell
     cold_runs      keys beyond the memory budget
-    zoned          the types in which a processor gets columns: the types of state, in the session's time zone
     slot_table     cells of all variables, and their rows in a snapshot; slot_state: the cache of a worker
     column_state   what a columnar processor holds
 """
 
 from statelog.state.slots.column_state import ColumnState, ColumnTimers, columns_of, table_of
-from statelog.state.slots.keys import Keys
+from statelog.state.slots.keys import Keys, known_zone, zoned_table
 from statelog.state.slots.slot_index import SlotIndex
 from statelog.state.slots.slot_state import SlotState
 from statelog.state.slots.slot_table import SlotTable, snapshot_of
-from statelog.state.slots.zoned import known_zone, zoned_table
 
 __all__ = [
     "ColumnState",

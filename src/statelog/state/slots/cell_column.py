@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.kinds.columns import EXPIRES_FIELD
-from statelog.state.kinds.kind import OP_CLEAR, OP_SET, RowNumbers
+from statelog.state.kinds.kind import EXPIRES_FIELD, OP_CLEAR, OP_SET, RowNumbers
 from statelog.state.slots.entry_heap import EntryHeap
 
 ABSENT: Final = -1

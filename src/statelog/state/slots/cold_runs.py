@@ -89,10 +89,6 @@ class ColdRuns:
         Yield the rows that some keys may have, with their hashes; they are cold no more.
 
         A row of another key with the same hash may be among them.
-
-        Args:
-            hashes: Of the keys.
-            key_groups: The key group of each.
         """
         if not len(hashes):
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,18 +12,13 @@ import pyarrow as pa
 from statelog.errors import UsageError
 from statelog.state.encoding.values import stored_field
 from statelog.state.kinds import StateKind
-from statelog.state.slots.keys import Keys
+from statelog.state.slots.keys import Keys, zoned_table
 from statelog.state.slots.slot_table import SlotTable
-from statelog.state.slots.zoned import zoned_table
 
 
 class ColumnState:
     """
     A value for each key, given and taken as columns.
-
-    Args:
-        table: The cells of the worker.
-        state_id: The variable.
 
     Thread: the processor's.
     """
@@ -52,7 +47,7 @@ class ColumnState:
         """Return for each key whether it has a value."""
         return self._column.live(self._table.find(keys), self._table.now_ms) >= 0
 
-    def put(self, keys: Keys, values: Any) -> None:
+    def put(self, keys: Keys, values: object) -> None:
         """
         Set the value of each key and restart its time to live.
 
@@ -82,10 +77,6 @@ class ColumnTimers:
     """
     Timers for whole columns of keys.
 
-    Args:
-        table: The cells of the worker.
-        state_id: The variable of timers.
-
     Thread: the processor's.
     """
 
@@ -93,7 +84,7 @@ class ColumnTimers:
         self._table = table
         self._column = table.columns[state_id]
 
-    def register(self, keys: Keys, times_ms: Any) -> None:
+    def register(self, keys: Keys, times_ms: object) -> None:
         """
         Add a timer for each key, unless the key has one for the same time.
 
@@ -108,7 +99,7 @@ class ColumnTimers:
         times = _times(times_ms, len(keys))
         self._change(self._table.add(keys), times, is_added=True)
 
-    def delete(self, keys: Keys, times_ms: Any) -> None:
+    def delete(self, keys: Keys, times_ms: object) -> None:
         """Remove a timer for each key, if there is one; arguments and errors as `register`."""
         slots, times = self._table.find(keys), _times(times_ms, len(keys))
         is_known = slots >= 0
@@ -152,7 +143,7 @@ class ColumnTimers:
             self._column.clear(touched[~some])
 
 
-def columns_of(values: Any, schema: pa.Schema, length: int, what: str) -> list[pa.Array]:
+def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> list[pa.Array]:
     """
     Return the columns of a table in the types of a schema, as they are stored.
 
@@ -212,7 +203,7 @@ def _forbidden_null(field: pa.Field, column: pa.Array) -> str:
     return next((f"{field.name}.{null}" for null in nulls if null), "")
 
 
-def table_of(values: Any, what: str) -> pa.Table:
+def table_of(values: object, what: str) -> pa.Table:
     """Return columns in any form as a table; raises `UsageError`."""
     try:
         if isinstance(values, pa.Table):
@@ -240,7 +231,7 @@ def _without_views(table: pa.Table) -> pa.Table:
     return table if schema == table.schema else table.cast(schema)
 
 
-def _times(times_ms: Any, length: int) -> npt.NDArray[np.int64]:
+def _times(times_ms: object, length: int) -> npt.NDArray[np.int64]:
     if isinstance(times_ms, int | np.integer):
         return np.full(length, times_ms, np.int64)
     try:

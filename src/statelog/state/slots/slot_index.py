@@ -24,8 +24,7 @@ from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_groups import SEED
 from statelog.state.keys.key_hash import Hashes, is_one_to_one
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.slots.chunked_column import taken
-from statelog.state.slots.entry_heap import EntryHeap
+from statelog.state.slots.entry_heap import EntryHeap, taken
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[np.int64]
@@ -285,9 +284,6 @@ class KeyColumns:
 
     Keys are equal as the dict tables see them: a null is a key, all NaNs are one key, and 0.0 and
     -0.0 are one key.
-
-    Args:
-        schema: Names and Arrow types of the key columns.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

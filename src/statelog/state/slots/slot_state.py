@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import numpy as np
 import pyarrow as pa
 
-from statelog.changelog.read_ahead import read_logs
+from statelog.changelog.reader import read_logs
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.state.cache import ABSENT, CatchUp, Staged, StateCache, logs_ahead

@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.errors import UsageError
-from statelog.spark.aggregation import aggregate, arguments
+from statelog.spark.aggregation import aggregate, api
 
 
 class Expression:
@@ -32,7 +32,7 @@ class Expression:
 def test_the_equivalent_of_an_expression_is_named(
     monkeypatch: pytest.MonkeyPatch, text: str, advice: str
 ) -> None:
-    monkeypatch.setattr(arguments, "Column", Expression)
+    monkeypatch.setattr(api, "Column", Expression)
     grouped: object = None  # the arguments are checked before the frame is looked at
     with pytest.raises(UsageError, match=f"n=Column<.* is an expression of Spark.*{advice}"):
         aggregate(grouped, n=Expression(text))  # type: ignore[arg-type]

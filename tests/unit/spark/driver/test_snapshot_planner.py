@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from statelog.checkpoint.recorder import CheckpointRecorder
+from statelog.checkpoint.coordinator import CheckpointRecorder
 from statelog.core.snapshot_schedule import LogDistances, choose_key_groups
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange

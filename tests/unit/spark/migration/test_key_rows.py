@@ -11,13 +11,13 @@ from tests.unit.state.reader.histories import KEYS, NAMES, TTL_MS, History, key_
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.spark.migration.columns import (
+from statelog.spark.migration.to_spark import (
     CHECKPOINT_COLUMN,
     EXPIRY_COLUMN,
     STATE_COLUMN,
     TIMERS_COLUMN,
+    KeyRows,
 )
-from statelog.spark.migration.key_rows import KeyRows
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
 from statelog.state.schema.descriptors import (

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from statelog.errors import UsageError
-from statelog.spark.table import merge
-from statelog.spark.table.merge import changes_of
+from statelog.spark.table import commit
+from statelog.spark.table.commit import changes_of
 from statelog.spark.table.options import TableColumns, TableOptions
 from statelog.spark.table.parts import GROUP_COLUMN
 from statelog.state.encoding.changes import OperatorCodec
@@ -94,7 +94,7 @@ def test_nulls_and_then_nans_are_the_oldest_without_a_warning() -> None:
     sequence = pa.array([2.0, 5.0, math.nan, None, -1.0, -math.inf])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        order = merge._in_sequence(parents, sequence)
-        whole = merge._in_sequence(parents, pa.array([2, 5, 1, None, -1, 0]))
+        order = commit._in_sequence(parents, sequence)
+        whole = commit._in_sequence(parents, pa.array([2, 5, 1, None, -1, 0]))
     assert order.tolist() == [4, 1, 3, 2, 5, 0]
     assert whole.tolist() == [4, 1, 3, 5, 2, 0]

@@ -40,6 +40,7 @@ from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.batch_task import batch_task
 from statelog.spark.worker.kept_states import KeptStates
+from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import OutputParts
 from statelog.spark.worker.protocol import (
     BatchContext,
@@ -49,7 +50,6 @@ from statelog.spark.worker.protocol import (
     TaskSpec,
     TaskState,
 )
-from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.task import run_task
 from statelog.state import replay
 from statelog.state.backend import StateBackendConfig

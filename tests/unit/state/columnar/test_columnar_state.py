@@ -43,11 +43,16 @@ from statelog.state.heap.memory import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
-from statelog.state.objects.bound_state import Cursor
-from statelog.state.objects.list import ExpiringListState, ListState
-from statelog.state.objects.map import ExpiringMapState, MapState
-from statelog.state.objects.timers import Timers
-from statelog.state.objects.value import ExpiringValueState, ValueState
+from statelog.state.objects import (
+    Cursor,
+    ExpiringListState,
+    ExpiringMapState,
+    ExpiringValueState,
+    ListState,
+    MapState,
+    Timers,
+    ValueState,
+)
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.state.schema.evolution import evolve
 from statelog.store import PATHS, ObjectStore, open_store

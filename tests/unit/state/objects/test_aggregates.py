@@ -14,7 +14,7 @@ from statelog.state import objects
 from statelog.state.encoding.values import StructCodec
 from statelog.state.heap.tables import KeyGroupState
 from statelog.state.kinds import StateKind
-from statelog.state.objects.aggregates import AggregatingState, ReducingState
+from statelog.state.objects import AggregatingState, ReducingState
 
 
 class Mean:

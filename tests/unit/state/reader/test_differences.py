@@ -15,8 +15,7 @@ from tests.unit.state.reader.histories import History
 from statelog.state.reader import LocationState, joining
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.differences import Differences
-from statelog.state.reader.equality import comparable, equal_rows
-from statelog.state.reader.joining import matching_rows
+from statelog.state.reader.joining import comparable, equal_rows, matching_rows
 from statelog.testing.faulty_store import FaultyStore
 
 Values = Callable[[random.Random], Any]

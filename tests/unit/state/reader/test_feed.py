@@ -25,7 +25,7 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
 from statelog.state.reader import LocationState, feed, state_reader, window
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.equality import comparable
+from statelog.state.reader.joining import comparable
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import PATHS

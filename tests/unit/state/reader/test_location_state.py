@@ -224,7 +224,7 @@ def test_changes_applied_to_one_checkpoint_give_the_other(seed: int) -> None:
 
 
 def test_nan_is_no_change_and_minus_zero_is_one() -> None:
-    from statelog.state.reader.equality import comparable
+    from statelog.state.reader.joining import comparable
 
     assert comparable({"a": math.nan, "b": None}) == comparable({"a": float("nan")})
     assert comparable([0.0]) != comparable([-0.0])

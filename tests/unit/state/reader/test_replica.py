@@ -39,7 +39,7 @@ from statelog.errors import (
 from statelog.model import KeyGroupRange
 from statelog.state.kinds import StateKind
 from statelog.state.reader import LocationState, Replica, held_state
-from statelog.state.reader.lineage import groups_to_reload
+from statelog.state.reader.held_state import groups_to_reload
 from statelog.store import PATHS, open_store
 from statelog.testing.faulty_store import FaultyStore
 

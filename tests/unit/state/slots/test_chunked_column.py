@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.state.slots import chunked_column
-from statelog.state.slots.chunked_column import ChunkedColumn
+from statelog.state.slots import entry_heap
+from statelog.state.slots.entry_heap import ChunkedColumn
 
 TEXTS = st.lists(st.none() | st.text("aä", max_size=9), max_size=20)
 LISTS = st.lists(st.none() | st.lists(st.integers(0, 9), max_size=4), max_size=20)
@@ -22,7 +22,7 @@ def test_rows_are_found_by_number_and_kept(
 ) -> None:
     kind, values = typed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked_column, "_CHUNK_BYTES", most_bytes)
+        patch.setattr(entry_heap, "_CHUNK_BYTES", most_bytes)
         column, model = ChunkedColumn(kind), []
         for some in data.draw(st.lists(values, max_size=8)):
             column.append(pa.array(some, kind))
@@ -40,7 +40,7 @@ def test_rows_are_found_by_number_and_kept(
 
 
 def test_no_chunk_becomes_longer_than_a_column_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_column, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(entry_heap, "_CHUNK_BYTES", 1000)
     column = ChunkedColumn(pa.string())
     for _ in range(50):
         column.append(pa.array(["x" * 100] * 3))

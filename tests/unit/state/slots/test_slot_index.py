@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_groups import hash_of
 from statelog.state.keys.key_hash import Hashes, hash_columns, is_one_to_one
-from statelog.state.slots import SlotIndex, chunked_column, slot_index
+from statelog.state.slots import SlotIndex, entry_heap, slot_index
 
 Key = tuple[Any, ...]
 Hasher = Callable[[list[pa.Array], pa.Schema], Hashes]
@@ -170,7 +170,7 @@ def test_keys_that_share_hashes_and_cells_are_told_apart(
 def test_chunks_that_may_not_be_merged_are_read_as_one(data: st.DataObject) -> None:
     schema, keys = data.draw(schemas())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked_column, "_CHUNK_BYTES", 0)
+        patch.setattr(entry_heap, "_CHUNK_BYTES", 0)
         patch.setattr(slot_index, "_BLOCK", 3)
         run(data, Model(schema), keys)
 

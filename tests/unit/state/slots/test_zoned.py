@@ -5,8 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog.state.encoding.nested import relabelled
-from statelog.state.slots.zoned import known_zone, zoned, zoned_field
+from statelog.state.encoding.python_values import relabelled
+from statelog.state.slots.keys import known_zone, zoned, zoned_field
 
 IN_UTC, IN_BERLIN = pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin")
 

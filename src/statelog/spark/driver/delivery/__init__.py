@@ -20,14 +20,7 @@ __all__ = ["CommittedRows", "OutputDelivery", "deliveries"]
 
 
 def deliveries(query: Query, sink: Sink, section_of: SectionOf) -> dict[Delivery, OutputDelivery]:
-    """
-    Return all deliveries, because a replayed batch may need another one.
-
-    Args:
-        query: The query.
-        sink: Called with the output frame and the batch id.
-        section_of: Reads a trailer section of a checkpoint.
-    """
+    """Return all deliveries, because a replayed batch may need another one."""
     return {
         Delivery.STAGED: StagedDelivery(query, sink, section_of),
         Delivery.DIRECT: DirectDelivery(query, sink),

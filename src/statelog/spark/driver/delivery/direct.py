@@ -42,13 +42,7 @@ class _AckParam(AccumulatorParam[list[TaskAck]]):
 
 
 class DirectDelivery:
-    """
-    Gives the sink a frame whose evaluation runs the tasks.
-
-    Args:
-        query: The query.
-        sink: Called with the output frame and the batch id.
-    """
+    """Gives the sink a frame whose evaluation runs the tasks."""
 
     is_staged = False
 

@@ -27,13 +27,7 @@ class OutputDelivery(Protocol):
     """Whether tasks answer with their rows, so that they are committed with the state."""
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """
-        Run all tasks and return their answers, one for each task.
-
-        Args:
-            partitioned: The input, one partition for each task.
-            spec: The instructions for the tasks.
-        """
+        """Run all tasks and return their answers, one for each task."""
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
         """Return the rows to commit with the state."""

@@ -58,16 +58,7 @@ def frame_of_rows(
     inline: Sequence[bytes],
     files: Sequence[FileStateHandle],
 ) -> DataFrame:
-    """
-    Return the staged rows of one operator and micro-batch as a frame.
-
-    Args:
-        session: The session of the micro-batch.
-        query: The query.
-        operator: The operator whose rows they are.
-        inline: Arrow IPC streams.
-        files: Files with such streams.
-    """
+    """Return the staged rows of one operator and micro-batch as a frame."""
     schema, arrow = operator.output, operator.arrow_output
     tables = [from_ipc(stream) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
@@ -124,14 +115,7 @@ SectionOf = Callable[[int, bytes], bytes | None]
 
 
 class StagedDelivery:
-    """
-    Calls the sink with the committed rows.
-
-    Args:
-        query: The query.
-        sink: Called with the output frame and the batch id.
-        section_of: Reads the rows of a batch that is repeated.
-    """
+    """Calls the sink with the committed rows."""
 
     is_staged = True
 

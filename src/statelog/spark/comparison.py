@@ -1,9 +1,10 @@
 """
-Run the micro-batches of a running query again, with a changed processor, in a fork.
+What-if: a changed processor over the rows that a running query has read, next to the query.
 
-Spark repeats a micro-batch that is in the offset log and not in the commit log.  So each entry of the
-running query's offset log is put into the fork's checkpointLocation, and a query is started that runs
-this one micro-batch: with the same rows, processing time and watermark.
+The micro-batches of the running query are run again, one by one, in a fork.  Spark repeats a micro-batch
+that is in the offset log and not in the commit log.  So each entry of the running query's offset log is
+put into the fork's checkpointLocation, and a query is started that runs this one micro-batch: with the
+same rows, processing time and watermark.  docs/how-to/change-a-job.md walks through it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -30,10 +31,9 @@ from statelog.format.arrow_data import python_rows
 from statelog.format.checkpoint_metadata import decode_streams
 from statelog.operations.fork import Fork, apply_fork, fork_source
 from statelog.operations.position_files import batch_files
-from statelog.operations.rewind_plan import check_sources
+from statelog.operations.rewind import check_sources
 from statelog.operations.savepoints import query_store
 from statelog.renamed import renamed
-from statelog.spark.comparison.result import BatchOutcome, WhatIf
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.types import from_ipc
@@ -49,10 +49,104 @@ from statelog.store import (
     open_store,
 )
 
-# The output rows that a micro-batch staged, and how the rows of two runs differ.
+_SHOWN: Final = 10
 
 ONLY_BEFORE: Final = "removed"
 ONLY_AFTER: Final = "added"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOutcome:
+    """
+    One micro-batch in the fork.
+
+    Args:
+        batch_id: Its number, the same as in the running query.
+        input_rows: Rows that it read.
+        output_rows: Rows that the changed processor yielded.
+        differences: Rows that only one of the two runs has; None if the rows of the running query are
+            not known.
+    """
+
+    batch_id: int
+    input_rows: int
+    output_rows: int
+    differences: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """
+    How the changed processor's output and state differ from the running query's.
+
+    Args:
+        fork: The fork, which has the state of the changed processor after the last micro-batch.
+        until: The checkpoint of the running query that was compared.
+        batches: The micro-batches, ascending.
+        outputs: Rows that only one of the runs has: `batch_id`, `change` ("removed": only the running
+            query yielded it, "added": only the changed processor), and the columns of the output.
+        state: By operator, the keys whose state differs, as `LocationState.changes` returns them:
+            *before* is the running query.
+        reproducible: Whether `current` led to the state of the running query; None without `current`.
+            If False, the processor depends on more than its rows and times, and differences may
+            come from that.
+    """
+
+    fork: Fork
+    until: int
+    batches: tuple[BatchOutcome, ...]
+    outputs: pa.Table = field(repr=False)
+    state: Mapping[str, pa.Table] = field(repr=False)
+    reproducible: bool | None = None
+
+    @property
+    def not_compared(self) -> tuple[int, ...]:
+        """Micro-batches whose output was not compared; pass `current` to compare all."""
+        return tuple(batch.batch_id for batch in self.batches if batch.differences is None)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs in what was compared."""
+        return not self.outputs.num_rows and not any(each.num_rows for each in self.state.values())
+
+    def __str__(self) -> str:
+        first, last = self.batches[0].batch_id, self.batches[-1].batch_id
+        rows = sum(batch.input_rows for batch in self.batches)
+        lines = [
+            f"batches {first} to {last}, {rows:,} input rows, compared with checkpoint {self.until}"
+        ]
+        counts = dict.fromkeys(("removed", "added"), 0)
+        for change in self.outputs["change"].to_pylist() if self.outputs.num_rows else ():
+            counts[change] += 1
+        compared = len(self.batches) - len(self.not_compared)
+        lines.append(
+            f"output rows: {counts['added']:,} added, {counts['removed']:,} removed "
+            f"({compared} of {len(self.batches)} batches compared)"
+        )
+        for operator, table in self.state.items():
+            lines.append(f"keys whose state differs in {operator}: {table.num_rows:,}")
+        if self.reproducible is False:
+            lines.append(
+                "the current processor did not lead to the state of the running query again"
+            )
+        for name, table in (("output", self.outputs), *self.state.items()):
+            lines += _some_rows(name, table)
+        return "\n".join(lines)
+
+
+def _some_rows(name: str, table: pa.Table) -> list[str]:
+    if not table.num_rows:
+        return []
+    lines = ["", f"{name}:"]
+    for row in table.slice(0, _SHOWN).to_pylist():
+        texts = (f"{column}={value}" for column, value in row.items() if value is not None)
+        lines.append("  " + "  ".join(texts))
+    if table.num_rows > _SHOWN:
+        lines.append(f"  ... {table.num_rows - _SHOWN:,} more")
+    return lines
+
+
+# The output rows that a micro-batch staged, and how the rows of two runs differ.
 
 
 def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None:
@@ -110,14 +204,14 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
     return pa.concat_tables(parts, promote_options="permissive") if parts else pa.table({})
 
 
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
+def _rows(table: pa.Table) -> list[dict[str, object]]:
     try:
         return python_rows(table)
     except pa.ArrowInvalid as error:
         raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
-def _frozen(value: Any) -> Hashable:
+def _frozen(value: object) -> Hashable:
     """Return a hashable form that is equal for equal rows; NaN equals itself."""
     if isinstance(value, float):
         return value.hex()
@@ -226,16 +320,7 @@ def what_if(
 
 @dataclass(slots=True)
 class _Source:
-    """
-    What the running query did after the fork.
-
-    Args:
-        store: Its state location.
-        query: Its checkpointLocation.
-        after: The micro-batch of the fork.
-        last: The checkpoint that is compared.
-        options: Options of the store.
-    """
+    """What the running query did after the fork."""
 
     store: LocationStore
     query: StoredQuery
@@ -285,11 +370,6 @@ class _Source:
 class _Run:
     """
     Runs micro-batches in a fork.
-
-    Args:
-        source: What is repeated.
-        fork: Where.
-        stream: The query.
 
     Raises:
         UsageError: The fork has no query.

@@ -1,0 +1,496 @@
+"""
+The state objects that a processor uses, and the cursor they share.
+
+The *cursor* holds the current key, and the tables and overlay of its key group.  A read looks into
+the overlay first, then into the table; a write changes the overlay only.  Elements are tuples, and
+behave as copies.
+Source: Flink's ValueState, ListState, MapState, ReducingState, AggregatingState and AggregateFunction;
+the rules of time to live are Spark's (expired values are hidden at once, a write restarts the time).
+Deviations: a map's entries are in the order of their last write, in Spark in the order of their encoded
+keys; None is rejected where Flink treats it as a clear.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Final, NoReturn, Protocol, Self
+
+from statelog.errors import InvariantError, UsageError
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.encoding.values import StructCodec
+from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.kinds import Deltas, Entry, Key, ListDelta, MapDelta, StateKind, Table, Values
+from statelog.state.kinds.timer import holds_time
+
+MISSING: Final[Any] = object()
+"""What a look-up returns for a key that an overlay does not have; None there is a removal."""
+
+ReduceFunction = Callable[[Any, Any], Values]
+"""Makes one value of two; must be associative."""
+
+
+class _NoKey(Table):
+    """Take the place of table and overlay where no key is current."""
+
+    def _refuse(self, *_arguments: object) -> NoReturn:
+        raise UsageError(
+            "state belongs to a key: read and write it while rows or timers are handled, not in "
+            "init() or close()"
+        )
+
+    get = __getitem__ = __setitem__ = _refuse
+
+
+_NO_KEY = _NoKey()
+
+
+class Cursor:
+    """
+    The current key of the state objects.
+
+    Args:
+        now_ms: Processing time of the batch in milliseconds, for time to live.
+    """
+
+    __slots__ = ("_bound", "group", "key", "now_ms", "overlay")
+
+    def __init__(self, now_ms: int = -1) -> None:
+        self.key: Key = ()
+        self.now_ms = now_ms
+        self.group: KeyGroupState | None = None
+        self.overlay: Overlay = []
+        self._bound: list[BoundState] = []
+
+    def bind(self, state: BoundState) -> None:
+        """Make *state* follow this cursor."""
+        self._bound.append(state)
+        if self.group is not None:
+            state.enter(self.group, self.overlay)
+
+    def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
+        """Move to a key group; set `key` afterwards."""
+        self.group, self.overlay = group, overlay
+        for state in self._bound:
+            state.enter(group, overlay)
+
+    def leave(self) -> None:
+        """Have no current key; reads and writes are refused until `enter`."""
+        self.group, self.overlay = None, []
+        for state in self._bound:
+            state.leave()
+
+
+class BoundState:
+    """
+    Share what all state objects need: the current key's table and overlay.
+
+    Args:
+        cursor: The current key.
+        state_id: Position of the variable in the operator's schema.
+        codec: Normalizes values.
+        ttl_ms: Time to live in milliseconds, or None.
+    """
+
+    kind: ClassVar[StateKind]
+
+    def __init__(
+        self, cursor: Cursor, state_id: int, codec: StructCodec, ttl_ms: int | None = None
+    ) -> None:
+        self._cursor = cursor
+        self._state_id = state_id
+        self._normalize: Callable[[Iterable[object]], Values] = codec.normalize
+        # A processor may change a list or dict it was given; the tables must not see that.
+        self._copy = codec.normalize if codec.is_mutable else None
+        self._ttl_ms = ttl_ms
+        self._base: Table = _NO_KEY
+        self._overlay: Deltas = _NO_KEY
+        cursor.bind(self)
+
+    @classmethod
+    def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
+        """Return the object of a variable, given the variable's codec."""
+        return cls(cursor, state_id, codec.value, codec.descriptor.ttl_ms)
+
+    def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
+        """Use the table of *group* under *overlay*."""
+        self._base = group.tables[self._state_id]
+        self._overlay = overlay[self._state_id]
+
+    def leave(self) -> None:
+        """Use no table until `enter`."""
+        self._base = self._overlay = _NO_KEY
+
+    def _expires(self) -> int:
+        return self._cursor.now_ms + (self._ttl_ms or 0)
+
+    def _live(self, stored: Entry) -> bool:
+        expires_ms: int = stored[0]
+        return expires_ms > self._cursor.now_ms
+
+
+class ValueState(BoundState):
+    """One tuple per key."""
+
+    kind = StateKind.VALUE
+
+    def get(self) -> Values | None:
+        """Return the value, or None if there is none."""
+        key = self._cursor.key
+        value = self._overlay.get(key, MISSING)
+        if value is MISSING:
+            value = self._base.get(key)
+        return value if value is None or self._copy is None else self._copy(value)
+
+    def exists(self) -> bool:
+        """Return whether there is a value."""
+        return self.get() is not None
+
+    def update(self, newValue: Values) -> None:  # noqa: N803  # Spark's name: it may be in a call
+        """Set the value; raises `UsageError` if it does not fit the schema."""
+        if newValue is None:
+            raise UsageError("a value state takes a tuple, not None; use clear()")
+        self._overlay[self._cursor.key] = self._normalize(newValue)
+
+    def clear(self) -> None:
+        """Remove the value."""
+        self._overlay[self._cursor.key] = None
+
+
+class ExpiringValueState(ValueState):
+    """A `ValueState` with a time to live."""
+
+    def get(self) -> Values | None:
+        """Return the value, or None if there is none or it expired."""
+        cursor = self._cursor
+        stored = self._overlay.get(cursor.key, MISSING)
+        if stored is MISSING:
+            stored = self._base.get(cursor.key)
+        if stored is None or stored[0] <= cursor.now_ms:
+            return None
+        return stored[1] if self._copy is None else self._copy(stored[1])
+
+    def update(self, newValue: Values) -> None:  # noqa: N803  # Spark's name
+        """Set the value and start its time again."""
+        if newValue is None:
+            raise UsageError("a value state takes a tuple, not None; use clear()")
+        self._overlay[self._cursor.key] = (self._expires(), self._normalize(newValue))
+
+
+class ListState(BoundState):
+    """A list of tuples per key."""
+
+    kind = StateKind.LIST
+
+    def _delta(self) -> ListDelta:
+        key = self._cursor.key
+        delta: ListDelta | None = self._overlay.get(key)
+        if delta is None:
+            delta = self._overlay[key] = ListDelta()
+        return delta
+
+    def _stored(self) -> list[Entry]:
+        key = self._cursor.key
+        delta: ListDelta | None = self._overlay.get(key)
+        if delta is None:
+            return list(self._base.get(key, ()))
+        return list(delta.tail) if delta.replaced else [*self._base.get(key, ()), *delta.tail]
+
+    def _element(self, value: Values) -> Entry:
+        return self._normalize(value)
+
+    def get(self) -> Iterator[Values]:
+        """Return an iterator over the elements as they are now."""
+        elements = self._stored()
+        return iter(elements) if self._copy is None else map(self._copy, elements)
+
+    def exists(self) -> bool:
+        """Return whether there is at least one element."""
+        return next(self.get(), None) is not None
+
+    def put(self, newState: Iterable[Values]) -> None:  # noqa: N803  # Spark's name
+        """Replace the list; nothing changes if a value does not fit the schema."""
+        delta = ListDelta(replaced=True)
+        delta.tail = [self._element(value) for value in newState]
+        self._overlay[self._cursor.key] = delta
+
+    def append(self, value: Values) -> None:
+        """Append one element."""
+        self._delta().tail.append(self._element(value))
+
+    def append_all(self, values: Iterable[Values]) -> None:
+        """Append several elements; nothing changes if one does not fit the schema."""
+        elements = [self._element(value) for value in values]
+        self._delta().tail.extend(elements)
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        self._overlay[self._cursor.key] = ListDelta(replaced=True)
+
+
+class ExpiringListState(ListState):
+    """A `ListState` whose elements have a time to live each."""
+
+    def _element(self, value: Values) -> Entry:
+        return self._expires(), self._normalize(value)
+
+    def get(self) -> Iterator[Values]:
+        """Return an iterator over the elements that have not expired."""
+        elements = [stored[1] for stored in self._stored() if self._live(stored)]
+        return iter(elements) if self._copy is None else map(self._copy, elements)
+
+
+class MapState(BoundState):
+    """
+    A map from tuples to tuples per key.
+
+    Args:
+        cursor: The current key.
+        state_id: Position of the variable in the operator's schema.
+        codec: Normalizes values.
+        user_key_codec: Normalizes map keys.
+        ttl_ms: Time to live of an entry in milliseconds, or None.
+    """
+
+    kind = StateKind.MAP
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        state_id: int,
+        codec: StructCodec,
+        user_key_codec: StructCodec,
+        ttl_ms: int | None = None,
+    ) -> None:
+        super().__init__(cursor, state_id, codec, ttl_ms)
+        self._normalize_key = user_key_codec.normalize
+
+    @classmethod
+    def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
+        """Return the object of a variable, given the variable's codec."""
+        if codec.user_key is None:
+            raise InvariantError("a map state has a map key")
+        return cls(cursor, state_id, codec.value, codec.user_key, codec.descriptor.ttl_ms)
+
+    def _stored(self, user_key: Values) -> Entry | None:
+        delta: MapDelta | None = self._overlay.get(self._cursor.key)
+        if delta is not None:
+            value: Entry | None = delta.entries.get(user_key, MISSING)
+            if value is not MISSING:
+                return value
+            if delta.cleared:
+                return None
+        entries = self._base.get(self._cursor.key)
+        return None if entries is None else entries.get(user_key)
+
+    def _entry(self, value: Values) -> Entry:
+        return self._normalize(value)
+
+    def _shown(self, stored: Entry) -> Values | None:
+        return stored if self._copy is None else self._copy(stored)
+
+    def _entries(self) -> dict[Values, Entry]:
+        delta: MapDelta | None = self._overlay.get(self._cursor.key)
+        cleared = delta is not None and delta.cleared
+        entries = {} if cleared else dict(self._base.get(self._cursor.key, {}))
+        if delta is not None:
+            for user_key, stored in delta.entries.items():
+                entries.pop(user_key, None)
+                if stored is not None:
+                    entries[user_key] = stored
+        return entries
+
+    def _delta(self) -> MapDelta:
+        delta: MapDelta | None = self._overlay.get(self._cursor.key)
+        if delta is None:
+            delta = self._overlay[self._cursor.key] = MapDelta()
+        return delta
+
+    def exists(self) -> bool:
+        """Return whether there is at least one entry."""
+        return next(self.iterator(), None) is not None
+
+    def get(self, user_key: Values) -> Values | None:
+        """Return the value under *user_key*, or None."""
+        stored = self._stored(self._normalize_key(user_key))
+        return None if stored is None else self._shown(stored)
+
+    def contains(self, user_key: Values) -> bool:
+        """Return whether there is a value under *user_key*."""
+        return self.get(user_key) is not None
+
+    def put(self, user_key: Values, value: Values) -> None:
+        """Set the value under *user_key*."""
+        entry = self._entry(value)
+        key = self._normalize_key(user_key)
+        entries = self._delta().entries
+        entries.pop(key, None)
+        entries[key] = entry
+
+    def remove(self, user_key: Values) -> None:
+        """Remove the value under *user_key*, if there is one."""
+        self._delta().entries[self._normalize_key(user_key)] = None
+
+    def iterator(self) -> Iterator[tuple[Values, Values]]:
+        """Return an iterator over the entries, in the order of their last write."""
+        pairs = []
+        for user_key, stored in self._entries().items():
+            value = self._shown(stored)
+            if value is not None:
+                pairs.append((user_key, value))
+        return iter(pairs)
+
+    def keys(self) -> Iterator[Values]:
+        """Return an iterator over the map keys."""
+        return iter([user_key for user_key, _ in self.iterator()])
+
+    def values(self) -> Iterator[Values]:
+        """Return an iterator over the map values."""
+        return iter([value for _, value in self.iterator()])
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._overlay[self._cursor.key] = MapDelta(cleared=True)
+
+
+class ExpiringMapState(MapState):
+    """A `MapState` whose entries have a time to live each."""
+
+    def _entry(self, value: Values) -> Entry:
+        return self._expires(), self._normalize(value)
+
+    def _shown(self, stored: Entry) -> Values | None:
+        if not self._live(stored):
+            return None
+        return stored[1] if self._copy is None else self._copy(stored[1])
+
+
+class Timers(BoundState):
+    """
+    The timers of each key: a set of times in milliseconds.
+
+    The overlay holds a key's times as an ascending list, made once per key and micro-batch and
+    changed in place, so that a key with thousands of timers is not copied at every call.
+    """
+
+    kind = StateKind.TIMER
+
+    def _held(self) -> Sequence[int]:
+        times: Sequence[int] | None = self._overlay.get(self._cursor.key)
+        return self._base.get(self._cursor.key, ()) if times is None else times
+
+    def _own(self) -> list[int]:
+        key = self._cursor.key
+        times: list[int] | None = self._overlay.get(key)
+        if times is None:
+            times = self._overlay[key] = list(self._base.get(key, ()))
+        return times
+
+    def register(self, time_ms: int) -> None:
+        """Add a timer, unless the key has one for the same time."""
+        if not self.contains(time_ms):
+            bisect.insort(self._own(), time_ms)
+
+    def delete(self, time_ms: int) -> None:
+        """Remove a timer, if there is one."""
+        if self.contains(time_ms):
+            times = self._own()
+            del times[bisect.bisect_left(times, time_ms)]
+
+    def contains(self, time_ms: int) -> bool:
+        """Return whether the current key has a timer at *time_ms*."""
+        return holds_time(self._held(), time_ms)
+
+    def times(self) -> tuple[int, ...]:
+        """Return the timers of the current key, ascending."""
+        return tuple(self._held())
+
+
+class AggregateFunction(Protocol):
+    """
+    Aggregate values in an accumulator, which is a tuple of the state's schema.
+
+    No method may keep or change its arguments; each returns a new accumulator or result.
+    Source: Flink's AggregateFunction.
+    """
+
+    def create_accumulator(self) -> Values:
+        """Return the accumulator of no values."""
+        ...
+
+    def add(self, value: Any, accumulator: Any) -> Values:
+        """Return *accumulator* with *value* added."""
+        ...
+
+    def get_result(self, accumulator: Any) -> object:
+        """Return the result of *accumulator*."""
+        ...
+
+    def merge(self, first: Any, second: Any) -> Values:
+        """Return the accumulator of the values in both."""
+        ...
+
+
+class ReducingState:
+    """One value per key: the reduction of all values added, stored in a `ValueState`."""
+
+    def __init__(self, value: ValueState, reduce: ReduceFunction) -> None:
+        self._value = value
+        self._reduce = reduce
+
+    def add(self, value: Values) -> None:
+        """Reduce *value* into the stored value; raises `UsageError` if it does not fit."""
+        if value is None:
+            raise UsageError("a reducing state takes a tuple, not None; use clear()")
+        before = self._value.get()
+        self._value.update(value if before is None else self._reduce(before, value))
+
+    def get(self) -> tuple[Any, ...] | None:
+        """Return the reduced value, or None if no value was added."""
+        return self._value.get()
+
+    def exists(self) -> bool:
+        """Return whether a value was added."""
+        return self._value.exists()
+
+    def clear(self) -> None:
+        """Remove the stored value."""
+        self._value.clear()
+
+
+class AggregatingState:
+    """One accumulator per key, stored in a `ValueState`, and its result."""
+
+    def __init__(self, value: ValueState, function: AggregateFunction) -> None:
+        self._value = value
+        self._function = function
+
+    def add(self, value: object) -> None:
+        """Add *value*; raises `UsageError` if the accumulator does not fit the schema."""
+        before = self._value.get()
+        if before is None:
+            before = self._function.create_accumulator()
+        self._value.update(self._function.add(value, before))
+
+    def merge(self, accumulator: Values) -> None:
+        """Add the values of another *accumulator*."""
+        before = self._value.get()
+        merged = accumulator if before is None else self._function.merge(before, accumulator)
+        self._value.update(merged)
+
+    def get(self) -> Any:
+        """Return the result, or None if no value was added."""
+        accumulator = self._value.get()
+        return None if accumulator is None else self._function.get_result(accumulator)
+
+    def accumulator(self) -> Values | None:
+        """Return the accumulator, or None if no value was added."""
+        return self._value.get()
+
+    def exists(self) -> bool:
+        """Return whether a value was added."""
+        return self._value.exists()
+
+    def clear(self) -> None:
+        """Remove the stored value."""
+        self._value.clear()
