@@ -21,7 +21,7 @@ endif
 SPARK_TESTS ?= tests
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-EXTRAS := spark,connect,cli,metrics,otel,encryption,fsspec,sql,sketches,dev
+EXTRAS := spark,connect,cli,metrics,otel,encryption,fsspec,sql,iceberg,sketches,dev
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 PIP := $(PY) -m pip -qq --no-input --disable-pip-version-check install -c $(CONSTRAINTS)

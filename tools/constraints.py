@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "spark,connect,cli,metrics,otel,java,encryption,fsspec,sql,sketches,docs,dev"
+EXTRAS = "spark,connect,cli,metrics,otel,java,encryption,fsspec,sql,iceberg,sketches,docs,dev"
 HEADER = """\
 # The versions that statelog is developed and tested with, everything its extras pull in included.
 # Made by `make constraints`; used as `pip install -c constraints.txt`. Ranges: pyproject.toml.

@@ -145,6 +145,7 @@ __all__ = [
     "ObjectStore",
     "Options",
     "ProcessorError",
+    "PublishReport",
     "ReadReport",
     "Replica",
     "ReplicaStatus",
@@ -166,6 +167,7 @@ __all__ = [
     "StoreError",
     "StreamOptions",
     "StreamStateHandle",
+    "TablePublisher",
     "Tag",
     "TaskChangelogRegistry",
     "TaskMailbox",
@@ -185,6 +187,8 @@ __all__ = [
     "key_group_range_for_operator",
     "load_options",
     "open_store",
+    "publish",
+    "publisher",
     "read_change_batches",
     "read_changes",
     "split_key_groups",
@@ -202,6 +206,7 @@ if TYPE_CHECKING:
     from statelog.operations.forget_key import forget
     from statelog.operations.forget_report import ForgetReport, KeyTrace
     from statelog.operations.key_edits import EditCounts
+    from statelog.operations.publish import PublishReport, TablePublisher, publish, publisher
     from statelog.operations.recommit import EditReport
     from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
     from statelog.state.reader import KeyVersion, LocationState, Replica, ReplicaStatus
@@ -218,6 +223,7 @@ else:
             "statelog.operations.forget_key": "forget",
             "statelog.operations.forget_report": "ForgetReport KeyTrace",
             "statelog.operations.key_edits": "EditCounts",
+            "statelog.operations.publish": "PublishReport TablePublisher publish publisher",
             "statelog.operations.recommit": "EditReport",
             "statelog.operations.savepoints": "Fork Tag fork tag tags untag",
             "statelog.state.reader": "KeyVersion LocationState Replica ReplicaStatus open",

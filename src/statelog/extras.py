@@ -30,6 +30,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "fsspec": {"fsspec": "fsspec"},
     "encryption": {"cryptography": "cryptography"},
     "sql": {"duckdb": "duckdb"},
+    "iceberg": {"pyiceberg": "pyiceberg"},
     "sketches": {"datasketches": "datasketches"},
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""

@@ -38,6 +38,7 @@ _VERBS: Final = {
     "diff": "state",
     "sql": "sql",
     "export": "export",
+    "publish": "publish",
     "cat": "cat",
     "gc": "gc",
     "verify": "verify",

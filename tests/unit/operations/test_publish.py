@@ -1,0 +1,379 @@
+"""Published tables: every snapshot is the state of its checkpoint, whatever happens in between."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.killed import Killer
+from tests.unit.checkpoint.helpers import ManualClock
+from tests.unit.operations.published import TABLE, Published
+
+from statelog.checkpoint import collect_garbage, verify_location
+from statelog.checkpoint.tags import Tag, TagKind, delete_tag, find_tag, list_tags, put_tag
+from statelog.errors import CheckpointError, StoreError, UnavailableError, UsageError
+from statelog.operations import publish as publish_module
+from statelog.operations import publish_commit, publish_rows
+from statelog.operations.publish_iceberg import IcebergTable
+from statelog.state.encoding import snapshot_file
+
+pytest.importorskip("pyiceberg")
+
+NOW = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fold a little log at once, merge files early, and write several row groups to a snapshot."""
+    monkeypatch.setattr(publish_rows, "_PORTION_BYTES", 400)
+    monkeypatch.setattr(publish_rows, "_FILES_MAX", 3)
+    monkeypatch.setattr(publish_rows, "_SPARE_SLOTS", 2)
+    monkeypatch.setattr(snapshot_file, "_ROW_GROUP_SIZE", 2)
+
+
+def tag(published: Published, name: str, checkpoint_id: int) -> None:
+    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
+    put_tag(published.history.store, wanted, clock_ms=ManualClock())
+
+
+def sweep(published: Published) -> None:
+    """Delete all that no checkpoint needs, also what is young."""
+    collect_garbage(published.history.store, min_age=dt.timedelta(0), dry_run=False, now=NOW)
+
+
+def pins(published: Published) -> set[int]:
+    tags = list_tags(published.history.store)
+    return {each.checkpoint_id for each in tags if each.kind is TagKind.READER}
+
+
+def checkpoints(published: Published) -> set[int]:
+    snapshots = published.table().metadata.snapshots
+    return {int(each.summary["statelog.checkpoint-id"]) for each in snapshots}
+
+
+def campaign(seed: int, root: Path, batches: int, every: int) -> int:
+    """Run a job, publish each so many of its checkpoints, and compare all; return how many."""
+    rng = random.Random(f"publish {seed}")
+    published = Published(f"publish {seed}", root)
+    publisher = published.publisher()
+    count = 0
+    for _ in range(batches):
+        published.history.run(rng.randrange(1, every + 1))
+        if rng.random() < 0.2:
+            tag(
+                published, f"tag-{published.history.checkpoint_id}", published.history.checkpoint_id
+            )
+        tags = [each for each in list_tags(published.history.store) if each.kind is TagKind.TAG]
+        if tags and rng.random() < 0.2:
+            delete_tag(published.history.store, rng.choice(tags))
+        if rng.random() < 0.3:
+            publisher = published.publisher()  # a process that begins without memory
+        report = publisher.publish()
+        count += len(report.published)
+        assert report.checkpoint_id == published.history.checkpoint_id
+        if rng.random() < 0.3:
+            sweep(published)
+        assert pins(published) == checkpoints(published)
+        if rng.random() < 0.5:
+            published.check()
+    published.check()
+    assert all(each.problem == "" for each in verify_location(published.history.store))
+    return count
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_snapshot_of_the_table_is_the_state_of_its_checkpoint(
+    seed: int, tmp_path: Path
+) -> None:
+    assert campaign(seed, tmp_path, batches=5, every=2) >= 5
+
+
+@pytest.mark.campaign
+@pytest.mark.usefixtures("small")
+def test_two_hundred_checkpoints_of_random_jobs_are_published_exactly(tmp_path: Path) -> None:
+    count = 0
+    for seed in range(100, 110):
+        root = tmp_path / str(seed)
+        root.mkdir()
+        count += campaign(seed, root, batches=20, every=2)
+    assert count >= 200
+
+
+def test_a_newer_checkpoint_costs_what_it_changed(tmp_path: Path) -> None:
+    published = Published("stable", tmp_path, retained=9)
+    publisher = published.publisher()
+    for _ in range(6):
+        published.history.micro_batch()  # without restarts that change the schema
+        publisher.publish()
+    files = publisher._rows.files.values()
+    assert any(file.snapshot for file in files), "snapshots are files of the table as they are"
+    named = {Path(each.url.removeprefix("file://")) for each in files if each.snapshot}
+    assert all(each.parent == tmp_path / "state" / "taskowned" for each in named)
+    assert len([each for each in files if not each.snapshot]) > 1, "earlier files stay"
+    assert published.check() > 0
+
+
+def test_publishing_again_changes_nothing(tmp_path: Path) -> None:
+    published = Published("again", tmp_path)
+    published.history.run(4)
+    first = published.publish()
+    assert (published.history.checkpoint_id,) == first.published
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again = published.publish()
+    assert () == again.published and again.checkpoint_id == first.checkpoint_id
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_tags_of_the_location_are_tags_of_the_table(tmp_path: Path) -> None:
+    published = Published("tags", tmp_path)
+    published.history.run(3)
+    tagged = published.history.checkpoint_id
+    tag(published, "release", tagged)
+    published.history.run(3)
+    report = published.publish(retain=1)
+    assert (tagged, published.history.checkpoint_id) == report.published
+    assert {"release": tagged} == report.tags
+    table = published.table()
+    snapshot = table.snapshot_by_name("release")
+    assert str(tagged) == snapshot.summary["statelog.checkpoint-id"]
+    published.check()
+
+    delete_tag(published.history.store, find_tag(published.history.store, "release", TagKind.TAG))
+    assert {} == published.publish(retain=1).tags
+    assert {published.history.checkpoint_id} == checkpoints(published) == pins(published)
+    published.check()
+
+
+def test_a_tag_that_a_person_put_on_the_table_stays(tmp_path: Path) -> None:
+    published = Published("foreign tag", tmp_path)
+    published.history.run(3)
+    first = published.publish().checkpoint_id
+    table = published.table()
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "mine").commit()
+    for _ in range(3):
+        published.history.run(1)
+        published.publish(retain=1)
+    assert {first, published.history.checkpoint_id} == checkpoints(published) == pins(published)
+    sweep(published)
+    published.check()
+
+
+def test_no_clean_up_deletes_what_the_table_names(tmp_path: Path) -> None:
+    published = Published("kept", tmp_path, retained=1)
+    published.history.run(4)
+    published.publish()
+    published.history.run(12)
+    sweep(published)
+    published.check()
+    published.publish(retain=1)
+    published.history.run(1)
+    sweep(published)
+    assert pins(published) == checkpoints(published)
+    published.check()
+
+
+def test_an_older_checkpoint_cannot_follow_a_newer_one(tmp_path: Path) -> None:
+    published = Published("older", tmp_path, retained=5)
+    published.history.run(4)
+    published.publish()
+    older = published.history.checkpoint_id - 1
+    with pytest.raises(CheckpointError, match="cannot follow it"):
+        published.publish(checkpoint=older)
+
+
+def test_a_table_has_one_location(tmp_path: Path) -> None:
+    published = Published("first", tmp_path)
+    published.history.run(2)
+    published.publish()
+    (tmp_path / "b").mkdir()
+    other = Published("second", tmp_path / "b")
+    other.history.run(2)
+    other.options = published.options
+    with pytest.raises(UsageError, match="publish to another table"):
+        other.publish()
+
+
+def test_some_variables_are_published(tmp_path: Path) -> None:
+    published = Published("chosen", tmp_path)
+    publisher = published.publisher(variables=["total", "counts"])
+    count = 0
+    for _ in range(8):
+        published.history.micro_batch()
+        publisher.publish()
+        count += published.check(["total", "counts"])
+    assert count > 0
+    with pytest.raises(UsageError, match="no state variable 'none'"):
+        published.publisher(variables=["none"]).publish()
+
+
+def test_an_encrypted_location_is_published_by_files_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYS", "k:" + base64.b64encode(bytes(32)).decode())
+    monkeypatch.setenv("STATELOG_ENCRYPTION", "env:KEYS")
+    published = Published("encrypted", tmp_path)
+    publisher = published.publisher()
+    for _ in range(5):
+        published.history.run(2)
+        report = publisher.publish()
+        assert report.snapshot_files == 0
+    published.check()
+
+
+def test_a_name_without_a_namespace_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"CATALOG\.NAMESPACE\.TABLE"):
+        IcebergTable("catalog.table")
+
+
+# --- faults
+
+
+@pytest.mark.parametrize("is_conflict", [False, True])
+def test_a_lost_answer_of_the_catalog_heals(
+    is_conflict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit succeeded; its client repeats it and meets its own, or reports an error."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import CommitFailedException
+
+    published = Published("lost", tmp_path)
+    publisher = published.publisher()
+    commit = SqlCatalog.commit_table
+    lost: list[object] = []
+
+    def with_lost_answer(self: SqlCatalog, *arguments: Any) -> Any:
+        answer = commit(self, *arguments)
+        if len(lost) < 3:
+            lost.append(answer)
+            raise CommitFailedException("again") if is_conflict else OSError("the line broke")
+        return answer
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", with_lost_answer)
+    for _ in range(5):
+        published.history.run(1)
+        assert (published.history.checkpoint_id,) == publisher.publish().published
+    assert 3 == len(lost)
+    assert pins(published) == checkpoints(published)
+    published.check()
+
+
+def test_a_commit_that_failed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    published = Published("failed", tmp_path)
+    publisher = published.publisher()
+    published.history.run(2)
+    publisher.publish()
+    published.history.run(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlCatalog, "commit_table", lambda *_: 1 / 0)
+        with pytest.raises(StoreError, match="failed"):
+            publisher.publish()
+        published.history.run(1)
+        with pytest.raises(StoreError):
+            publisher.publish()
+    assert (published.history.checkpoint_id,) == publisher.publish().published
+    published.check()
+    published.history.run(1)
+    publisher.publish()
+    assert pins(published) == checkpoints(published)
+
+
+def test_two_publishers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = Published("two", tmp_path)
+    publishers = [published.publisher(), published.publisher()]
+    settle = publish_rows.TableRows.settle
+    interfering = False
+
+    def with_another(rows: publish_rows.TableRows, write: Any) -> None:
+        nonlocal interfering
+        settle(rows, write)
+        if not interfering:
+            interfering = True
+            published.history.run(1)
+            publishers[1].publish()  # it commits between the files and the commit of the first one
+
+    monkeypatch.setattr(publish_rows.TableRows, "settle", with_another)
+    for _ in range(6):
+        published.history.run(1)
+        publishers[0].publish()
+        interfering = False
+        publishers.reverse()
+        assert pins(published) == checkpoints(published)
+        published.check()
+
+
+def test_a_publisher_gives_up_after_conflict_on_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import CommitFailedException
+
+    published = Published("conflicts", tmp_path)
+    published.history.run(2)
+
+    def conflict(*_: Any) -> None:
+        raise CommitFailedException("another one was faster")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", conflict)
+    with pytest.raises(UnavailableError, match="let one do it"):
+        published.publish()
+
+
+@pytest.mark.campaign
+def test_a_publication_killed_before_any_change_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of the location, of the files of the table and of the catalog is the last one."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    killer = Killer()
+    killer.install(monkeypatch)
+    for owner, name in (
+        (SqlCatalog, "commit_table"),
+        (SqlCatalog, "create_table"),
+        (IcebergTable, "write"),
+        (publish_commit, "write_entries"),
+    ):
+        act = getattr(owner, name)
+
+        def counted(*arguments: Any, act: Any = act, **more: Any) -> Any:
+            return killer.change(lambda: act(*arguments, **more))
+
+        monkeypatch.setattr(owner, name, counted)
+    monkeypatch.setattr(publish_module, "_CLEAN_UP_AGE", dt.timedelta(days=-1))
+    published = Published("killed", tmp_path)
+    kills = 0
+    for _ in range(8):
+        published.history.run(1)
+        limit = 0
+        while killer.run(lambda: published.publish(retain=2), limit) is None:
+            limit += 1
+            kills += 1
+            assert checkpoints_if_any(published) <= pins(published)
+        published.check()
+        assert pins(published) == checkpoints(published)
+        assert orphans(published) == set()
+    assert kills > 20
+
+
+def checkpoints_if_any(published: Published) -> set[int]:
+    from pyiceberg.exceptions import NoSuchTableError
+
+    try:
+        return checkpoints(published)
+    except NoSuchTableError:
+        return set()
+
+
+def orphans(published: Published) -> set[str]:
+    """Return the files of the table that no snapshot names."""
+    table = IcebergTable(TABLE, published.options)
+    table.load()
+    files = (published.root / "warehouse").rglob("statelog-*")
+    return {path.name for path in files} - table._names()
