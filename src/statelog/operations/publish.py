@@ -109,7 +109,7 @@ def publish(
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or it is damaged or older than the published one.
+        CheckpointError: The checkpoint does not exist, is damaged, or is older than the published one.
         UsageError: The table belongs to another location, or cannot have these columns.
         RequirementError: pyiceberg is not installed: `pip install 'statelog[iceberg]'`.
         UnavailableError: Other processes changed the table again and again.

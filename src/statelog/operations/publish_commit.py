@@ -99,7 +99,7 @@ def new_snapshot(
         before: The files of the current snapshot.
 
     Raises:
-        UsageError: The columns cannot become those of the rows.
+        UsageError: The table cannot have the columns of the rows.
 
     Blocks: On the store.
     """
@@ -147,7 +147,7 @@ def ref_updates(
     table: Table, added: NewSnapshot | None, tags: Mapping[str, int], retain: int
 ) -> list[TableUpdate]:
     """
-    Return what makes the tags those of the location, and removes old snapshots.
+    Return what gives the table the tags of the location, and removes old snapshots.
 
     Args:
         table: The table.
@@ -298,7 +298,7 @@ def write_entries(
     from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestWriterV2
 
     class Deletes(ManifestWriterV2):
-        """Writes a manifest of files of deleted positions, for which pyiceberg has no writer."""
+        """Writes a manifest of files of deleted positions, for which pyiceberg lacks a writer."""
 
         def content(self) -> ManifestContent:
             return ManifestContent.DELETES

@@ -7,7 +7,7 @@ compared with what the table has, file by file, so that it does not matter how a
 The summary of each table snapshot names its checkpoint.
 
 Columns are identified by their path.  A path keeps its field id as long as the table exists, and the
-table's name mapping has the ids of all paths, because the snapshots of a location have no field ids.
+table's name mapping has the ids of all paths, because the snapshots of a location lack field ids.
 Source: the table specification of Apache Iceberg, version 2.
 """
 
@@ -281,7 +281,7 @@ class IcebergTable:
 
         Raises:
             CommitConflictError: Another process changed the table since `load`.
-            UsageError: The columns cannot become those of the rows.
+            UsageError: The table cannot have the columns of the rows.
             StoreError: The catalog or the store failed.  The commit may have succeeded: `load` tells.
 
         Blocks: On the catalog and the store.

@@ -387,7 +387,7 @@ class TableRows:
                 yield number, rows[start:end]
 
     def _publishable(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
-        """Return rows without what has expired, and without keys that have no state."""
+        """Return rows without what has expired, and without keys that lack state."""
         columns = list(rows.columns)
         for state_id in self._states:
             state, at = self._codec.states[state_id], self._layout.columns[state_id]

@@ -1,5 +1,5 @@
 """
-The columns of a location's state as those of an Iceberg table.
+The columns of a location's state as columns of an Iceberg table.
 
 A column, a field of a struct and an element of a list have a *path* of names.  A path keeps its field id
 as long as the table exists, also while a schema lacks it, so that a file without field ids reads the same

@@ -312,7 +312,7 @@ def tables_in_schema(
         schema: The columns of a snapshot of the present schema.
 
     Raises:
-        CorruptionError: The bytes are no snapshot.
+        CorruptionError: The bytes are not a snapshot.
         IncompatibleFormatError: A newer statelog wrote it.
     """
     if is_of_schema(codec, data):
