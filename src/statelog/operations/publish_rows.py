@@ -156,7 +156,7 @@ class TableRows:
         Come to a checkpoint: by its log where it continues the one before, else from its snapshots.
 
         Args:
-            reader: The reader of the checkpoint, which this object keeps.
+            reader: The reader of the checkpoint, which is closed.
 
         Raises:
             CheckpointError: The query deleted the checkpoint meanwhile.
@@ -181,6 +181,7 @@ class TableRows:
         self._versions = dict.fromkeys(reader.key_groups, reader.checkpoint_id)
         self._now_ms = now_ms
         self._tidy()
+        reader.close()
         self._reader = reader
 
     def _stale(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,20 @@ import duckdb
 import pyarrow as pa
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
-from tests.unit.state.reader.histories import NAMES, History, Row, Rows, group_of, key_of
+from tests.unit.checkpoint.helpers import ManualClock
+from tests.unit.state.reader.histories import (
+    GROUPS,
+    NAMES,
+    History,
+    Row,
+    Rows,
+    group_of,
+    key_of,
+)
 from tests.unit.state.reader.test_location_state import live_names
 
 import statelog
+from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.operations.publish import PublishReport, TablePublisher
 from statelog.operations.publish_commit import CHECKPOINT
 from statelog.state.kinds import StateKind
@@ -44,6 +56,25 @@ class Published:
             "uri": f"sqlite:///{root}/catalog.db",
             "warehouse": f"file://{root}/warehouse",
         }
+
+    def rewind(self, rng: random.Random) -> None:
+        """Let the query continue an older checkpoint, with the schema and the state of then."""
+        history = self.history
+        newest = history.coordinator.latest
+        if newest is None:
+            return
+        older = rng.choice(newest.retained)
+        history.coordinator = CheckpointCoordinator(
+            history.store,
+            owner_id="again",
+            max_parallelism=GROUPS,
+            options=CheckpointOptions(retained=2),
+            clock_ms=ManualClock(),
+        )
+        history.coordinator.claim()
+        history.coordinator.restore(older)
+        history.model = copy.deepcopy(history.expected[older])
+        history.checkpoint_id = older
 
     def publisher(self, retain: int = 4, variables: Any = None) -> TablePublisher:
         return statelog.publisher(

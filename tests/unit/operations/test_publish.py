@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from tests.killed import Killer
 from tests.unit.checkpoint.helpers import ManualClock
 from tests.unit.operations.published import TABLE, Published
 
+import statelog
 from statelog.checkpoint import collect_garbage, verify_location
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, find_tag, list_tags, put_tag
+from statelog.cli import publish as publish_command
+from statelog.cli.main import run
 from statelog.errors import CheckpointError, StoreError, UnavailableError, UsageError
 from statelog.operations import publish as publish_module
 from statelog.operations import publish_commit, publish_rows
 from statelog.operations.publish_iceberg import IcebergTable
 from statelog.state.encoding import snapshot_file
-
-pytest.importorskip("pyiceberg")
+from statelog.state.heap.expiry import CLOCK_STEP_MS
 
 NOW = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
@@ -62,6 +65,10 @@ def campaign(seed: int, root: Path, batches: int, every: int) -> int:
     publisher = published.publisher()
     count = 0
     for _ in range(batches):
+        if rng.random() < 0.15:
+            published.rewind(rng)
+        if rng.random() < 0.1:
+            published.history.now_ms -= CLOCK_STEP_MS // 2  # what had expired may be there again
         published.history.run(rng.randrange(1, every + 1))
         if rng.random() < 0.2:
             tag(
@@ -85,6 +92,7 @@ def campaign(seed: int, root: Path, batches: int, every: int) -> int:
     return count
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", range(3))
 def test_every_snapshot_of_the_table_is_the_state_of_its_checkpoint(
     seed: int, tmp_path: Path
@@ -222,6 +230,88 @@ def test_an_encrypted_location_is_published_by_files_of_rows(
         published.history.run(2)
         report = publisher.publish()
         assert report.snapshot_files == 0
+    published.check()
+
+
+def test_a_fork_is_published_with_files_of_its_parent(tmp_path: Path) -> None:
+    published = Published("parent", tmp_path, retained=9)
+    for _ in range(6):
+        published.history.micro_batch()
+    statelog.fork(published.location, tmp_path / "fork", state_only=True)
+    published.location = str(tmp_path / "fork")
+    report = published.publish()
+    assert report.snapshot_files > 0
+    named = {file["file_path"] for file in published.table().inspect.files().to_pylist()}
+    assert any(url.startswith(f"file://{tmp_path}/state/taskowned/") for url in named)
+    published.check()
+
+
+def test_the_command_publishes_and_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "jöb 100% ☃"
+    root.mkdir()
+    published = Published("command", root)
+    published.options |= {"uri": f"sqlite:///{tmp_path}/catalog.db"}
+    options = [f"--catalog-option={key}={value}" for key, value in published.options.items()]
+    call = ["publish", published.location, "--iceberg", TABLE, *options]
+    published.history.run(3)
+    assert 0 == run(call)
+    first = published.history.checkpoint_id
+    assert f"checkpoint {first} published in" in capsys.readouterr().out
+    assert 0 == run(call)
+    assert f"{TABLE} has checkpoint {first} already" in capsys.readouterr().out
+    assert 2 == run([*call[:3], "jobs"]) and "CATALOG.NAMESPACE.TABLE" in capsys.readouterr().err
+    assert 2 == run([*call, "--catalog-option", "x"]) and "KEY=VALUE" in capsys.readouterr().err
+    assert 2 == run([*call, "--follow", "--checkpoint", "1"])
+
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+        published.history.run(1)
+
+    capsys.readouterr()
+    monkeypatch.setattr(publish_command, "pause", pause)
+    assert 130 == run([*call, "--json", "--follow", "--interval", "0.5"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [[], [first + 1], [first + 2]] == [line["published"] for line in lines]
+    assert [0.5, 0.5, 0.5] == pauses
+    published.check()
+
+
+def test_following_goes_on_after_an_error_of_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    published = Published("down", tmp_path)
+    published.history.run(2)
+    commit, calls = SqlCatalog.commit_table, 0
+
+    def sometimes(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError("the catalog is down")
+        return commit(*arguments)
+
+    def pause(seconds: float) -> None:
+        if calls == 3:
+            raise KeyboardInterrupt
+        if calls == 1:
+            published.history.run(1)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", sometimes)
+    monkeypatch.setattr(publish_command, "pause", pause)
+    options = [f"--catalog-option={key}={value}" for key, value in published.options.items()]
+    call = ["publish", published.location, "--iceberg", TABLE, *options, "--follow"]
+    assert 130 == run(call)
+    said = capsys.readouterr()
+    assert "the catalog is down" in said.err
+    assert f"checkpoint {published.history.checkpoint_id} published" in said.out
     published.check()
 
 
