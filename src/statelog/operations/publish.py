@@ -245,16 +245,17 @@ class TablePublisher:
         all_tags = list_tags(self._store)
         tags = {tag.name: tag.checkpoint_id for tag in all_tags if tag.kind is TagKind.TAG}
         due = self._due(published, target.checkpoint_id, tags)
+        pins = [tag for tag in all_tags if tag.kind is TagKind.READER]
         self._written_bytes = 0
         for checkpoint_id in due:
             base = reader
             if checkpoint_id != reader.checkpoint_id:
                 tagged = find_checkpoint(self._store, checkpoint_id)
                 base = StateReader(self._store, tagged, operator=self._operator)
-            published = self._commit(base, published, tags)
+            published = self._commit(base, published, tags, pins)
         if published is None or not due:
             published = self._table.commit(None, {}, tags, retain=self._retain)
-        self._release(published)
+        self._release(published, pins)
         self._published_id = published.newest
         return self._report(published, due)
 
@@ -287,14 +288,18 @@ class TablePublisher:
         return (*sorted(between - present), target)
 
     def _commit(
-        self, reader: StateReader, published: PublishedTable | None, tags: Mapping[str, int]
+        self,
+        reader: StateReader,
+        published: PublishedTable | None,
+        tags: Mapping[str, int],
+        pins: list[Tag],
     ) -> PublishedTable:
-        """Publish one checkpoint."""
+        """Publish one checkpoint; its pin is added to *pins*."""
         if self._rows.checkpoint_id != reader.checkpoint_id:
             self._rows.advance(reader)
         if published is None:
             published = self._table.create(self._rows.schema, self._source(reader))
-        self._pin(published, reader.checkpoint_id)
+        self._pin(published, reader.checkpoint_id, pins)
         fail_point("publish-pinned")
         self._rows.settle(self._write)
         fail_point("publish-written")
@@ -313,34 +318,28 @@ class TablePublisher:
 
     # --- pins -------------------------------------------------------------------------------------
 
-    def _pin(self, published: PublishedTable, checkpoint_id: int) -> None:
+    def _pin(self, published: PublishedTable, checkpoint_id: int, pins: list[Tag]) -> None:
         """Keep a checkpoint, and with it the files that a snapshot of the table is about to name."""
-        if all(tag.checkpoint_id != checkpoint_id for tag in self._pins(published)):
-            tag = Tag(
-                kind=TagKind.READER,
-                name=pin_name(self._table.name, published.uuid),
-                checkpoint_id=checkpoint_id,
-            )
-            put_tag(self._store, tag, clock_ms=_now_ms, facts={"table": self._table.name})
+        name = pin_name(self._table.name, published.uuid)
+        if all((pin.name, pin.checkpoint_id) != (name, checkpoint_id) for pin in pins):
+            pin = Tag(kind=TagKind.READER, name=name, checkpoint_id=checkpoint_id)
+            facts = {"table": self._table.name}
+            pins.append(put_tag(self._store, pin, clock_ms=_now_ms, facts=facts))
 
-    def _release(self, published: PublishedTable) -> None:
+    def _release(self, published: PublishedTable, pins: Sequence[Tag]) -> None:
         """Release the checkpoints that no snapshot of the table names, and clean up its files."""
         named = set(published.checkpoints.values())
         newest = -1 if published.newest is None else published.newest
-        for tag in self._pins(published):
+        name = pin_name(self._table.name, published.uuid)
+        for pin in pins:
             # A newer one may be pinned by a process that is about to commit it.
-            if tag.checkpoint_id not in named and tag.checkpoint_id < newest:
-                delete_tag(self._store, tag)
+            if pin.name == name and pin.checkpoint_id not in named and pin.checkpoint_id < newest:
+                delete_tag(self._store, pin)
         if self._until_clean_up <= 0:
             now = dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC)
             self._table.clean_up(now - _CLEAN_UP_AGE)
             self._until_clean_up = _CLEAN_UP_EVERY
         self._until_clean_up -= 1
-
-    def _pins(self, published: PublishedTable) -> list[Tag]:
-        name = pin_name(self._table.name, published.uuid)
-        tags = list_tags(self._store)
-        return [tag for tag in tags if tag.kind is TagKind.READER and tag.name == name]
 
     def _report(self, published: PublishedTable, due: tuple[int, ...]) -> PublishReport:
         files = self._rows.files.values() if self._rows.checkpoint_id == published.newest else ()

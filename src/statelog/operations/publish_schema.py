@@ -39,6 +39,7 @@ def iceberg_schema(
         UsageError: A column has a type that Iceberg lacks, or two columns have one path.
     """
     from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
+    from pyiceberg.schema import index_by_name
     from pyiceberg.table.name_mapping import NameMapping
 
     new = dict(ids)
@@ -50,7 +51,11 @@ def iceberg_schema(
     nullable = pa.schema([pa.field(field.name, _nullable(field.type)) for field in columns])
     mapping = NameMapping.model_validate(mapping_json(new))
     try:
-        return pyarrow_to_schema(nullable, name_mapping=mapping, format_version=2), new
+        schema = pyarrow_to_schema(nullable, name_mapping=mapping, format_version=2)
+        index_by_name(
+            schema
+        )  # raises where two columns have one name, such as "a.b" and "b" of "a"
+        return schema, new
     except (TypeError, ValueError, UnsupportedPyArrowTypeException) as error:
         raise UsageError(
             f"the state cannot be a table of Iceberg: {error}; publish other variables with --state"

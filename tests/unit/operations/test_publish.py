@@ -9,10 +9,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.killed import Killer
 from tests.unit.checkpoint.helpers import ManualClock
 from tests.unit.operations.published import TABLE, Published
+from tests.unit.state.reader import histories
 
 import statelog
 from statelog.checkpoint import collect_garbage, verify_location
@@ -20,9 +22,11 @@ from statelog.checkpoint.tags import Tag, TagKind, delete_tag, find_tag, list_ta
 from statelog.cli import publish as publish_command
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, StoreError, UnavailableError, UsageError
+from statelog.model import KeyGroupRange
 from statelog.operations import publish as publish_module
 from statelog.operations import publish_commit, publish_rows
 from statelog.operations.publish_iceberg import IcebergTable
+from statelog.operations.publish_schema import iceberg_schema
 from statelog.state.encoding import snapshot_file
 from statelog.state.heap.expiry import CLOCK_STEP_MS
 
@@ -231,6 +235,54 @@ def test_an_encrypted_location_is_published_by_files_of_rows(
         report = publisher.publish()
         assert report.snapshot_files == 0
     published.check()
+
+
+def test_a_field_of_a_wider_type_reads_in_old_snapshots_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(histories.FIELDS, "a", pa.int16())
+    published = Published("wider", tmp_path)
+    for kind in (pa.int16(), pa.int32(), pa.int64()):
+        monkeypatch.setitem(histories.FIELDS, "a", kind)
+        published.history.evolve()
+        published.history.micro_batch()
+        published.history.micro_batch()
+        published.publish()
+    published.check()
+
+
+def test_a_change_of_type_that_iceberg_lacks_needs_a_new_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "FIELDS", {"a": pa.int32()})
+    monkeypatch.setattr(histories.History, "ranges", lambda _: iter([KeyGroupRange(0, 5)]))
+    monkeypatch.setattr(random.Random, "sample", lambda _, names, count: ["a"])
+    published = Published("not promoted", tmp_path)
+    for kind in (pa.int32(), pa.float64()):
+        monkeypatch.setitem(histories.FIELDS, "a", kind)
+        published.history.evolve()
+        published.history.micro_batch()
+        if kind == pa.int32():
+            first = published.publish().checkpoint_id
+    with pytest.raises(UsageError, match=r"has the type double now, and int .* new table"):
+        published.publish()
+    assert {first} == checkpoints(published)
+    published.check()
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"total": pa.duration("us")}, "--state"),
+        ({"a": pa.struct([("b", pa.int64())]), "a.b": pa.int64()}, "a.b"),
+    ],
+)
+def test_columns_that_iceberg_cannot_have_are_refused(
+    columns: dict[str, pa.DataType], text: str
+) -> None:
+    schema = pa.schema(list(columns.items()))
+    with pytest.raises(UsageError, match=text):
+        iceberg_schema(schema, schema, {}, 0)
 
 
 def test_a_fork_is_published_with_files_of_its_parent(tmp_path: Path) -> None:
