@@ -65,20 +65,20 @@ def publish(
     """
     if follow and checkpoint is not None:
         raise UsageError("--follow publishes the newest checkpoints; leave --checkpoint out")
-    publisher = TablePublisher(
+    with TablePublisher(
         open_location(location),
         IcebergTable(iceberg, _options(catalog_option or ())),
         variables=state or None,
         operator=operator,
         retain=retain,
-    )
-    with progress("publishing"):
-        began_s = wall_clock_seconds()
-        report = publisher.publish(checkpoint)
-    _show(report, wall_clock_seconds() - began_s, as_json)
-    while follow:
-        pause(interval)
-        _follow(publisher, as_json)
+    ) as publisher:
+        with progress("publishing"):
+            began_s = wall_clock_seconds()
+            report = publisher.publish(checkpoint)
+        _show(report, wall_clock_seconds() - began_s, as_json)
+        while follow:
+            pause(interval)
+            _follow(publisher, as_json)
 
 
 def _follow(publisher: TablePublisher, as_json: bool) -> None:

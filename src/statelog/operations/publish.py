@@ -117,7 +117,7 @@ def publish(
 
     Blocks: On the store and the catalog.
     """
-    return publisher(
+    with publisher(
         location,
         iceberg=iceberg,
         variables=variables,
@@ -125,7 +125,8 @@ def publish(
         retain=retain,
         catalog_options=catalog_options,
         storage_options=storage_options,
-    ).publish(checkpoint)
+    ) as once:
+        return once.publish(checkpoint)
 
 
 def publisher(
@@ -142,10 +143,10 @@ def publisher(
     Return a publisher, which publishes one checkpoint after the other; arguments and errors as `publish`.
 
     Example:
-        publisher = statelog.publisher("s3://bucket/jobs/totals", iceberg="prod.jobs.totals")
-        while True:
-            publisher.refresh()
-            time.sleep(1)
+        with statelog.publisher("s3://bucket/jobs/totals", iceberg="prod.jobs.totals") as publisher:
+            while True:
+                publisher.refresh()
+                time.sleep(1)
 
     Blocks: On the store.
     """
@@ -193,6 +194,16 @@ class TablePublisher:
         self._written_bytes = 0
         self._until_clean_up = 0
 
+    def __enter__(self) -> TablePublisher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the catalog; further calls do nothing."""
+        self._table.close()
+
     def publish(self, checkpoint: CheckpointName | None = None) -> PublishReport:
         """
         Publish a checkpoint, and before it the tagged ones that are newer than the published one.
@@ -216,7 +227,8 @@ class TablePublisher:
                         "time: let one do it"
                     ) from error
             except CheckpointError as error:
-                if given is not None or error.reason != "subsumed" or attempt == _ATTEMPTS - 1:
+                is_gone = error.reason in ("subsumed", "not_found")
+                if given is not None or not is_gone or attempt == _ATTEMPTS - 1:
                     raise  # else the query went on meanwhile, and has a newer checkpoint
         raise AssertionError("the last attempt returns or raises")
 

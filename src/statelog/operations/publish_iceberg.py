@@ -97,6 +97,10 @@ class IcebergTable:
         self._table: Table | None = None
         self._held: tuple[int, Mapping[str, Entry]] | None = None
 
+    def close(self) -> None:
+        """Close the catalog; further calls do nothing."""
+        self._catalog.close()
+
     def load(self) -> PublishedTable | None:
         """
         Read what the table has; None if it does not exist.
