@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,13 +56,9 @@ class Published:
             "warehouse": f"file://{root}/warehouse",
         }
 
-    def rewind(self, rng: random.Random) -> None:
+    def rewind(self, older: int) -> None:
         """Let the query continue an older checkpoint, with the schema and the state of then."""
         history = self.history
-        newest = history.coordinator.latest
-        if newest is None:
-            return
-        older = rng.choice(newest.retained)
         history.coordinator = CheckpointCoordinator(
             history.store,
             owner_id="again",

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ def campaign(seed: int, root: Path, batches: int, every: int) -> int:
     publisher = published.publisher()
     count = 0
     for _ in range(batches):
-        if rng.random() < 0.15:
-            published.rewind(rng)
+        if rng.random() < 0.15 and published.history.checkpoint_id >= 0:
+            published.rewind(rng.choice(published.history.coordinator.latest.retained))
         if rng.random() < 0.1:
             published.history.now_ms -= CLOCK_STEP_MS // 2  # what had expired may be there again
         published.history.run(rng.randrange(1, every + 1))
@@ -285,6 +286,48 @@ def test_columns_that_iceberg_cannot_have_are_refused(
     schema = pa.schema(list(columns.items()))
     with pytest.raises(UsageError, match=text):
         iceberg_schema(schema, schema, {}, 0)
+
+
+def test_what_had_expired_is_there_again_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = histories.History.descriptor
+    monkeypatch.setattr(
+        histories.History,
+        "descriptor",
+        lambda history, name: replace(descriptor(history, name), ttl_ms=histories.TTL_MS),
+    )
+    published = Published("set back", tmp_path)
+    history, publisher = published.history, published.publisher()
+    returned = 0
+    for _ in range(4):
+        history.micro_batch()
+        history.now_ms = history.last_ms + histories.TTL_MS + 10_000
+        history.micro_batch()
+        publisher.publish()
+        history.now_ms = history.last_ms - CLOCK_STEP_MS // 2
+        expired = published.expected(history.checkpoint_id, None)
+        history.micro_batch()
+        present = published.expected(history.checkpoint_id, None)
+        returned += sum(len(present[name].keys() - expired[name].keys()) for name in present)
+        publisher.publish()
+        published.check()
+    assert returned > 0
+
+
+def test_a_rewind_below_a_snapshot_in_use_is_published(tmp_path: Path) -> None:
+    """Rows of a snapshot that were deleted from the table are rows again."""
+    published = Published("rewound", tmp_path, retained=2)
+    history, publisher = published.history, published.publisher()
+    for _ in range(8):
+        history.micro_batch()
+        older = history.checkpoint_id
+        history.micro_batch()
+        publisher.publish()
+        published.rewind(older)
+        history.micro_batch()
+        publisher.publish()
+        published.check()
 
 
 def test_a_fork_is_published_with_files_of_its_parent(tmp_path: Path) -> None:
