@@ -125,6 +125,7 @@ BENCHMARKS = {
     "connect": Benchmark("bench/connect.py --rounds 3 --batches 16", 10, "Spark Connect"),
     "read_state": Benchmark("bench/read_state.py --rounds 15", 10, "reading state"),
     "fork": Benchmark("bench/fork.py", 5, "forks"),
+    "publish": Benchmark("bench/publish.py", 5, "published tables"),
     "record": Benchmark(
         "bench/record.py --task --pairs 25 --flavours rows", 10, "what recording costs"
     ),

@@ -145,6 +145,7 @@ __all__ = [
     "ObjectStore",
     "Options",
     "ProcessorError",
+    "PublishReport",
     "ReadReport",
     "Replica",
     "ReplicaStatus",
@@ -166,6 +167,7 @@ __all__ = [
     "StoreError",
     "StreamOptions",
     "StreamStateHandle",
+    "TablePublisher",
     "Tag",
     "TaskChangelogRegistry",
     "TaskMailbox",
@@ -185,6 +187,8 @@ __all__ = [
     "key_group_range_for_operator",
     "load_options",
     "open_store",
+    "publish",
+    "publisher",
     "read_change_batches",
     "read_changes",
     "split_key_groups",
@@ -201,6 +205,7 @@ if TYPE_CHECKING:
     from statelog.operations.edit_keys import edit
     from statelog.operations.forget_key import ForgetReport, KeyTrace, forget
     from statelog.operations.key_edits import EditCounts
+    from statelog.operations.publish import PublishReport, TablePublisher, publish, publisher
     from statelog.operations.recommit import EditReport
     from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
     from statelog.state.reader import KeyVersion, LocationState, Replica, ReplicaStatus
@@ -216,6 +221,7 @@ else:
             "statelog.operations.edit_keys": "edit",
             "statelog.operations.forget_key": "ForgetReport KeyTrace forget",
             "statelog.operations.key_edits": "EditCounts",
+            "statelog.operations.publish": "PublishReport TablePublisher publish publisher",
             "statelog.operations.recommit": "EditReport",
             "statelog.operations.savepoints": "Fork Tag fork tag tags untag",
             "statelog.state.reader": "KeyVersion LocationState Replica ReplicaStatus open",

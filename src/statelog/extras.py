@@ -31,8 +31,8 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "fsspec": {"fsspec": "fsspec"},
     "encryption": {"cryptography": "cryptography"},
     "sql": {"duckdb": "duckdb"},
-    "sketches": {"datasketches": "datasketches"},
     "iceberg": {"pyiceberg": "pyiceberg"},
+    "sketches": {"datasketches": "datasketches"},
     "kafka": {"confluent_kafka": "confluent-kafka"},
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""

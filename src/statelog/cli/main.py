@@ -38,6 +38,7 @@ _VERBS: Final = {
     "diff": "state",
     "sql": "state",
     "export": "export",
+    "publish": "publish",
     "cat": "cat",
     "gc": "verify",
     "verify": "verify",

@@ -24,6 +24,7 @@ from statelog.format.buffers import Buffer
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec, WrittenStates
 from statelog.state.heap.expiry import without_expired
+from statelog.state.heap.memory import BLOCK, blocks
 from statelog.state.heap.tables import KeyGroupState, Overlay
 from statelog.state.kinds import Key, Table
 
@@ -293,6 +294,36 @@ def snapshot_tables(
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
     if waiting:
         yield _block_of(waiting, key_group_range, block)
+
+
+def tables_in_schema(
+    codec: OperatorCodec,
+    data: bytes | memoryview,
+    key_group_range: KeyGroupRange,
+    schema: pa.Schema,
+) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
+    """
+    Yield a snapshot of any schema in columns of the present one, a few key groups at a time.
+
+    Args:
+        codec: The operator's codec.
+        data: The snapshot.
+        key_group_range: Which key groups.
+        schema: The columns of a snapshot of the present schema.
+
+    Raises:
+        CorruptionError: The bytes are not a snapshot.
+        IncompatibleFormatError: A newer statelog wrote it.
+    """
+    if is_of_schema(codec, data):
+        yield from snapshot_tables(data, key_group_range, schema, BLOCK)
+        return
+    for block in blocks(key_group_range):
+        groups = {}
+        for key_group, tables in read_snapshot(codec, data, block).items():
+            groups[key_group] = KeyGroupState(codec.kinds)
+            groups[key_group].tables = tables
+        yield block, snapshot_table(codec, groups, {}, block, now_ms=-1)
 
 
 def _block_of(

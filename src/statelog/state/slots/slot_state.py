@@ -8,7 +8,7 @@ that a change that is applied twice does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +21,8 @@ from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import contiguous
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import ChangesReader, OperatorCodec
-from statelog.state.encoding.snapshot_file import (
-    is_of_schema,
-    read_snapshot,
-    snapshot_table,
-    snapshot_tables,
-)
-from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
-from statelog.state.heap.tables import KeyGroupState
+from statelog.state.encoding.snapshot_file import tables_in_schema
+from statelog.state.heap.memory import MemoryLimits
 from statelog.state.replay import changes_of
 from statelog.state.slots.slot_table import SlotTable, Writes
 from statelog.store import ObjectStore
@@ -123,7 +117,8 @@ class SlotState(StateCache[Writes]):
 
     def _insert(self, data: memoryview, part: KeyGroupRange, key_groups: Sequence[int]) -> None:
         for span in contiguous(key_groups):
-            for block, table in self._tables_of(data, span):
+            schema = self.table.layout.table_schema
+            for block, table in tables_in_schema(self.codec, data, span, schema):
                 self.table.insert(block, table)
 
     def _end_attempt(self) -> None:
@@ -134,21 +129,6 @@ class SlotState(StateCache[Writes]):
             return 0  # what is staged has positions in the table
         self.table.tidy()
         return self.table.bound()
-
-    def _tables_of(
-        self, data: memoryview, part: KeyGroupRange
-    ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
-        """Yield the rows of a snapshot in the columns of the present schema, by key groups."""
-        if is_of_schema(self.codec, data):
-            schema = self.table.layout.table_schema
-            yield from snapshot_tables(data, part, schema, BLOCK)
-            return
-        for block in blocks(part):
-            groups = {}
-            for key_group, tables in read_snapshot(self.codec, data, block).items():
-                groups[key_group] = KeyGroupState(self.codec.kinds)
-                groups[key_group].tables = tables
-            yield block, snapshot_table(self.codec, groups, {}, block, now_ms=-1)
 
     def _replay(
         self,

@@ -1,0 +1,131 @@
+"""`statelog publish`: state as a table that any engine reads, one snapshot of it per checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from statelog.cli.options import CheckpointOption
+from statelog.cli.output import (
+    console,
+    open_location,
+    plural,
+    print_error,
+    print_json,
+    progress,
+    size_text,
+)
+from statelog.errors import StoreError, UnavailableError, UsageError
+from statelog.operations.publish import RETAIN, PublishReport, TablePublisher
+from statelog.operations.publish_iceberg import IcebergTable
+from statelog.runtime.clock import pause, wall_clock_seconds
+
+
+def publish(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    *,
+    iceberg: Annotated[
+        str,
+        typer.Option(
+            metavar="CATALOG.NAMESPACE.TABLE",
+            help="The Iceberg table, which is made if it does not exist; the catalog is one of pyiceberg's configuration.",
+        ),
+    ],
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="State variable, a column; may be given several times. All by default."),
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    operator: Annotated[
+        str | None, typer.Option(help="operatorId, where the query has several operators.")
+    ] = None,
+    retain: Annotated[
+        int, typer.Option(help="Snapshots of the table to keep besides those with a tag.", min=1)
+    ] = RETAIN,
+    catalog_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Property of the catalog; may be given several times."
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option(help="Go on with each newer checkpoint, until interrupted.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two looks for a newer checkpoint.", min=0.01)
+    ] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """
+    Publish a checkpoint as the newest snapshot of an Iceberg table.
+
+    The table has a row per key and a column per state variable.  Its data files are the snapshots of LOCATION, as they are, and small files of what changed after them.  Tags of LOCATION are tags of the table.  What a snapshot of the table needs is kept in LOCATION until the snapshot is removed from the table.  A call for a checkpoint that the table has changes nothing.
+    """
+    if follow and checkpoint is not None:
+        raise UsageError("--follow publishes the newest checkpoints; leave --checkpoint out")
+    with TablePublisher(
+        open_location(location),
+        IcebergTable(iceberg, _options(catalog_option or ())),
+        variables=state or None,
+        operator=operator,
+        retain=retain,
+    ) as publisher:
+        with progress("publishing"):
+            began_s = wall_clock_seconds()
+            report = publisher.publish(checkpoint)
+        _show(report, wall_clock_seconds() - began_s, as_json)
+        while follow:
+            pause(interval)
+            _follow(publisher, as_json)
+
+
+def _follow(publisher: TablePublisher, as_json: bool) -> None:
+    """Publish what is new; a failure of a store or a catalog is reported, and tried again."""
+    began_s = wall_clock_seconds()
+    try:
+        report = publisher.refresh()
+    except (StoreError, UnavailableError) as error:
+        print_error(str(error))
+        return
+    if report is not None:
+        _show(report, wall_clock_seconds() - began_s, as_json)
+
+
+def _show(report: PublishReport, seconds: float, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "table": report.table,
+                "checkpoint_id": report.checkpoint_id,
+                "published": report.published,
+                "checkpoints": report.checkpoints,
+                "tags": report.tags,
+                "rows": report.row_count,
+                "snapshot_files": report.snapshot_files,
+                "written_bytes": report.written_bytes,
+                "seconds": round(seconds, 3),
+            }
+        )
+        return
+    line = f"{report.table} has checkpoint {report.checkpoint_id} already; nothing was published"
+    if report.published:
+        ids = ", ".join(map(str, report.published))
+        line = (
+            f"{report.table}: checkpoint {ids} published in {seconds:.2f} s, "
+            f"{plural(report.row_count or 0, 'row')}, {plural(report.snapshot_files, 'file')} of the "
+            f"location as they are, {size_text(report.written_bytes)} written"
+        )
+    console().print(line, markup=False, soft_wrap=True)
+
+
+def _options(pairs: Sequence[str]) -> dict[str, str]:
+    """Return the properties of the catalog."""
+    options = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not key or not separator:
+            raise UsageError(f"--catalog-option {pair!r:.60} is not KEY=VALUE")
+        options[key] = value
+    return options

@@ -1,0 +1,614 @@
+"""Published tables: every snapshot is the state of its checkpoint, whatever happens in between."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.killed import Killer
+from tests.unit.checkpoint.helpers import ManualClock
+from tests.unit.operations.published import TABLE, Published
+from tests.unit.state.reader import histories
+
+import statelog
+from statelog.checkpoint import collect_garbage, verify_location
+from statelog.checkpoint.tags import Tag, TagKind, delete_tag, find_tag, list_tags, put_tag
+from statelog.cli import publish as publish_command
+from statelog.cli.main import run
+from statelog.errors import CheckpointError, StoreError, UnavailableError, UsageError
+from statelog.model import KeyGroupRange
+from statelog.operations import publish as publish_module
+from statelog.operations import publish_commit, publish_rows
+from statelog.operations.publish_iceberg import IcebergTable
+from statelog.operations.publish_schema import iceberg_schema
+from statelog.state.encoding import snapshot_file
+from statelog.state.heap.expiry import CLOCK_STEP_MS
+
+NOW = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fold a little log at once, merge files early, and write several row groups to a snapshot."""
+    monkeypatch.setattr(publish_rows, "_PORTION_BYTES", 400)
+    monkeypatch.setattr(publish_rows, "_FILES_MAX", 3)
+    monkeypatch.setattr(publish_rows, "_SPARE_SLOTS", 2)
+    monkeypatch.setattr(snapshot_file, "_ROW_GROUP_SIZE", 2)
+
+
+def tag(published: Published, name: str, checkpoint_id: int) -> None:
+    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
+    put_tag(published.history.store, wanted, clock_ms=ManualClock())
+
+
+def sweep(published: Published) -> None:
+    """Delete all that no checkpoint needs, also what is young."""
+    collect_garbage(published.history.store, min_age=dt.timedelta(0), dry_run=False, now=NOW)
+
+
+def pins(published: Published) -> set[int]:
+    tags = list_tags(published.history.store)
+    return {each.checkpoint_id for each in tags if each.kind is TagKind.READER}
+
+
+def checkpoints(published: Published) -> set[int]:
+    snapshots = published.table().metadata.snapshots
+    return {int(each.summary["statelog.checkpoint-id"]) for each in snapshots}
+
+
+def campaign(seed: int, root: Path, batches: int, every: int) -> int:
+    """Run a job, publish each so many of its checkpoints, and compare all; return how many."""
+    rng = random.Random(f"publish {seed}")
+    published = Published(f"publish {seed}", root)
+    publisher = published.publisher()
+    count = 0
+    for _ in range(batches):
+        if rng.random() < 0.15 and published.history.checkpoint_id >= 0:
+            published.rewind(rng.choice(published.history.coordinator.latest.retained))
+        if rng.random() < 0.1:
+            published.history.now_ms -= CLOCK_STEP_MS // 2  # what had expired may be there again
+        published.history.run(rng.randrange(1, every + 1))
+        if rng.random() < 0.2:
+            tag(
+                published, f"tag-{published.history.checkpoint_id}", published.history.checkpoint_id
+            )
+        tags = [each for each in list_tags(published.history.store) if each.kind is TagKind.TAG]
+        if tags and rng.random() < 0.2:
+            delete_tag(published.history.store, rng.choice(tags))
+        if rng.random() < 0.3:
+            publisher = published.publisher()  # a process that begins without memory
+        report = publisher.publish()
+        count += len(report.published)
+        assert report.checkpoint_id == published.history.checkpoint_id
+        if rng.random() < 0.3:
+            sweep(published)
+        assert pins(published) == checkpoints(published)
+        if rng.random() < 0.5:
+            published.check()
+    published.check()
+    assert all(each.problem == "" for each in verify_location(published.history.store))
+    return count
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(3))
+def test_every_snapshot_of_the_table_is_the_state_of_its_checkpoint(
+    seed: int, tmp_path: Path
+) -> None:
+    assert campaign(seed, tmp_path, batches=5, every=2) >= 5
+
+
+@pytest.mark.campaign
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_two_hundred_checkpoints_of_random_jobs_are_published_exactly(
+    seed: int, tmp_path: Path
+) -> None:
+    assert campaign(seed, tmp_path, batches=20, every=2) >= 20
+
+
+def test_a_newer_checkpoint_costs_what_it_changed(tmp_path: Path) -> None:
+    published = Published("stable", tmp_path, retained=9)
+    publisher = published.publisher()
+    for _ in range(6):
+        published.history.micro_batch()  # without restarts that change the schema
+        publisher.publish()
+    files = publisher._rows.files.values()
+    assert any(file.snapshot for file in files), "snapshots are files of the table as they are"
+    named = {Path(each.url.removeprefix("file://")) for each in files if each.snapshot}
+    assert all(each.parent == tmp_path / "state" / "taskowned" for each in named)
+    assert len([each for each in files if not each.snapshot]) > 1, "earlier files stay"
+    assert published.check() > 0
+
+
+def test_publishing_again_changes_nothing(tmp_path: Path) -> None:
+    published = Published("again", tmp_path)
+    published.history.run(4)
+    first = published.publish()
+    assert (published.history.checkpoint_id,) == first.published
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again = published.publish()
+    assert () == again.published and again.checkpoint_id == first.checkpoint_id
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_tags_of_the_location_are_tags_of_the_table(tmp_path: Path) -> None:
+    published = Published("tags", tmp_path)
+    published.history.run(3)
+    tagged = published.history.checkpoint_id
+    tag(published, "release", tagged)
+    published.history.run(3)
+    report = published.publish(retain=1)
+    assert (tagged, published.history.checkpoint_id) == report.published
+    assert {"release": tagged} == report.tags
+    table = published.table()
+    snapshot = table.snapshot_by_name("release")
+    assert str(tagged) == snapshot.summary["statelog.checkpoint-id"]
+    published.check()
+
+    delete_tag(published.history.store, find_tag(published.history.store, "release", TagKind.TAG))
+    assert {} == published.publish(retain=1).tags
+    assert {published.history.checkpoint_id} == checkpoints(published) == pins(published)
+    published.check()
+
+
+def test_a_tag_that_a_person_put_on_the_table_stays(tmp_path: Path) -> None:
+    published = Published("foreign tag", tmp_path)
+    published.history.run(3)
+    first = published.publish().checkpoint_id
+    table = published.table()
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "mine").commit()
+    for _ in range(3):
+        published.history.run(1)
+        published.publish(retain=1)
+    assert {first, published.history.checkpoint_id} == checkpoints(published) == pins(published)
+    sweep(published)
+    published.check()
+
+
+def test_no_clean_up_deletes_what_the_table_names(tmp_path: Path) -> None:
+    published = Published("kept", tmp_path, retained=1)
+    published.history.run(4)
+    published.publish()
+    published.history.run(12)
+    sweep(published)
+    published.check()
+    published.publish(retain=1)
+    published.history.run(1)
+    sweep(published)
+    assert pins(published) == checkpoints(published)
+    published.check()
+
+
+def test_an_older_checkpoint_cannot_follow_a_newer_one(tmp_path: Path) -> None:
+    published = Published("older", tmp_path, retained=5)
+    published.history.run(4)
+    published.publish()
+    older = published.history.checkpoint_id - 1
+    with pytest.raises(CheckpointError, match="cannot follow it"):
+        published.publish(checkpoint=older)
+
+
+def test_a_table_has_one_location(tmp_path: Path) -> None:
+    published = Published("first", tmp_path)
+    published.history.run(2)
+    published.publish()
+    (tmp_path / "b").mkdir()
+    other = Published("second", tmp_path / "b")
+    other.history.run(2)
+    other.options = published.options
+    with pytest.raises(UsageError, match="publish to another table"):
+        other.publish()
+
+
+def test_some_variables_are_published(tmp_path: Path) -> None:
+    published = Published("chosen", tmp_path)
+    publisher = published.publisher(variables=["total", "counts"])
+    count = 0
+    for _ in range(8):
+        published.history.micro_batch()
+        publisher.publish()
+        count += published.check(["total", "counts"])
+    assert count > 0
+    with pytest.raises(UsageError, match="no state variable 'none'"):
+        published.publisher(variables=["none"]).publish()
+
+
+def test_an_encrypted_location_is_published_by_files_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYS", "k:" + base64.b64encode(bytes(32)).decode())
+    monkeypatch.setenv("STATELOG_ENCRYPTION", "env:KEYS")
+    published = Published("encrypted", tmp_path)
+    publisher = published.publisher()
+    for _ in range(5):
+        published.history.run(2)
+        report = publisher.publish()
+        assert report.snapshot_files == 0
+    published.check()
+
+
+def test_a_field_of_a_wider_type_reads_in_old_snapshots_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(histories.FIELDS, "a", pa.int16())
+    published = Published("wider", tmp_path)
+    for kind in (pa.int16(), pa.int32(), pa.int64()):
+        monkeypatch.setitem(histories.FIELDS, "a", kind)
+        published.history.evolve()
+        published.history.micro_batch()
+        published.history.micro_batch()
+        published.publish()
+    published.check()
+
+
+def test_a_change_of_type_that_iceberg_lacks_needs_a_new_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "FIELDS", {"a": pa.int32()})
+    monkeypatch.setattr(histories.History, "ranges", lambda _: iter([KeyGroupRange(0, 5)]))
+    monkeypatch.setattr(random.Random, "sample", lambda _, names, count: ["a"])
+    published = Published("not promoted", tmp_path)
+    for kind in (pa.int32(), pa.float64()):
+        monkeypatch.setitem(histories.FIELDS, "a", kind)
+        published.history.evolve()
+        published.history.micro_batch()
+        if kind == pa.int32():
+            first = published.publish().checkpoint_id
+    with pytest.raises(UsageError, match=r"has the type double now, and int .* new table"):
+        published.publish()
+    assert {first} == checkpoints(published)
+    published.check()
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"total": pa.duration("us")}, "--state"),
+        ({"a": pa.struct([("b", pa.int64())]), "a.b": pa.int64()}, "a.b"),
+    ],
+)
+def test_columns_that_iceberg_cannot_have_are_refused(
+    columns: dict[str, pa.DataType], text: str
+) -> None:
+    schema = pa.schema(list(columns.items()))
+    with pytest.raises(UsageError, match=text):
+        iceberg_schema(schema, schema, {}, 0)
+
+
+def test_what_had_expired_is_there_again_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = histories.History.descriptor
+    monkeypatch.setattr(
+        histories.History,
+        "descriptor",
+        lambda history, name: replace(descriptor(history, name), ttl_ms=histories.TTL_MS),
+    )
+    published = Published("set back", tmp_path)
+    history, publisher = published.history, published.publisher()
+    returned = 0
+    for _ in range(4):
+        history.micro_batch()
+        history.now_ms = history.last_ms + histories.TTL_MS + 10_000
+        history.micro_batch()
+        publisher.publish()
+        history.now_ms = history.last_ms - CLOCK_STEP_MS // 2
+        expired = published.expected(history.checkpoint_id, None)
+        history.micro_batch()
+        present = published.expected(history.checkpoint_id, None)
+        returned += sum(len(present[name].keys() - expired[name].keys()) for name in present)
+        publisher.publish()
+        published.check()
+    assert returned > 0
+
+
+def test_a_rewind_below_a_snapshot_in_use_is_published(tmp_path: Path) -> None:
+    """Rows of a snapshot that were deleted from the table are rows again."""
+    published = Published("rewound", tmp_path, retained=2)
+    history, publisher = published.history, published.publisher()
+    for _ in range(8):
+        history.micro_batch()
+        older = history.checkpoint_id
+        history.micro_batch()
+        publisher.publish()
+        published.rewind(older)
+        history.micro_batch()
+        publisher.publish()
+        published.check()
+
+
+def test_a_fork_is_published_with_files_of_its_parent(tmp_path: Path) -> None:
+    published = Published("parent", tmp_path, retained=9)
+    for _ in range(6):
+        published.history.micro_batch()
+    statelog.fork(published.location, tmp_path / "fork", state_only=True)
+    published.location = str(tmp_path / "fork")
+    report = published.publish()
+    assert report.snapshot_files > 0
+    named = {file["file_path"] for file in published.table().inspect.files().to_pylist()}
+    assert any(url.startswith(f"file://{tmp_path}/state/taskowned/") for url in named)
+    published.check()
+
+
+def test_the_command_publishes_and_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "jöb 100% ☃"
+    root.mkdir()
+    published = Published("command", root)
+    published.options |= {"uri": f"sqlite:///{tmp_path}/catalog.db"}
+    options = [f"--catalog-option={key}={value}" for key, value in published.options.items()]
+    call = ["publish", published.location, "--iceberg", TABLE, *options]
+    published.history.run(3)
+    assert 0 == run(call)
+    first = published.history.checkpoint_id
+    assert f"checkpoint {first} published in" in capsys.readouterr().out
+    assert 0 == run(call)
+    assert f"{TABLE} has checkpoint {first} already" in capsys.readouterr().out
+    assert 2 == run([*call[:3], "jobs"]) and "CATALOG.NAMESPACE.TABLE" in capsys.readouterr().err
+    assert 2 == run([*call, "--catalog-option", "x"]) and "KEY=VALUE" in capsys.readouterr().err
+    assert 2 == run([*call, "--follow", "--checkpoint", "1"])
+
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+        published.history.run(1)
+
+    capsys.readouterr()
+    monkeypatch.setattr(publish_command, "pause", pause)
+    assert 130 == run([*call, "--json", "--follow", "--interval", "0.5"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [[], [first + 1], [first + 2]] == [line["published"] for line in lines]
+    assert [0.5, 0.5, 0.5] == pauses
+    published.check()
+
+
+def test_following_goes_on_after_an_error_of_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    published = Published("down", tmp_path)
+    published.history.run(2)
+    commit, calls = SqlCatalog.commit_table, 0
+
+    def sometimes(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError("the catalog is down")
+        return commit(*arguments)
+
+    def pause(seconds: float) -> None:
+        if calls == 3:
+            raise KeyboardInterrupt
+        if calls == 1:
+            published.history.run(1)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", sometimes)
+    monkeypatch.setattr(publish_command, "pause", pause)
+    options = [f"--catalog-option={key}={value}" for key, value in published.options.items()]
+    call = ["publish", published.location, "--iceberg", TABLE, *options, "--follow"]
+    assert 130 == run(call)
+    said = capsys.readouterr()
+    assert "the catalog is down" in said.err
+    assert f"checkpoint {published.history.checkpoint_id} published" in said.out
+    published.check()
+
+
+def test_a_name_without_a_namespace_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"CATALOG\.NAMESPACE\.TABLE"):
+        IcebergTable("catalog.table")
+
+
+# --- faults
+
+
+@pytest.mark.parametrize("is_conflict", [False, True])
+def test_a_lost_answer_of_the_catalog_heals(
+    is_conflict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit succeeded; its client repeats it and meets its own, or reports an error."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import CommitFailedException
+
+    published = Published("lost", tmp_path)
+    publisher = published.publisher()
+    commit = SqlCatalog.commit_table
+    lost: list[object] = []
+
+    def with_lost_answer(self: SqlCatalog, *arguments: Any) -> Any:
+        answer = commit(self, *arguments)
+        if len(lost) < 3:
+            lost.append(answer)
+            raise CommitFailedException("again") if is_conflict else OSError("the line broke")
+        return answer
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", with_lost_answer)
+    for _ in range(5):
+        published.history.run(1)
+        assert (published.history.checkpoint_id,) == publisher.publish().published
+    assert 3 == len(lost)
+    assert pins(published) == checkpoints(published)
+    published.check()
+
+
+def test_a_commit_that_failed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    published = Published("failed", tmp_path)
+    publisher = published.publisher()
+    published.history.run(2)
+    publisher.publish()
+    published.history.run(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlCatalog, "commit_table", lambda *_: 1 / 0)
+        with pytest.raises(StoreError, match="failed"):
+            publisher.publish()
+        published.history.run(1)
+        with pytest.raises(StoreError):
+            publisher.publish()
+    assert (published.history.checkpoint_id,) == publisher.publish().published
+    published.check()
+    published.history.run(1)
+    publisher.publish()
+    assert pins(published) == checkpoints(published)
+
+
+def test_two_publishers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = Published("two", tmp_path)
+    publishers = [published.publisher(), published.publisher()]
+    settle = publish_rows.TableRows.settle
+    interfering = False
+
+    def with_another(rows: publish_rows.TableRows, write: Any) -> None:
+        nonlocal interfering
+        settle(rows, write)
+        if not interfering:
+            interfering = True
+            published.history.run(1)
+            publishers[1].publish()  # it commits between the files and the commit of the first one
+
+    monkeypatch.setattr(publish_rows.TableRows, "settle", with_another)
+    for _ in range(6):
+        published.history.run(1)
+        publishers[0].publish()
+        interfering = False
+        publishers.reverse()
+        assert pins(published) == checkpoints(published)
+        published.check()
+
+
+def test_a_publisher_gives_up_after_conflict_on_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import CommitFailedException
+
+    published = Published("conflicts", tmp_path)
+    published.history.run(2)
+
+    def conflict(*_: Any) -> None:
+        raise CommitFailedException("another one was faster")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", conflict)
+    with pytest.raises(UnavailableError, match="let one do it"):
+        published.publish()
+
+
+@pytest.mark.campaign
+def test_a_publication_killed_before_any_change_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of the location, of the files of the table and of the catalog is the last one."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    killer = Killer()
+    killer.install(monkeypatch)
+    for owner, name in (
+        (SqlCatalog, "commit_table"),
+        (SqlCatalog, "create_table"),
+        (IcebergTable, "write"),
+        (publish_commit, "write_entries"),
+    ):
+        act = getattr(owner, name)
+
+        def counted(*arguments: Any, act: Any = act, **more: Any) -> Any:
+            return killer.change(lambda: act(*arguments, **more))
+
+        monkeypatch.setattr(owner, name, counted)
+    monkeypatch.setattr(publish_module, "_CLEAN_UP_AGE", dt.timedelta(days=-1))
+    published = Published("killed", tmp_path)
+    kills = 0
+    for _ in range(8):
+        published.history.run(1)
+        limit = 0
+        while killer.run(lambda: published.publish(retain=2), limit) is None:
+            limit += 1
+            kills += 1
+            assert checkpoints_if_any(published) <= pins(published)
+        published.check()
+        assert pins(published) == checkpoints(published)
+        assert orphans(published) == set()
+    assert kills > 20
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("point", ["publish-pinned", "publish-written", "publish-committed"])
+def test_a_killed_process_is_repeated(point: str, tmp_path: Path) -> None:
+    published = Published(f"sigkill {point}", tmp_path)
+    options = [f"--catalog-option={key}={value}" for key, value in published.options.items()]
+    call = ["publish", published.location, "--iceberg", TABLE, *options]
+    for _ in range(2):
+        published.history.run(2)
+        done = subprocess.run(
+            [sys.executable, "-m", "statelog", *call],
+            env={**os.environ, "STATELOG_FAIL_POINTS": f"{point}:1"},
+            timeout=120,
+        )
+        assert -signal.SIGKILL == done.returncode
+        is_committed = point == "publish-committed"
+        sweep(published)
+        assert is_committed == (published.history.checkpoint_id in checkpoints(published))
+        assert is_committed == (() == published.publish().published)
+        assert pins(published) == checkpoints(published)
+        published.check()
+
+
+def test_a_checkpoint_that_the_query_deletes_meanwhile_gives_way_to_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = Published("overtaken", tmp_path, retained=1)
+    published.history.run(3)
+    advance = publish_rows.TableRows.advance
+    overtaken = 0
+
+    def slow(rows: publish_rows.TableRows, reader: Any) -> None:
+        nonlocal overtaken
+        if overtaken < 2:  # once before it is read, once before it is pinned
+            overtaken += 1
+            if overtaken == 2:
+                advance(rows, reader)
+            published.history.run(2)
+            sweep(published)
+            if overtaken == 2:
+                return
+        advance(rows, reader)
+
+    monkeypatch.setattr(publish_rows.TableRows, "advance", slow)
+    assert published.history.checkpoint_id < published.publish().checkpoint_id
+    assert {published.history.checkpoint_id} == checkpoints(published) == pins(published)
+    published.check()
+
+
+def checkpoints_if_any(published: Published) -> set[int]:
+    from pyiceberg.exceptions import NoSuchTableError
+
+    try:
+        return checkpoints(published)
+    except NoSuchTableError:
+        return set()
+
+
+def orphans(published: Published) -> set[str]:
+    """Return the files of the table that no snapshot names."""
+    table = IcebergTable(TABLE, published.options)
+    table.load()
+    files = (published.root / "warehouse").rglob("statelog-*")
+    return {path.name for path in files} - table._names()
