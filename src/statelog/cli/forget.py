@@ -15,7 +15,7 @@ from statelog.cli.state_rows import open_state
 from statelog.operations.forget_key import forget as forget_key
 from statelog.operations.forget_report import ForgetReport
 from statelog.redaction import redacted
-from statelog.state.reader.lookup import key_from_text
+from statelog.state.keys.state_key import key_from_text
 
 
 def forget(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from statelog.cli.output import PlainTable, console, print_json, utc
-from statelog.state.recordings import RecordedStep, StoredRecording
+from statelog.state.recordings import RecordedStep
 
 if TYPE_CHECKING:
     from statelog.spark.testing.replay import ReplayedStep
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 _ROWS_SHOWN = 20
 
 
-def show_recordings(
-    recorded: Sequence[tuple[StoredRecording, RecordedStep]], *, as_json: bool
-) -> None:
+def show_recordings(recorded: Sequence[RecordedStep], *, as_json: bool) -> None:
     """Print the recorded keys of a location, with how often each was recorded."""
     keys: dict[tuple[str, str], dict[str, Any]] = {}
-    for stored, step in recorded:
+    for step in recorded:
         at = (step.task.operator_id, repr(step.key))
         totals = keys.setdefault(
             at,
@@ -34,7 +32,7 @@ def show_recordings(
                 "checkpoints": [],
             },
         )
-        totals["failures" if stored.is_failure else "steps"] += 1
+        totals["steps" if step.failure is None else "failures"] += 1
         totals["checkpoints"].append(step.task.checkpoint_id)
     if as_json:
         for totals in keys.values():

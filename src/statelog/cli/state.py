@@ -9,10 +9,10 @@ import typer
 from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
 from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
+from statelog.state.keys.state_key import key_from_text
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.key_history import KeyVersion, key_history
 from statelog.state.reader.location_state import LocationState
-from statelog.state.reader.lookup import key_from_text
 
 _Location = Annotated[str, typer.Argument(help="State location: a path or URL.")]
 _Variable = Annotated[str, typer.Argument(help="State variable; $timers for timers.")]
