@@ -16,6 +16,7 @@ from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.dead_letters import committed_letters
 from statelog.spark.driver.recordings import (
     committed_recordings,
     kept_recordings,
@@ -23,6 +24,7 @@ from statelog.spark.driver.recordings import (
     recording_files,
 )
 from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
@@ -63,6 +65,7 @@ class RecordedJob:
     operator_id: str = "totals"
     owner_id: str = "test"
     checkpoint_location: str | None = None
+    errors: ErrorPolicy | None = None
 
     def __post_init__(self) -> None:
         self.store = open_store(self.location, fsync=False)
@@ -149,6 +152,7 @@ class RecordedJob:
                 key_bytes=min(key_bytes_of(self.record_bytes), each),
                 operator_id="",
             ),
+            errors=self.errors,
         )
 
     def run(
@@ -190,6 +194,7 @@ class RecordedJob:
             self.coordinator.acknowledge(checkpoint_id, snapshot)
         files = partial(recording_files, self.store, task_changelog_options())
         fresh = committed_recordings(files, acks, checkpoint_id, now_ms)
+        fresh += committed_letters(files, acks, checkpoint_id, now_ms)
         before = () if self.base is None else BatchRecord.of(self.base).recordings
         record = BatchRecord(
             operators=(

@@ -69,6 +69,8 @@ class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True):
         at_ms: When it was written, milliseconds since 1970.
         keys: Number of recorded keys.
         dropped: Number of keys that exceeded a bound and were left out.
+        dead_letters: Number of dead letters; 0 for a recording that the setting `record` asked for.
+            Left out where it is 0.
     """
 
     checkpoint: int
@@ -77,6 +79,7 @@ class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
     keys: int
     dropped: int = 0
+    dead_letters: int = 0
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +173,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
                 del properties[name]
         if not self.recordings:  # as in a query without them, byte for byte
             del properties["recordings"]
+        for entry in properties.get("recordings", ()):
+            if not entry["dead_letters"]:
+                del entry["dead_letters"]
         if len(self.operators) == 1:
             del properties["operators"]
             properties |= msgspec.to_builtins(self.operators[0])

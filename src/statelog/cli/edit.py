@@ -24,8 +24,8 @@ from statelog.operations.forget_key import ForgetReport
 from statelog.operations.forget_key import forget as forget_key
 from statelog.operations.recommit import EditReport
 from statelog.redaction import redacted
+from statelog.state.keys.state_key import key_from_text
 from statelog.state.reader import StateReader
-from statelog.state.reader.lookup import key_from_text
 
 
 def edit(

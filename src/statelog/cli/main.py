@@ -50,6 +50,7 @@ _VERBS: Final = {
     "fork": "savepoints",
     "report": "report",
     "replay": "replay",
+    "dead-letters": "dead_letters",
     "copy": "savepoints",
     "forget": "edit",
     "edit": "edit",
@@ -91,7 +92,7 @@ def _with_verbs(names: Sequence[str]) -> typer.Typer:
     program.callback()(_options)
     for name in names:
         module = importlib.import_module(f"statelog.cli.{_VERBS[name]}")
-        verb = getattr(module, name)
+        verb = getattr(module, name.replace("-", "_"))
         program.command()(verb if name in _WITHOUT_PARENTS else with_parents(verb))
     return program
 

@@ -25,9 +25,8 @@ from statelog.cli.output import (
 )
 from statelog.cli.replay_show import show_recordings, show_step, step_json
 from statelog.errors import CorruptionError, UsageError
-from statelog.state.reader.lookup import key_from_text
+from statelog.state.keys.state_key import key_from_text
 from statelog.state.recordings import (
-    StoredRecording,
     UnreadableRecording,
     read_recordings,
     steps_of,
@@ -131,13 +130,11 @@ def _report(unreadable: Sequence[UnreadableRecording]) -> int:
     return EXIT_FINDING if unreadable else EXIT_OK
 
 
-def _recorded_keys(
-    store: ObjectStore, unreadable: list[UnreadableRecording]
-) -> list[tuple[StoredRecording, RecordedStep]]:
-    keys: list[tuple[StoredRecording, RecordedStep]] = []
+def _recorded_keys(store: ObjectStore, unreadable: list[UnreadableRecording]) -> list[RecordedStep]:
+    keys: list[RecordedStep] = []
     for stored, task in read_recordings(store, unreadable):
         try:
-            keys += [(stored, step) for step in steps_of(task)]
+            keys += steps_of(task)
         except CorruptionError as error:
             unreadable.append(UnreadableRecording(stored.path, str(error)))
     return keys

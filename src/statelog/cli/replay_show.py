@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from rich.text import Text
 
 from statelog.cli.output import PlainTable, console, print_json, utc
-from statelog.state.recordings import RecordedStep, StoredRecording
+from statelog.state.recordings import RecordedStep
 
 if TYPE_CHECKING:
     from statelog.spark.testing.replay import ReplayedStep
@@ -27,13 +27,11 @@ class _Row(Protocol):
     def __iter__(self) -> Iterator[object]: ...
 
 
-def show_recordings(
-    recorded: Sequence[tuple[StoredRecording, RecordedStep]], *, as_json: bool
-) -> None:
+def show_recordings(recorded: Sequence[RecordedStep], *, as_json: bool) -> None:
     """Print the recorded keys of a location, with how often each was recorded."""
-    steps_of: dict[tuple[str, str], list[tuple[StoredRecording, RecordedStep]]] = {}
-    for stored, step in recorded:
-        steps_of.setdefault((step.task.operator_id, repr(step.key)), []).append((stored, step))
+    steps_of: dict[tuple[str, str], list[RecordedStep]] = {}
+    for step in recorded:
+        steps_of.setdefault((step.task.operator_id, repr(step.key)), []).append(step)
     keys = [_RecordedKey.of(steps) for steps in steps_of.values()]
     if as_json:
         for key in keys:
@@ -66,11 +64,11 @@ class _RecordedKey:
     last_checkpoint: int
 
     @classmethod
-    def of(cls, recorded: Sequence[tuple[StoredRecording, RecordedStep]]) -> _RecordedKey:
+    def of(cls, recorded: Sequence[RecordedStep]) -> _RecordedKey:
         """Count the recordings of a key."""
-        step = recorded[0][1]
-        failures = sum(stored.is_failure for stored, _ in recorded)
-        ids = [each.task.checkpoint_id for _, each in recorded]
+        step = recorded[0]
+        failures = sum(each.failure is not None for each in recorded)
+        ids = [each.task.checkpoint_id for each in recorded]
         key = list(map(plain, step.key))
         steps = len(recorded) - failures
         return cls(step.task.operator_id, key, steps, failures, min(ids), max(ids))

@@ -15,9 +15,10 @@ from statelog.cli.options import (
 )
 from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
+from statelog.state.keys.state_key import key_from_text
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.location_state import LocationState
-from statelog.state.reader.lookup import KeyVersion, key_from_text, key_history
+from statelog.state.reader.lookup import KeyVersion, key_history
 
 _Variable = Annotated[str, typer.Argument(help="State variable; $timers for timers.")]
 _Key = Annotated[

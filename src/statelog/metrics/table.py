@@ -361,6 +361,20 @@ _TABLE: Final = (
         "Input rows that a stateful query dropped because their event time is behind the watermark.",
     ),
     MetricSpec(
+        "num_failed_keys",
+        "",
+        MetricKind.COUNTER,
+        "keys",
+        "Keys whose processing failed in a stateful query and was left out, see the setting `onError`.",
+    ),
+    MetricSpec(
+        "num_dead_letters",
+        "",
+        MetricKind.COUNTER,
+        "calls",
+        "Calls of a processor that failed and are kept as dead letters.",
+    ),
+    MetricSpec(
         "changelog_busy_time",
         "changelogBusyTimeMsPerSecond",
         MetricKind.COUNTER,

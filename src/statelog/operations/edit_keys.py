@@ -26,10 +26,10 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Overlay
+from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import FromPython, Key, Values
 from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.reader import StateReader
-from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import ObjectStore
 

@@ -46,8 +46,8 @@ from statelog.renamed import dry_run_by_default
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state import recordings
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
+from statelog.state.keys.state_key import StateKey
 from statelog.state.reader import StateReader
-from statelog.state.reader.lookup import StateKey
 from statelog.store import PATHS, ObjectStore
 from statelog.store.location_store import parse_parent_path
 

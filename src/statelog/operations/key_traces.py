@@ -24,8 +24,8 @@ from statelog.format.segment import Segment, parse_whole_file
 from statelog.model import METADATA_KEY_GROUP, FileStateHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, rows_of_groups
+from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import Values
-from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import ObjectStore, read_verified
 from statelog.store.location_store import parse_parent_path

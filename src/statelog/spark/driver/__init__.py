@@ -7,6 +7,7 @@ The driver's side: each micro-batch makes one checkpoint.
     operator_run                   the tasks of one operator; the warning of columns that no row names
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     recordings                     what tasks recorded, committed with the micro-batch
+    dead_letters                   which tasks keep what fails, its commit, and a bounded log
     snapshot_planner               which key groups get a snapshot
     batch_reports                  log, callback, metrics, the recorded cost and the warning of skew
 

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.snapshot_schedule import LogDistances
 from statelog.metrics import add_entries
+from statelog.spark.driver.dead_letters import FailureLog
 from statelog.spark.driver.progress import (
     UploadFigures,
     repeated_by,
@@ -160,9 +161,10 @@ class CommittedBatch(NamedTuple):
 
 
 class BatchReports:
-    """Reports the micro-batches of one query."""
+    """Reports the micro-batches of one query; *location* is for messages."""
 
-    def __init__(self, settings: QuerySettings) -> None:
+    def __init__(self, settings: QuerySettings, location: str = "") -> None:
+        self._failures = FailureLog(location)
         self._on_progress = settings.on_progress
         self._metrics = settings.metrics
         self._last_warning = ""
@@ -191,6 +193,11 @@ class BatchReports:
         late_rows = sum(ack.late_rows for ack in acks)
         self._metrics.count("num_late_records_dropped", late_rows)
         self._metrics.count("num_records_in", record.rows)
+        failed_keys = sum(ack.failed_keys for ack in acks)
+        letters = sum(ack.letter_count for ack in acks)
+        self._failures.committed(record.batch_id, acks)
+        self._metrics.count("num_failed_keys", failed_keys)
+        self._metrics.count("num_dead_letters", letters)
         repeated = self._repeated.take()
         self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:
@@ -205,6 +212,8 @@ class BatchReports:
                 late_rows=late_rows,
                 keys=record.keys,
                 output_rows=record.output_rows,
+                failed_keys=failed_keys,
+                dead_letters=letters,
                 state_entries=record.state_entries,
                 delta_bytes=record.delta_bytes,
                 output_bytes=record.output_bytes,

@@ -20,6 +20,7 @@ from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch, RecordedCosts
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
+from statelog.spark.driver.dead_letters import check_error_policy
 from statelog.spark.driver.delivery import CommittedRows, deliveries
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION, row_files
 from statelog.spark.driver.failures import cause_of, is_active
@@ -71,6 +72,7 @@ class MicroBatchEngine:
     """
 
     def __init__(self, query: Query, sink: Sink, query_times: QueryTimes | None = None) -> None:
+        check_error_policy(query)
         self._query = query
         self._query_times = query_times
         self._location = StateLocation(query)
@@ -84,7 +86,7 @@ class MicroBatchEngine:
         ]
         self._running = self._operators[0]
         """The operator that ran last, which a failed job belongs to."""
-        self._reports = BatchReports(query.settings)
+        self._reports = BatchReports(query.settings, query.location)
         self._cost = RecordedCosts(self._location)
         self._has_run = False
         self._is_processing = self._is_closed = False

@@ -21,6 +21,7 @@ from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.dead_letters import error_policy
 from statelog.spark.driver.delivery.staged import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.no_data_batches import has_due_timer
 from statelog.spark.driver.progress import batch_cost
@@ -278,6 +279,7 @@ class OperatorRun:
             inline_bytes=min(settings.inline_bytes, _MAX_INLINE_BYTES // len(ranges)),
             staged=staged,
             record=record_spec(self._query, self._index, self._recorded_keys, len(ranges)),
+            errors=error_policy(settings),
         )
 
     def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:

@@ -91,6 +91,8 @@ def source_metrics(progress: BatchProgress) -> dict[str, str]:
         "lateRows": progress.late_rows,
         "keys": progress.keys,
         "outputRows": progress.output_rows,
+        "failedKeys": progress.failed_keys,
+        "deadLetters": progress.dead_letters,
         "stateEntries": progress.state_entries,
         "deltaBytes": progress.delta_bytes,
         "outputBytes": progress.output_bytes,

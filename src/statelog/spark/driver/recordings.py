@@ -18,6 +18,7 @@ from statelog.checkpoint.batch_record import RecordingEntry
 from statelog.errors import StoreError, UnavailableError, UsageError
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.dead_letters import newest_letters
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
@@ -142,7 +143,13 @@ def kept_recordings(
     now_ms: int,
 ) -> tuple[RecordingEntry, ...]:
     """Return the recordings that a checkpoint names: its own, and earlier ones that are still kept."""
-    oldest_ms = now_ms - settings.record_age.total_seconds() * 1000
-    every = [*(each for each in before if each.at_ms > oldest_ms), *fresh]
-    ids = sorted({each.checkpoint for each in every})[-settings.record_checkpoints :]
-    return tuple(each for each in every if each.checkpoint in ids)
+
+    def is_kept(entry: RecordingEntry) -> bool:
+        age = settings.dead_letter_age if entry.dead_letters else settings.record_age
+        return entry.at_ms > now_ms - age.total_seconds() * 1000
+
+    every = [*filter(is_kept, before), *fresh]
+    recorded = [each for each in every if not each.dead_letters]
+    ids = sorted({each.checkpoint for each in recorded})[-settings.record_checkpoints :]
+    letters = newest_letters([each for each in every if each.dead_letters])
+    return (*(each for each in recorded if each.checkpoint in ids), *letters)

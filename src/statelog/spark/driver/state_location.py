@@ -27,6 +27,7 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.dead_letters import committed_letters
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
 from statelog.spark.driver.restart import (
     FirstBatch,
@@ -280,12 +281,16 @@ class StateLocation:
         """
         Write what the tasks of a micro-batch recorded; return the recordings its checkpoint names.
 
+        Raises:
+            StoreError, UnavailableError: Dead letters could not be written.
+
         Blocks: On the store, where keys were recorded.
         """
         options = self._query.settings.changelog
         files = partial(recording_files, self._store, options)
         now = now_ms()
         fresh = committed_recordings(files, acks, checkpoint_id, now)
+        fresh += committed_letters(files, acks, checkpoint_id, now)
         before = () if self.record is None else self.record.recordings
         return kept_recordings(before, fresh, self._query.settings, now)
 

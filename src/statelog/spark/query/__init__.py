@@ -6,7 +6,7 @@ Everything about a stateful query that is decided once, before it runs.
     processor_checks     a copy of the processor as a worker gets it, and a warning of a missing `yield`
     declared_state       from the processor's `init`, run once, to the declared state variables
     settings             the declarations of all settings, each made by `setting`; as arguments too
-    record               which keys are recorded
+    record               which keys are recorded; error_policy: what happens where a key fails
     resolve              from session, code and writer to `QuerySettings`
     query                operators, settings and location in one immutable object for the driver
 

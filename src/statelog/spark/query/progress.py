@@ -39,6 +39,8 @@ class BatchProgress:
         tasks: Number of tasks.
         rows, keys, output_rows: Number of input rows, of their keys, of rows delivered.
         late_rows: Rows dropped because they were later than the watermark; *rows* leaves them out.
+        failed_keys: Keys whose processing failed and was left out, see the setting `onError`.
+        dead_letters: Dead letters of them that were kept.
         state_entries: Entries of all state variables before the batch.
         delta_bytes: Bytes of the changes.
         output_bytes: Bytes of the staged rows.
@@ -73,6 +75,8 @@ class BatchProgress:
     late_rows: int = 0
     keys: int = 0
     output_rows: int = 0
+    failed_keys: int = 0
+    dead_letters: int = 0
     state_entries: int = 0
     delta_bytes: int = 0
     output_bytes: int = 0
@@ -109,7 +113,9 @@ class BatchProgress:
         facts = {
             "checkpoint": f"{self.checkpoint_id}{', replayed' if self.replayed else ''}",
             "rows": f"{self.rows} in, {self.output_rows} out, {self.late_rows} late",
-            "keys": self.keys,
+            "keys": self.keys
+            if not self.failed_keys
+            else f"{self.keys}, {self.failed_keys} failed",
             "tasks": self.tasks,
             "changes": f"{self.delta_bytes} bytes in {self.objects} objects",
             "largest keys": ", ".join(f"{key['key']} ({key['rows']})" for key in self.largest_keys),
@@ -125,7 +131,7 @@ class BatchProgress:
             f"batch {self.batch_id} checkpoint {self.checkpoint_id}"
             f"{' replayed' if self.replayed else ''}: rows={self.rows} late={self.late_rows} "
             f"keys={self.keys} "
-            f"out={self.output_rows} state_entries={self.state_entries} "
+            f"out={self.output_rows} failed={self.failed_keys} state_entries={self.state_entries} "
             f"delta_bytes={self.delta_bytes} objects={self.objects} "
             f"object_bytes={self.object_bytes} uploads={self.uploads} "
             f"upload_retries={self.upload_retries} repeated_requests={self.repeated_requests} "

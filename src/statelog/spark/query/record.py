@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.state.reader.lookup import StateKey
+from statelog.state.keys.state_key import StateKey
 
 FAILED: Final = "failed"
 DEFAULT_BYTES: Final = 4 * 1024 * 1024
@@ -52,6 +52,10 @@ class RecordSpec:
     batch_bytes: int
     key_bytes: int
     operator_id: str
+
+
+NOTHING: Final = RecordSpec(rate=0.0, keys=(), batch_bytes=0, key_bytes=0, operator_id="")
+"""What a task records that only keeps what failed."""
 
 
 def parse_record(value: object, *, key: str) -> RecordRule | None:

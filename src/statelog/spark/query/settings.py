@@ -33,6 +33,12 @@ from statelog.options.units import (
     parse_text,
 )
 from statelog.spark.query.delivery import Delivery, FileOutput
+from statelog.spark.query.error_policy import (
+    DEFAULT_LETTER_AGE,
+    MaxErrors,
+    OnError,
+    parse_max_errors,
+)
 from statelog.spark.query.input_columns import AUTO, parse_input_columns
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.record import (
@@ -286,6 +292,30 @@ class QuerySettings:
         "Older recordings are deleted, also of keys that failed.",
         default=DEFAULT_AGE,
     )
+    on_error: OnError = setting(
+        "onError",
+        choice_of(OnError),
+        '"fail", "skip" or "dead-letter"',
+        "What happens where the processing of a key fails. fail: the query stops. skip: the key's rows "
+        "are left out. dead-letter: they are kept with the error, to be replayed. The state of the key "
+        "stays as it was; the other keys are not affected.",
+        default=OnError.FAIL,
+    )
+    max_errors: MaxErrors = setting(
+        "maxErrors",
+        parse_max_errors,
+        "number of keys, or a share of them below 1",
+        'The most keys of one task and micro-batch that may fail where onError is not "fail". With '
+        "more the query stops.",
+        default=MaxErrors(),
+    )
+    dead_letter_age: dt.timedelta = setting(
+        "deadLetterAge",
+        parse_duration,
+        "duration",
+        "Older dead letters are deleted.",
+        default=DEFAULT_LETTER_AGE,
+    )
     on_progress: Callable[[BatchProgress], None] | None = setting(
         "onProgress",
         as_given,
@@ -417,6 +447,9 @@ class OperatorSettings(TypedDict, total=False):
     recordBytes: int | str | None
     recordCheckpoints: int | None
     recordAge: dt.timedelta | str | None
+    onError: str | None
+    maxErrors: float | str | None
+    deadLetterAge: dt.timedelta | str | None
     onProgress: Callable[[BatchProgress], None] | None
     metrics: Metrics | None
 

@@ -9,8 +9,9 @@ Source: PySpark's transformWithStateInPandas.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,8 @@ _UNFIT = (
     ValueError,
 )
 
+_ORDINAL = itemgetter(0)
+
 
 @dataclass(slots=True)
 class _Frames:
@@ -41,6 +44,13 @@ class _Frames:
     joiner: FrameJoiner
     ordinals: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+
+    def cut(self, whole: pd.DataFrame) -> Iterator[tuple[int, pd.DataFrame]]:
+        """Yield the number of each frame, and its rows of *whole*, the joined frames."""
+        start = 0
+        for ordinal, length in zip(self.ordinals, self.lengths, strict=True):
+            yield ordinal, whole.iloc[start : start + length].reset_index(drop=True)
+            start += length
 
 
 class FrameOutput:
@@ -80,10 +90,7 @@ class FrameOutput:
         forms, access = self._forms, self._access
         for frame in produced:
             if not isinstance(frame, pd.DataFrame):
-                raise unfit_output(
-                    f"it yields {described_item(frame)}: `yield pd.DataFrame(...)` makes output rows",
-                    self._batch_id,
-                )
+                raise self._no_frame(frame)
             form, row_count = access.form_of(frame)
             frames = forms.get(form)
             if frames is None:
@@ -98,6 +105,44 @@ class FrameOutput:
         """Drop all rows."""
         self._forms, self.pending = {}, 0
         self.items.clear()
+
+    def held(self, produced: Iterable[object]) -> list[pd.DataFrame]:
+        """Run one call's generator to its end, and return copies of its frames; raises as `extend`."""
+        frames = []
+        for frame in produced:
+            if not isinstance(frame, pd.DataFrame):
+                raise self._no_frame(frame)
+            frames.append(frame.copy())
+        return frames
+
+    def misfits(self) -> list[UnfitOutputError]:
+        """Return an error for each frame that does not fit, with its position."""
+        errors = []
+        for ordinal, frame in self._each():
+            try:
+                self._convert(frame)
+            except _UNFIT as error:
+                errors.append(self._unfit(frame, ordinal, error))
+                errors[-1].__cause__ = error
+        return errors
+
+    def drop(self, positions: Collection[int]) -> None:
+        """Drop the frames at some positions."""
+        left = [frame for at, frame in sorted(self._each(), key=_ORDINAL) if at not in positions]
+        self.clear()
+        self.extend(left)
+
+    def _each(self) -> Iterator[tuple[int, pd.DataFrame]]:
+        """Yield the position and a copy of each frame, form by form."""
+        for frames in self._forms.values():
+            whole = frames.joiner.joined()
+            yield from frames.cut(whole)
+
+    def _no_frame(self, item: object) -> UnfitOutputError:
+        return unfit_output(
+            f"it yields {described_item(item)}: `yield pd.DataFrame(...)` makes output rows",
+            self._batch_id,
+        )
 
     def batch(self) -> pa.RecordBatch:
         """
@@ -126,10 +171,7 @@ class FrameOutput:
         try:
             yield self._convert(whole)
         except _UNFIT:
-            start = 0
-            for ordinal, length in zip(frames.ordinals, frames.lengths, strict=True):
-                frame = whole.iloc[start : start + length].reset_index(drop=True)
-                start += length
+            for ordinal, frame in frames.cut(whole):
                 try:
                     yield self._convert(frame)
                 except _UNFIT as error:

@@ -32,6 +32,7 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
 from statelog.spark.testing.replay_tester import ReplayTester, StepResult
 from statelog.spark.testing.tester_rows import rows_in
+from statelog.spark.worker.failures import error_text
 from statelog.state.recordings import RecordedStep, UnreadableRecording, steps_of_key
 from statelog.store import ObjectStore
 
@@ -282,8 +283,7 @@ def _differences(
     failed: ProcessorError | None,
 ) -> list[Difference]:
     if failed is not None:
-        what = failed.__cause__ or failed
-        text = f"{type(what).__name__}: {what}"
+        text = ": ".join(error_text(failed))
         before = None if step.failure is None else f"{step.failure.error}: {step.failure.message}"
         return [] if before == text else [Difference("error", before, text)]
     if recorded is None or result is None:

@@ -7,9 +7,10 @@ One task of one micro-batch, in a Python worker.
     connection      the rows come without the delays of TCP
     task_input      all rows at once, or parts of them from the local disk (large_input)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
-    unencodable     the value of state that does not fit its type
+    unencodable     the values of state that do not fit their type
     output_parts    the output rows as record batches; task_uploads: the changes into the changelog
     recorder        what chosen keys see, in a recorded_run; recording: that as bytes
+    tolerant_run    leaves out the keys that fail; dead_letters: what a replay of them needs
     replayable      the command that replays a key that failed
     batch_task      a task over a batch frame, whose state is discarded
 

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Final, NoReturn, ParamSpec, TypeVar
 
 from statelog import errors
-from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StatelogError
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    ObjectNotFoundError,
+    ProcessorError,
+    StatelogError,
+)
 from statelog.spark.query.processor_checks import ProcessExit
 
 END_OF_REPORT: Final = "[end of what the task reported]"
@@ -58,6 +64,29 @@ def _with_remedy(error: StatelogError, location: str) -> StatelogError:
         "complete checkpoint: checkpoint=<checkpoint id>",
         reason="missing" if missing else "damaged",
     )
+
+
+def error_text(error: BaseException) -> tuple[str, str]:
+    """
+    Return the class and the text of the error of a failed call.
+
+    Args:
+        error: The processor's own error, or a `ProcessorError` with it as its cause.
+    """
+    cause = error.__cause__ if isinstance(error, ProcessorError) else error
+    if cause is None:  # an output that does not fit: the rest of the message names the call
+        return f"{ProcessorError.__module__}.{ProcessorError.__qualname__}", _what(error)
+    kind = type(cause)
+    is_builtin = kind.__module__ == "builtins"
+    name = kind.__qualname__ if is_builtin else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        return name, str(cause)
+    except Exception:  # the text is made by a class of the user
+        return name, ""
+
+
+def _what(error: BaseException) -> str:
+    return str(getattr(error, "what", error))
 
 
 def processor_lines(error: BaseException | None) -> str:

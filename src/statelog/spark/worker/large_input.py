@@ -211,13 +211,13 @@ class HugeKeyInput:
             yield key, key_object, self._rows_of(key_group, key)
 
     def _rows_of(self, key_group: int, key: Key) -> Iterator[RowLike]:
-        for batch in _rebatched(self._of_key(key), self._row_format.rows_at_once or _SLICE_ROWS):
+        for batch in _rebatched(self.batches_of(key), self._row_format.rows_at_once or _SLICE_ROWS):
             slice_input = self._row_format.input(self._layout, self._codec, self._nulls)
             slice_input.read([batch])
             for _, _, rows in slice_input.keys(key_group):
                 yield from rows
 
-    def _of_key(self, key: Key) -> Iterator[pa.RecordBatch]:
+    def batches_of(self, key: Key) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a key in the order of arrival."""
         is_only_key = sum(map(len, self._keys.values())) == 1
         for batch in self._batches():

@@ -32,10 +32,14 @@ _AT_ONCE = 4_096
 
 
 class OutputParts:
-    """Converts what a processor yields to record batches of bounded size."""
+    """
+    Converts what a processor yields to record batches of bounded size.
+
+    Attributes: `rows`: where rows are collected; `calls`: which call yielded each of its items.
+    """
 
     def __init__(self, output: Output, check: Callable[[pa.RecordBatch], None]) -> None:
-        self._output = output
+        self.rows = output
         self._check = check
         self._limit = self._most = _FIRST_ROWS
         self._held: list[pa.RecordBatch] = []
@@ -49,19 +53,32 @@ class OutputParts:
     @property
     def unnamed(self) -> UnnamedColumns | None:
         """The columns that no row names, of those converted so far; None also without rows."""
-        return self._output.unnamed if self.row_count else None
+        return self.rows.unnamed if self.row_count else None
 
     def bound_each_call(self) -> None:
         """Bound the memory that the rows of one call use."""
         self.extend = self.extend_within
+        self.bound_pending()
+
+    def bound_pending(self) -> None:
+        """Convert rows more often; what one call yields stays in memory until the call ends."""
         self._limit = self._most = _AT_ONCE * 4
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `convert_if_many` would convert the rows."""
+        return self.rows.pending >= self._limit
 
     def extend_within(self, produced: Iterable[RowLike]) -> None:
         """Take what one call of the processor yields, in pieces."""
-        iterator = iter(produced)
-        while some := list(islice(iterator, _AT_ONCE)):
-            self._output.extend(some)
-            self.convert_if_many()
+        iterator, before = iter(produced), -1
+        while len(self.items) > before:
+            before = len(self.items)
+            # Not as a list: a frame is copied before the processor changes and yields it again.
+            self.rows.extend(islice(iterator, _AT_ONCE))
+            if len(self.items) > before and self.is_full:
+                self.flush()
+                before = -1
 
     def convert_if_many(self) -> None:
         """
@@ -69,7 +86,7 @@ class OutputParts:
 
         Called between keys.
         """
-        if self._output.pending >= self._limit:
+        if self.is_full:
             self.flush()
 
     def flush(self) -> None:
@@ -78,8 +95,8 @@ class OutputParts:
 
         Raises `UnfitOutputError` if one does not fit.
         """
-        batch = self._output.batch()
-        self._output.clear()
+        batch = self.rows.batch()
+        self.rows.clear()
         self.calls.clear()
         self._check(batch)
         self.row_count += batch.num_rows

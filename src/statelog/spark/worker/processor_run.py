@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from types import GeneratorType
-from typing import Any
+from typing import Any, NoReturn
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
@@ -34,7 +34,7 @@ from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.retired_changes import RetiredChanges
-from statelog.spark.worker.unencodable import unencodable_value
+from statelog.spark.worker.unencodable import unencodable_values
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keyed_state import KeyedState
@@ -169,7 +169,7 @@ class ProcessorRun:
             processor.init(handle)
             handle.initialized()
         except (Exception, SystemExit) as error:
-            raise self._failed("init", None, error) from error
+            self._raise("init", None, error)
 
     def in_parts(self, file: SpillFile) -> bool:
         """
@@ -182,7 +182,7 @@ class ProcessorRun:
             Whether `retire` may be called: not where `init` deleted a variable of all keys, because
             those changes stay in memory until the end.
         """
-        self.output.bound_each_call()
+        self._bound_output()
         self._in_parts = not self.overlays
         if self._in_parts and self._timers_id is not None:
             until = self._context.due_until_ms
@@ -234,7 +234,7 @@ class ProcessorRun:
         try:
             self._processor.close()
         except (Exception, SystemExit) as error:
-            raise self._failed("close", None, error) from error
+            self._raise("close", None, error)
 
     def flush(self) -> None:
         """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
@@ -284,7 +284,7 @@ class ProcessorRun:
                         initialize(key_object, row, self._times)
                     self.key_count += key not in with_rows
             except (Exception, SystemExit) as error:
-                raise self._failed("handleInitialState", key, error) from error
+                self._raise("handleInitialState", key, error)
 
     def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
         keys = rows_of.table_keys(key_group)
@@ -293,7 +293,7 @@ class ProcessorRun:
         try:
             self._handle_keys(key_group, rows_of)
         except (Exception, SystemExit) as error:
-            raise self._failed("handleInputRows", self._cursor.key, error) from error
+            self._raise("handleInputRows", self._cursor.key, error)
         self.key_count += len(keys)
         self._calls.finish()
         self._convert_if_many()
@@ -353,15 +353,17 @@ class ProcessorRun:
             self._calls.ends.append(len(self.output.items))
             self._calls.finish()
         except (Exception, SystemExit) as error:
-            raise self._failed("handleExpiredTimer", key, error, time) from error
+            self._raise("handleExpiredTimer", key, error, time)
         timers.delete(time)
 
     def _handle_timer(self, time: int, key: Key) -> Iterable[Row] | None:
-        return self._processor.handleExpiredTimer(
-            key=self._key_of_timer(key),
-            timerValues=self._times,
-            expiredTimerInfo=ExpiredTimerInfo(time),
-        )
+        return self._timer_method(time)(self._key_of_timer(key))
+
+    def _timer_method(self, time: int) -> Callable[[Row], Iterable[Row] | None]:
+        """Return `handleExpiredTimer` for a timer, to be called with a key."""
+        handle, times = self._processor.handleExpiredTimer, self._times
+        info = ExpiredTimerInfo(time)
+        return lambda key: handle(key=key, timerValues=times, expiredTimerInfo=info)
 
     @cached_property
     def _key_of_timer(self) -> Callable[[Key], Row]:
@@ -401,7 +403,11 @@ class ProcessorRun:
             self._note_failure(call.key_group, call.key, call.method, call.timer_ms)
         return failure
 
-    # --- for a run that records what chosen keys see, see `RecordedRun`
+    # --- for a run that records keys, or continues after failures: `RecordedRun`, `TolerantRun`
+
+    def _bound_output(self) -> None:
+        """Bound the memory of output rows, where the input is read in parts."""
+        self.output.bound_each_call()
 
     def _begin_initial(self, key: Key) -> None:
         """Called for each key before its calls of `handleInitialState`."""
@@ -411,6 +417,12 @@ class ProcessorRun:
 
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
         """Called with the call that failed."""
+
+    def _raise(
+        self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1
+    ) -> NoReturn:
+        """Raise the error of a call that failed."""
+        raise self._failed(method, key, error, timer_ms) from error
 
     def _failed(
         self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1
@@ -430,12 +442,13 @@ class ProcessorRun:
             batch_id=self._context.batch_id,
             key=None if key is None else repr(key),
             method=method,
+            what=what,
         )
 
     def locate_unencodable_value(self, error: Exception) -> ProcessorError:
         """Return an error with the state and the key whose value does not fit its type."""
         batch_id = self._context.batch_id
-        located = unencodable_value(self._codec, self.overlays, batch_id)
+        located = next(unencodable_values(self._codec, self.overlays, batch_id), None)
         if located is None:
             return ProcessorError(
                 f"the state changes of batch {batch_id} cannot be encoded: {error}",

@@ -12,6 +12,7 @@ from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
 from statelog.spark.query.columnar_processor import AnyProcessor
+from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import UnnamedColumns
@@ -129,6 +130,7 @@ class TaskSpec:
         inline_bytes: Deltas, and outputs, up to this size are sent to the driver in the answer.
         staged: Whether output rows are sent in the answer (False: they are the task's result).
         record: What to record; None for nothing.
+        errors: What to do with keys that fail; None where the task fails with them.
     """
 
     context: BatchContext
@@ -143,6 +145,7 @@ class TaskSpec:
     inline_bytes: int
     staged: bool
     record: RecordSpec | None = None
+    errors: ErrorPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +194,9 @@ class TaskAck:
         objects, object_bytes: Number and size of the objects that it wrote to the store.
         recording, recording_file: What chosen keys saw: in the answer, or the name of its file.
         recorded_keys, dropped_keys: Number of keys in it, and of those that exceeded a bound.
+        failed_keys, first_failure: Number of keys whose processing failed, and the first failure.
+        letters, letters_file, letter_count: Their dead letters: in the answer, or the name of their
+            file, and their number.
         caught_up: How the task brought its state forward.
         milliseconds: Duration of each phase.
         attempt: Number of attempts of the task that failed before this one.
@@ -220,6 +226,11 @@ class TaskAck:
     recording_file: FileStateHandle | None = None
     recorded_keys: int = 0
     dropped_keys: int = 0
+    failed_keys: int = 0
+    first_failure: str = ""
+    letters: tuple[bytes, ...] = ()
+    letters_file: FileStateHandle | None = None
+    letter_count: int = 0
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)
     attempt: int = 0

@@ -22,6 +22,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.interface import KeyedInput, Output, RowLike
 from statelog.spark.rows.key_order import KeptRows, KeyedRows
+from statelog.spark.worker.large_input import HugeKeyInput
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keys.key_groups import key_group_of
@@ -86,9 +87,25 @@ class RecordedRows:
             if key not in self.source.table_keys(key_group):
                 return _NO_ROWS
             if self._kept is None:  # they do not fit in memory
-                return None
+                return self._of_disk(key_group, key)
             self.copy({key_group: [key]})  # a key that failed
         return self._copied[key_group, key]
+
+    def _of_disk(self, key_group: int, key: Key) -> pa.Table | None:
+        """Return the rows of a key that are read from the task's file, or None."""
+        if not isinstance(self.source, HugeKeyInput):
+            return None
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for batch in self.source.batches_of(key):
+            size += batch.nbytes
+            if size > self._key_bytes:
+                return None
+            batches.append(batch)
+        self.row_bytes = size / max(sum(batch.num_rows for batch in batches), 1)
+        rows = pa.Table.from_batches(batches)
+        self._copied[key_group, key] = rows
+        return rows
 
 
 _NO_ROWS = pa.table({})
@@ -173,6 +190,7 @@ class KeyChoice:
 
 TOO_LARGE: Final = "more bytes than one key may take"
 TOO_MANY: Final = "more bytes than one micro-batch may take"
+FAILED: Final = "its processing failed, see onError"
 _ENTRY_BYTES: Final = 16
 """Least bytes of an entry of state; a key with more entries than fit is not encoded."""
 _NO_KEYS: Final[frozenset[Key]] = frozenset()
@@ -352,6 +370,12 @@ class TaskRecorder:
                 recorded.lost = TOO_LARGE
         self._open.clear()
 
+    def leave_out(self, key_group: int, key: Key) -> None:
+        """Leave a key out whose processing failed: a part of what it saw was rolled back."""
+        number = self._numbers.get((key_group, key))
+        if number is not None:
+            self.keys[number].lost = FAILED
+
     def end_part(self) -> None:
         """Forget the rows of a part, whose changes were appended to the log."""
         self._part, self._marked = (), {}
@@ -365,7 +389,7 @@ class TaskRecorder:
 
     def dropped(self) -> dict[str, int]:
         """Return how many keys were left out, by reason."""
-        return dict(Counter(key.lost for key in self.keys if key.lost))
+        return dict(Counter(key.lost for key in self.keys if key.lost not in ("", FAILED)))
 
     def output_rows(self) -> pa.Table:
         """Return the rows that were yielded, in the order of calls; raises `ProcessorError`."""

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +24,11 @@ from statelog.model import FileStateHandle
 from statelog.model.json_types import Json
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
-from statelog.spark.worker.failures import processor_lines
+from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskSpec
-from statelog.spark.worker.recorder import TOO_LARGE, TOO_MANY, TaskRecorder
+from statelog.spark.worker.recorder import TOO_LARGE, TOO_MANY, RecordedKey, TaskRecorder
+from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.recordings.cells import cells_table
 from statelog.state.recordings.format import (
     Failure,
@@ -95,7 +96,7 @@ def task_recording(recorder: TaskRecorder, spec: TaskSpec) -> tuple[bytes, int, 
     dropped = recorder.dropped()
     if not keep and not dropped:
         return b"", 0, 0
-    recording = _recording(recorder, spec, keep, recorder.output_rows(), dropped)
+    recording = recording_of(recorder, spec, keep, recorder.output_rows(), dropped)
     return encode_recording(recording), len(keep), sum(dropped.values())
 
 
@@ -112,19 +113,16 @@ def failed_recording(
     if call is None or number is None:
         return None
     cause = error.__cause__
-    failure = Failure(
-        method=call.method,
-        error=_class_of(cause or error),
-        message=str(cause) if cause is not None else error.message,
-        lines=processor_lines(cause)[-_LINES_MAX:],
-    )
+    kind, text = error_text(error)
+    lines = processor_lines(cause)[-_LINES_MAX:]
+    failure = Failure(method=call.method, error=kind, message=text, lines=lines)
     if call.method and not any(each[0] == number for each in recorder.calls):
         recorder.called(number, call.method, call.timer_ms)
     output = recorder.output_or_none()
     if output is None:  # a row that does not fit: the calls are recorded without their rows
         recorder.calls = [(*each[:3], 0) for each in recorder.calls]
         output = pa.Table.from_batches([], spec.rows.output)
-    recording = _recording(recorder, spec, [number], output, {}, failure)
+    recording = recording_of(recorder, spec, [number], output, {}, failure)
     # The same failure of the same micro-batch has the same name, however often it is repeated.
     name = f"{spec.context.batch_id}-{spec.state.operator}-{_digest(recording.before)}"
     return name, encode_file([encode_recording(recording)])
@@ -132,15 +130,6 @@ def failed_recording(
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def _class_of(error: BaseException) -> str:
-    kind = type(error)
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
 
 
 def _within_bounds(recorder: TaskRecorder) -> list[int]:
@@ -164,7 +153,7 @@ def _within_bounds(recorder: TaskRecorder) -> list[int]:
     return kept
 
 
-def _state_tables(recorder: TaskRecorder, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
+def _state_tables(recorder: Seen, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
     kept = [recorder.keys[number] for number in keep]
     groups, keys = (
         [recorded.key_group for recorded in kept],
@@ -176,14 +165,49 @@ def _state_tables(recorder: TaskRecorder, keep: Sequence[int]) -> tuple[pa.Table
     )
 
 
-def _recording(
-    recorder: TaskRecorder,
+class Seen(Protocol):
+    """What some keys saw; see `TaskRecorder`."""
+
+    @property
+    def codec(self) -> OperatorCodec:
+        """The operator's codec."""
+
+    @property
+    def keys(self) -> Sequence[RecordedKey]:
+        """The keys, in the order in which they are numbered."""
+
+    @property
+    def rows(self) -> Sequence[tuple[int, pa.Table]]:
+        """Their rows, by the number of the key."""
+
+    @property
+    def initial(self) -> Sequence[tuple[int, pa.Table]]:
+        """Their rows of initial state."""
+
+    @property
+    def calls(self) -> Sequence[tuple[int, str, int, int]]:
+        """Number of the key, method, timer or -1, and output rows of each call."""
+
+
+def recording_of(
+    recorder: Seen,
     spec: TaskSpec,
     keep: Sequence[int],
     output: pa.Table,
     dropped: dict[str, int],
     failure: Failure | None = None,
 ) -> TaskRecording:
+    """
+    Return what some keys saw as one recording.
+
+    Args:
+        recorder: What they saw.
+        spec: The instructions of the task.
+        keep: The numbers of the keys.
+        output: The rows that all calls yielded, in order.
+        dropped: How many keys were left out, by reason.
+        failure: Why the only key failed, or None.
+    """
     numbers = {number: at for at, number in enumerate(keep)}
     before, after = _state_tables(recorder, keep)
     picked: list[int] = []

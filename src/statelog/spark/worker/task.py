@@ -27,14 +27,21 @@ from statelog.errors import InvariantError
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
+from statelog.spark.query.record import NOTHING, RecordSpec
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
 from statelog.spark.worker.connection import without_delay
+from statelog.spark.worker.dead_letters import NO_LETTERS, FailedKeys
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.large_input import SpillFile
-from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
+from statelog.spark.worker.output_parts import (
+    DirectOutput,
+    OutputFiles,
+    OutputParts,
+    StagedOutputParts,
+)
 from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
 from statelog.spark.worker.recorder import TaskRecorder
 from statelog.spark.worker.recording import NOTHING_RECORDED, put_recording
@@ -44,6 +51,8 @@ from statelog.spark.worker.run import TaskRun, new_run
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
+from statelog.spark.worker.tolerant_run import TolerantRun
+from statelog.state.keyed_state import KeyedState
 from statelog.store import PATHS, ObjectStore
 
 _ERROR_MAX = 2000
@@ -130,7 +139,7 @@ def _answer(
     recorder = _recorder(kept, spec)
     files = OutputFiles(uploads.put, kept.ids)
     output = _output(spec, file, files)
-    run = new_run(spec.context, kept.state, key_range, output, recorder)
+    run, failures = _new_run(kept, spec, key_range, output, recorder)
     with replayable_failure(kept.store, recorder, spec):
         changes = _process(_Task(kept, spec, uploads, run, partition, key_range, watch), rows)
     staged = output.staged() if isinstance(output, StagedOutputParts) else None
@@ -140,6 +149,7 @@ def _answer(
     if recorder is not None:
         recording = put_recording(files, recorder, spec)
         watch.lap("record")
+    letters = NO_LETTERS if failures is None else failures.put(files, spec)
     group_entries = kept.state.entry_counts(key_range)
     ack = TaskAck(
         partition,
@@ -161,6 +171,11 @@ def _answer(
         recording_file=recording.file,
         recorded_keys=recording.keys,
         dropped_keys=recording.dropped,
+        failed_keys=0 if failures is None else len(failures),
+        first_failure="" if failures is None else failures.first,
+        letters=letters.data,
+        letters_file=letters.file,
+        letter_count=letters.count,
         group_entries=group_entries,
         entries=sum(group_entries),
         objects=kept.store.objects_put - objects,
@@ -192,22 +207,51 @@ def _read(
     return rows, counter, late
 
 
+def _new_run(
+    kept: KeptState,
+    spec: TaskSpec,
+    key_range: KeyGroupRange,
+    output: OutputParts,
+    recorder: TaskRecorder | None,
+) -> tuple[TaskRun, FailedKeys | None]:
+    """Return the run of the processor, and what gets the keys that fail; None where the task fails."""
+    if spec.errors is None:
+        return new_run(spec.context, kept.state, key_range, output, recorder), None
+    if not isinstance(kept.state, KeyedState):
+        raise InvariantError("the keys of a columnar processor do not fail one by one")
+    processor, batch_id = type(spec.context.processor).__name__, spec.context.batch_id
+    failures = FailedKeys(spec.errors, kept.state.codec, processor, batch_id)
+    run = TolerantRun(
+        spec.context,
+        kept.state,
+        key_range,
+        output,
+        recorder or _new_recorder(kept, spec, NOTHING),
+        failures=failures,
+        new_output=lambda: spec.rows.row_format.output(spec.rows.output, batch_id),
+    )
+    return run, failures
+
+
 def _recorder(kept: KeptState, spec: TaskSpec) -> TaskRecorder | None:
-    if spec.record is None:
-        return None
+    return None if spec.record is None else _new_recorder(kept, spec, spec.record)
+
+
+def _new_recorder(kept: KeptState, spec: TaskSpec, record: RecordSpec) -> TaskRecorder:
     starts, ends = (
         [key_range.start for key_range in spec.ranges],
         [key_range.end for key_range in spec.ranges],
     )
     groups = KeyGroupRange(min(starts), max(ends))
     output = spec.rows.row_format.output(spec.rows.output, spec.context.batch_id)
-    return TaskRecorder(spec.record, kept.state.codec, groups, output)
+    return TaskRecorder(record, kept.state.codec, groups, output)
 
 
 def _input_rows(spec: TaskSpec) -> TaskRows:
-    """Return the task's rows, whose inputs keep them in columns where keys are recorded."""
-    rows = spec.rows
-    return rows if spec.record is None else replace(rows, row_format=KeepingFormat(rows.row_format))
+    """Return the task's rows; their inputs keep them in columns where rows of keys are copied."""
+    rows, errors = spec.rows, spec.errors
+    keeps = spec.record is not None or (errors is not None and errors.keeps_letters)
+    return replace(rows, row_format=KeepingFormat(rows.row_format)) if keeps else rows
 
 
 def _output(

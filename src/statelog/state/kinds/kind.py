@@ -183,6 +183,10 @@ class Kind(ABC, Generic[Cell, Delta]):
     def replacing_delta(self, cell: Cell) -> Delta:
         """Return a delta that makes *cell* the cell of a key, whatever it was."""
 
+    def copy_delta(self, delta: Delta) -> Delta:
+        """Return a delta that later changes of *delta* do not change."""
+        return delta
+
     @abstractmethod
     def fold(self, table: dict[Key, Cell], deltas: Mapping[Key, Delta]) -> None:
         """Bring *table* forward by *deltas*, which stay as they are."""

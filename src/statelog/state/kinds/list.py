@@ -66,6 +66,12 @@ class ListKind(Kind[ListCell, ListDelta]):
         delta.tail = list(cell)
         return delta
 
+    def copy_delta(self, delta: ListDelta) -> ListDelta:
+        """Return a delta with a list of its own."""
+        copy = ListDelta(replaced=delta.replaced)
+        copy.tail = list(delta.tail)
+        return copy
+
     def fold(self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]) -> None:
         """Append the new entries in place, or replace the list."""
         for key, delta in deltas.items():

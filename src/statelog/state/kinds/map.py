@@ -68,6 +68,12 @@ class MapKind(Kind[MapCell, MapDelta]):
         delta.entries.update(cell)
         return delta
 
+    def copy_delta(self, delta: MapDelta) -> MapDelta:
+        """Return a delta with entries of its own."""
+        copy = MapDelta(cleared=delta.cleared)
+        copy.entries.update(delta.entries)
+        return copy
+
     def fold(self, table: dict[Key, MapCell], deltas: Mapping[Key, MapDelta]) -> None:
         """Set and remove entries in place, or in an empty map."""
         for key, delta in deltas.items():

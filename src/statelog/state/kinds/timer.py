@@ -67,6 +67,10 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         """Return the times, which are their own delta."""
         return cell
 
+    def copy_delta(self, delta: Sequence[int]) -> list[int]:
+        """Return the times as a list, which the timers of a task change in place."""
+        return list(delta)
+
     def fold(self, table: dict[Key, TimerCell], deltas: Mapping[Key, Sequence[int]]) -> None:
         """Replace the timers of each key."""
         timer_table(table).fold(deltas)

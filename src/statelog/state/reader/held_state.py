@@ -25,8 +25,9 @@ from statelog.state.cache import CatchUp
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
+from statelog.state.keys.state_key import StateKey
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.lookup import StateKey, python_state
+from statelog.state.reader.lookup import python_state
 from statelog.state.reader.rows import VariableRows
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import ObjectStore

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from statelog.arguments import text
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
+from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
@@ -35,6 +36,7 @@ from statelog.state.reader.lookup import (
 from statelog.state.reader.replica import Replica
 from statelog.state.reader.sql import run_sql_on
 from statelog.state.reader.state_reader import StateReader
+from statelog.state.recordings.dead_letters import letters_rows, letters_table
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import ObjectStore
 
@@ -398,6 +400,66 @@ class LocationState:
         Blocks: On the store, and while the statement runs.
         """
         return run_sql_on(self.reader(checkpoint), statement, allow_files=allow_files)
+
+    def dead_letters(
+        self,
+        checkpoint: CheckpointName | None = None,
+        *,
+        since_checkpoint: CheckpointName | None = None,
+    ) -> pa.Table:
+        """
+        Return the dead letters that are kept: the calls of the processor that failed and were left out.
+
+        One row for each failed call, oldest first: `checkpoint_id` and `batch_id` of the micro-batch,
+        `failed_at`, `operator`, `key`, `method`, the `timers` of a call for timers, `error`, `message`
+        and `traceback`, `row_count`, `rows` and `initial_rows`.  Keys and rows are JSON.  The setting
+        `onError="dead-letter"` keeps them.
+
+        Args:
+            checkpoint: As for `reader`; None for the newest one.
+            since_checkpoint: Only what failed after this checkpoint, which may be deleted by now; None
+                for all.
+
+        Raises:
+            CorruptionError: An object is damaged.
+            CheckpointError: As `reader`; or the query deleted dead letters meanwhile.
+            ClosedError: The state is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        stored, since = self._letters_of(checkpoint, since_checkpoint)
+        return letters_table(self._store, stored, self._operator, since)
+
+    def dead_letter_rows(
+        self,
+        checkpoint: CheckpointName | None = None,
+        *,
+        since_checkpoint: CheckpointName | None = None,
+    ) -> pa.Table:
+        """
+        Return the input rows of the dead letters with the columns and types of the input.
+
+        They are in the order in which they failed, so they can be written to the source of the query
+        once its processor is corrected.  For arguments and errors see `dead_letters`.
+
+        Blocks: On the store.
+        """
+        stored, since = self._letters_of(checkpoint, since_checkpoint)
+        return letters_rows(self._store, stored, self._operator, since)
+
+    def _letters_of(
+        self, checkpoint: CheckpointName | None, since: CheckpointName | None
+    ) -> tuple[CompletedCheckpoint, int]:
+        self._open_readers()
+        name = None if checkpoint is None else checkpoint_id_of(self._store, checkpoint)
+        first = -1
+        if since is not None:
+            first = checkpoint_id_of(self._store, since, "since_checkpoint")
+        stored = find_checkpoint(self._store, name)
+        if self._operator is not None:  # raises: it names the operators
+            operator_index(self._operator, BatchRecord.of(stored), self._store.url)
+        return stored, first
 
     def _open_readers(self) -> dict[int, StateReader]:
         if self._readers is None:

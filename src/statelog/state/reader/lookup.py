@@ -1,93 +1,28 @@
 """
-One key: its key group, its rows, and its state as Python values.
+One key: its rows, and its state as Python values.
 
-A caller gives a key as values; they are converted to the types of the key columns first, so that
-`5` finds a key in a column of any whole-number type, and `"5"` is refused there.  `KeyVersion` is
-what the state of one key was at a retained checkpoint.
+`KeyVersion` is what the state of one key was at a retained checkpoint.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
-from statelog.errors import CheckpointError, UsageError
-from statelog.model import KeyGroupRange
-from statelog.state.keys.key_groups import key_group_of
+from statelog.errors import CheckpointError
+from statelog.state.keys.state_key import StateKey
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.schema.descriptors import StateDescriptor, schema_text
-
-_REFUSED: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""What Arrow raises for a value that does not fit a type."""
+from statelog.state.schema.descriptors import StateDescriptor
 
 _UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
 _GONE: Final = ("not_found", "subsumed")
-
-
-class StateKey:
-    """
-    A key of an operator.
-
-    Args:
-        key: Its values in the order of the key columns; for one column the value alone will do.
-        schema: The operator's key columns.
-
-    Raises:
-        UsageError: The number or the types of the values do not match the columns.
-    """
-
-    def __init__(self, key: object, schema: pa.Schema) -> None:
-        self._schema = schema
-        values = list(key) if isinstance(key, tuple | list) else [key]
-        if len(values) != len(schema):
-            raise UsageError(
-                f"a key needs a value for each of ({schema_text(schema)}); {len(values)} given: "
-                f"{tuple(values)!r:.100}",
-                fields=("key",),
-            )
-        self.values = tuple(
-            _converted(value, field) for value, field in zip(values, schema, strict=True)
-        )
-
-    def key_groups(self, groups: KeyGroupRange) -> KeyGroupRange:
-        """
-        Return the one key group with the key.
-
-        Raises:
-            UsageError: A key column has a type whose hash only Spark computes.
-        """
-        key_group = groups.start + key_group_of(self.values, self._schema, len(groups))
-        return KeyGroupRange(key_group, key_group)
-
-    def columns(self) -> list[pa.Array]:
-        """Return the key as columns of one row."""
-        return [
-            pa.array([value], field.type)
-            for value, field in zip(self.values, self._schema, strict=True)
-        ]
-
-    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with this key, of rows in the columns of `StateReader`."""
-        for value, field in zip(self.values, self._schema, strict=True):
-            column = batch.column(f"key.{field.name}")
-            if value is None:
-                batch = batch.filter(pc.is_null(column))
-            elif isinstance(value, float) and math.isnan(value):
-                batch = batch.filter(pc.is_nan(column))
-            else:
-                batch = batch.filter(pc.equal(column, pa.scalar(value, field.type)))
-        return batch
 
 
 def python_state(table: pa.Table, variable: StateDescriptor) -> object:
@@ -142,53 +77,6 @@ def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -
     """Return the state of one key, see `python_state`; raises as `rows_of_key`."""
     table = rows_of_key(reader, variable, key, now_ms)
     return python_state(table, reader.schema.states[reader.schema.state_id(variable)])
-
-
-def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]:
-    """
-    Return the key that text on a command line means.
-
-    Raises:
-        UsageError: There are more or fewer texts than columns, or one is no value of its column.
-    """
-    if len(texts) != len(schema):
-        raise UsageError(
-            f"a key needs a value for each of ({schema_text(schema)}); {len(texts)} given: "
-            f"{' '.join(texts):.100}",
-            fields=("key",),
-        )
-    values = []
-    for text, field in zip(texts, schema, strict=True):
-        try:
-            values.append(pa.scalar(text, pa.string()).cast(field.type).as_py())
-        except _REFUSED as error:
-            raise UsageError(
-                f"key column {field.name!r} takes {field.type}; {text!r:.100} is no such value",
-                fields=("key",),
-            ) from error
-    return tuple(values)
-
-
-def _converted(value: object, field: pa.Field) -> object:
-    """Return *value* as Arrow returns it from a column of the type of *field*."""
-    kind = field.type
-    if value is None:
-        return None
-    try:
-        if isinstance(value, bool) != pa.types.is_boolean(kind) and not pa.types.is_nested(kind):
-            raise TypeError("a switch is no number")
-        if isinstance(value, dt.datetime) and value.tzinfo is None:
-            # As in PySpark, a time without a zone is local.
-            zoned = pa.types.is_timestamp(kind) and kind.tz is not None
-            value = value.astimezone() if zoned else value
-        if pa.types.is_integer(kind):
-            value = operator.index(value)  # type: ignore[arg-type]  # Arrow cuts off fractions
-        return pa.scalar(value, kind).as_py()
-    except _REFUSED as error:
-        raise UsageError(
-            f"key column {field.name!r} takes {kind}, not {type(value).__name__} {value!r:.100}",
-            fields=("key",),
-        ) from error
 
 
 def _hashable(value: object) -> object:

@@ -5,6 +5,7 @@ Recordings: what some keys of a query saw, kept next to the state to be replayed
     cells      the state of some keys as Arrow columns, and back
     step       one key in one micro-batch: input, state before and after, calls, output
     location   the recordings of a location: list, find by key, remove a key
+    dead_letters   the calls that failed and were left out, as a table
 
 Recorded data is the data of the query: it is as personal as the rows and the state are.
 Format: docs/reference/formats/recording.md.

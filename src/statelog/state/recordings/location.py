@@ -300,6 +300,8 @@ def forget_key(
             left = [
                 _without(task, key) if concerns else task
                 for task, concerns in zip(tasks, concerned, strict=True)
+                # A dead letter has one key, and its error may quote the rows.
+                if not (concerns and task.failure is not None)
             ]
             store.put(stored.path, encode_file([encode_recording(task) for task in left]))
     return ForgottenRecordings(tuple(rewritten), tuple(deleted))

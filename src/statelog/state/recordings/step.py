@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from statelog.format.arrow_data import python_rows
 from statelog.format.recording_file import damaged_recording
-from statelog.state.reader.lookup import StateKey
+from statelog.state.keys.state_key import StateKey
 from statelog.state.recordings.format import Failure, TaskRecording, from_stream
 from statelog.state.schema.descriptors import OperatorStateSchema
 

@@ -462,6 +462,27 @@ def test_frames_of_one_key_are_cut_in_parts_as_at_once(
     assert len(runs[0]["7"]) > 10
 
 
+def test_a_frame_that_changes_after_it_was_yielded_is_output_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reusing(Counting):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            frame = pd.DataFrame({"key": [str(key[0])], "at": [""], "seen": [""]})
+            for number, _ in enumerate(rows):
+                frame["at"] = str(number)
+                yield frame
+            frame["at"] = "changed"
+
+    batches = arrow_input([(at % 5, float(at)) for at in range(500)], "key long, value double", 1)
+    runs = []
+    for bound in (sys.maxsize, 10_000):
+        flavour = PandasRowFormat(replace(SETTINGS, max_records=10), parse_ddl(OUTPUT))
+        query = Query(tmp_path / str(bound), Reusing(), flavour, bound, key=NUMBERS, staged=False)
+        runs.append(by_key(query.run(batches, monkeypatch, forget=True)))
+    assert runs[0] == runs[1]
+    assert [str(number) for number in range(10)] == [row["at"] for row in runs[1]["3"]]
+
+
 @pytest.mark.parametrize("flavour", ["row", "batch"])
 def test_initial_state_comes_in_parts(
     flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -512,7 +533,7 @@ def test_output_does_not_pile_up(
     monkeypatch.setattr(
         OutputParts,
         "flush",
-        lambda self: (held.append((self._output.pending, self.held_bytes)), flush(self))[1],
+        lambda self: (held.append((self.rows.pending, self.held_bytes)), flush(self))[1],
     )
     batches = numbers(40, 20)
     query = counting(tmp_path, 10_000, Spreading(), staged=staged)

@@ -31,9 +31,9 @@ import statelog as sl
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CheckpointError, ClosedError, UsageError
 from statelog.model import KeyGroupRange
+from statelog.state.keys.state_key import StateKey, key_from_text
 from statelog.state.kinds import StateKind
 from statelog.state.reader import LocationState, StateReader, location_state, state_reader
-from statelog.state.reader.lookup import StateKey, key_from_text
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import open_store
 from statelog.testing.faulty_store import FaultyStore

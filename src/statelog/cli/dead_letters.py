@@ -1,0 +1,96 @@
+"""`statelog dead-letters`: the calls of a processor that failed and were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from rich import box
+from rich.text import Text
+
+from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
+from statelog.cli.output import PlainTable, console, plural, print_json, progress, utc
+from statelog.cli.state_rows import open_state
+from statelog.errors import UsageError
+
+_ERROR_SHOWN: Final = 120
+_JSON_COLUMNS: Final = ("key", "rows", "initial_rows")
+
+
+def dead_letters(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    *,
+    checkpoint: CheckpointOption = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help=f"Only what failed after this checkpoint: {CHECKPOINT_FORMS}."),
+    ] = None,
+    operator: Annotated[
+        str | None, typer.Option(help="Only of the operator with this operatorId.")
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the input rows of the dead letters to this Parquet file, which must not exist.",
+            metavar="FILE",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """
+    List the dead letters of a query: keys whose processing failed, with their rows and errors.
+
+    A query keeps them with the setting `onError="dead-letter"`.  `statelog replay LOCATION KEY` runs one
+    through the processor of today.  Their rows are written by --rows, to be sent to the source again.
+    """
+    with open_state(location, operator) as state, progress("reading"):
+        letters = state.dead_letters(checkpoint, since_checkpoint=since).to_pylist()
+        table = None
+        if rows is not None:
+            table = state.dead_letter_rows(checkpoint, since_checkpoint=since)
+    if rows is not None and table is not None:
+        _write(rows, table)
+    if as_json:
+        for letter in letters:
+            parsed = {name: msgspec.json.decode(letter[name]) for name in _JSON_COLUMNS}
+            print_json({**letter, **parsed, "failed_at": letter["failed_at"].isoformat()})
+        return
+    _show(letters)
+    if rows is not None and table is not None:
+        written = f"wrote {rows}: {plural(table.num_rows, 'row')}"
+        console().print(written, markup=False, soft_wrap=True)
+
+
+def _write(file: Path, table: pa.Table) -> None:
+    try:
+        with file.open("xb") as sink:
+            pq.write_table(table, sink)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error}") from error
+
+
+def _show(letters: Sequence[Mapping[str, Any]]) -> None:
+    out = console()
+    if letters:
+        table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for name in ("checkpoint", "failed at (UTC)", "operator", "key", "method", "rows", "error"):
+            table.add_column(name, overflow="fold")
+        for letter in letters:
+            text = f"{letter['error']}: {letter['message']}"
+            cells = (
+                str(letter["checkpoint_id"]),
+                utc(int(letter["failed_at"].timestamp() * 1000)),
+                letter["operator"],
+                " ".join(map(str, msgspec.json.decode(letter["key"]))),
+                letter["method"],
+                str(letter["row_count"]),
+                text if len(text) <= _ERROR_SHOWN else f"{text[:_ERROR_SHOWN]} ...",
+            )
+            table.add_row(*map(Text, cells))
+        out.print(table)
+    out.print(plural(len(letters), "dead letter"), markup=False)

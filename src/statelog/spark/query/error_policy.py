@@ -1,0 +1,91 @@
+"""
+What a query does with a key whose processing fails.
+
+The settings are `onError` and `maxErrors`.  The bound exists because a fault of the processor fails
+every key: the query then stops, and does not put its whole input aside.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.errors import InvalidOptionsError
+
+
+class OnError(enum.Enum):
+    """What happens where the processing of a key fails."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    DEAD_LETTER = "dead-letter"
+
+
+DEFAULT_LETTER_AGE: Final = dt.timedelta(days=7)
+_LEAST_KEYS: Final = 10
+"""A share allows this many keys in any case, because a share of few keys says little."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaxErrors:
+    """
+    The most keys of one task and micro-batch whose processing may fail.
+
+    Args:
+        keys: Their number; 0 where *share* counts.
+        share: Their share of the keys of the task, 0 to 1.
+    """
+
+    keys: int = 1000
+    share: float = 0.0
+
+    def is_exceeded(self, failed: int, of_keys: int | None) -> bool:
+        """
+        Return whether too many keys failed.
+
+        Args:
+            failed: Number of keys that failed so far.
+            of_keys: Number of keys of the task; None while it is unknown, which exceeds no share.
+        """
+        if self.keys:
+            return failed > self.keys
+        return of_keys is not None and failed > max(_LEAST_KEYS, self.share * of_keys)
+
+    def __str__(self) -> str:
+        return str(self.keys or self.share)
+
+
+def parse_max_errors(value: object, *, key: str) -> MaxErrors:
+    """Return the bound that a setting means; raises `InvalidOptionsError` if it is none."""
+    if isinstance(value, MaxErrors):
+        return value
+    number: float | None = None
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+    if number is not None and 0 < number < 1:
+        return MaxErrors(0, number)
+    if number is None or not 1 <= number <= 1 << 53 or number != int(number):
+        raise InvalidOptionsError(
+            f"option {key!r} is {value!r}; it must be a number of keys, at least 1, or a share of the "
+            "keys, between 0 and 1. onError='fail' allows no failed key"
+        )
+    return MaxErrors(int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """
+    What a task does with keys whose processing fails, where it does not fail itself.
+
+    Args:
+        keeps_letters: Whether what failed is kept, to be replayed.
+        most: The most keys that may fail.
+    """
+
+    keeps_letters: bool
+    most: MaxErrors

@@ -1,0 +1,292 @@
+"""
+The keys of a task whose processing failed, and what a replay of them needs.
+
+A dead letter is the recording of one failed call: its key, the state before it, its rows or timers,
+and the error.  It is committed with the micro-batch, so it exists if and only if the micro-batch was
+committed without the effects of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.errors import (
+    InvariantError,
+    ProcessorError,
+    RequirementError,
+    StatelogError,
+    UsageError,
+)
+from statelog.model import FileStateHandle
+from statelog.spark.query.error_policy import ErrorPolicy
+from statelog.spark.rows.interface import KeyedInput
+from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
+from statelog.spark.worker.failures import error_text, processor_lines
+from statelog.spark.worker.output_parts import OutputFiles
+from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.recorder import RecordedKey, RecordedRows
+from statelog.spark.worker.recording import recording_of
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import Key
+from statelog.state.recordings.cells import Cells
+from statelog.state.recordings.format import Failure, encode_file, encode_recording
+
+LETTERS_BYTES_MAX: Final = 64 << 20
+"""Most bytes of the rows and the state in the dead letters of a task in one micro-batch."""
+_TEXT_MAX: Final = 2_000
+_LINES_MAX: Final = 4_000
+
+
+class TooManyErrorsError(ProcessorError):
+    """More keys failed than `maxErrors` allows, or their rows are too many to be kept."""
+
+
+def is_bad_record(error: BaseException) -> bool:
+    """
+    Return whether an error of a processor's call is one of its rows or of its own code.
+
+    Errors of statelog and of the store, lack of memory, and the end of the process are not: they say
+    nothing about the rows.  What such an error caused is not either.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        is_of_call = isinstance(each, UsageError | UnfitOutputError)
+        if (
+            not isinstance(each, Exception)
+            or isinstance(each, MemoryError | InvariantError | RequirementError)
+            or (isinstance(each, StatelogError) and not is_of_call)
+        ):
+            return False
+        waiting += [each.__cause__, each.__context__]
+    return True
+
+
+@dataclass(slots=True)
+class DeadLetter:
+    """
+    One call, or the calls for several timers, whose effects were dropped.
+
+    Args:
+        key_group, key: The key, as tables hold it.
+        method: The processor's method.
+        timers: The timers, in milliseconds; none where the key had rows.
+        before: The state of the key before the call.
+        failure: The error.
+        rows, initial: The rows of the call, and of its initial state; None for none.
+    """
+
+    key_group: int
+    key: Key
+    method: str
+    timers: tuple[int, ...]
+    before: Cells
+    failure: Failure
+    rows: pa.Table | None = None
+    initial: pa.Table | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LettersPart:
+    """
+    The dead letters of a task.
+
+    Args:
+        data: Each as `encode_recording` returns it; empty if they are in a file.
+        file: The file of large ones.
+        count: Their number.
+    """
+
+    data: tuple[bytes, ...] = ()
+    file: FileStateHandle | None = None
+    count: int = 0
+
+
+NO_LETTERS: Final = LettersPart()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One dead letter in the form of a recorder."""
+
+    codec: OperatorCodec
+    keys: list[RecordedKey]
+    rows: list[tuple[int, pa.Table]] = field(default_factory=list)
+    initial: list[tuple[int, pa.Table]] = field(default_factory=list)
+    calls: list[tuple[int, str, int, int]] = field(default_factory=list)
+
+
+class FailedKeys:
+    """
+    Counts the keys of a task whose processing failed, and keeps their dead letters.
+
+    Args:
+        policy: What to keep, and how many keys may fail.
+        codec: The operator's codec.
+        processor: Name of the processor, for messages.
+        batch_id: The micro-batch.
+
+    Attributes: `first`: the first failure, as text.
+    """
+
+    def __init__(
+        self, policy: ErrorPolicy, codec: OperatorCodec, processor: str, batch_id: int
+    ) -> None:
+        self._policy = policy
+        self._codec = codec
+        self._processor = processor
+        self._batch_id = batch_id
+        self._part: tuple[RecordedRows, ...] = ()
+        self._of_part: dict[tuple[int, Key], DeadLetter] = {}
+        self._letters: list[DeadLetter] = []
+        self._keys: set[tuple[int, Key]] = set()
+        self._bytes = 0
+        self.first = ""
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
+        """Begin a part of the input, from which rows of failed keys are copied."""
+        if self._policy.keeps_letters:
+            parts = (rows,) if initial is None else (rows, initial)
+            self._part = tuple(RecordedRows(each, LETTERS_BYTES_MAX) for each in parts)
+
+    def add(
+        self,
+        place: tuple[int, Key],
+        method: str,
+        timers: tuple[int, ...],
+        before: Cells,
+        error: BaseException,
+    ) -> None:
+        """
+        Add a call whose effects were rolled back.
+
+        Args:
+            place: Key group and key.
+            method: The processor's method.
+            timers: The timers of the calls; none for rows.
+            before: The state of the key as it is after the roll-back.
+            error: The processor's own error, or the error of a value or row that does not fit.
+
+        Raises:
+            TooManyErrorsError: More keys failed than allowed.
+        """
+        self._keys.add(place)
+        kind, text = error_text(error)
+        if not self.first:
+            key = repr(self._codec.key.thaw(place[1]))
+            self.first = f"{method} for key {key:.200}: {kind}: {text:.500}"
+        self.check(None, error)
+        if not self._policy.keeps_letters:
+            return
+        failure = Failure(
+            method=method,
+            error=kind,
+            message=text[:_TEXT_MAX],
+            lines=processor_lines(error)[-_LINES_MAX:],
+        )
+        letter = DeadLetter(*place, method, timers, before, failure)
+        if timers:
+            self._letters.append(letter)
+        else:  # the failure of the initial state takes the place of a later one of the rows
+            self._of_part[place] = letter
+
+    def check(self, of_keys: int | None, error: BaseException | None = None) -> None:
+        """Raise `TooManyErrorsError` if more keys failed than allowed of *of_keys* in the task."""
+        most, failed = self._policy.most, len(self._keys)
+        if most.is_exceeded(failed, of_keys):
+            of_all = "" if of_keys is None else f" of {of_keys}"
+            raise self._too_many(
+                f"{failed} keys{of_all} failed in one task of batch {self._batch_id}, more than maxErrors "
+                f"({most}) allows; the first: {self.first}"
+            ) from error
+
+    def _too_many(self, what: str) -> TooManyErrorsError:
+        return TooManyErrorsError(
+            f"{self._processor}: {what}. {NOTHING_COMMITTED}. Correct the processor, or change maxErrors",
+            batch_id=self._batch_id,
+        )
+
+    def end_part(self) -> None:
+        """
+        Copy the rows of the keys of the part that failed, all together.
+
+        Raises:
+            TooManyErrorsError: They exceed `LETTERS_BYTES_MAX`.
+        """
+        chosen: dict[int, list[Key]] = {}
+        for key_group, key in self._of_part:
+            chosen.setdefault(key_group, []).append(key)
+        for rows in self._part:
+            if chosen:
+                rows.copy(chosen)
+        for place, letter in self._of_part.items():
+            copies = [self._rows(rows, place) for rows in self._part]
+            letter.rows = copies[0]
+            letter.initial = copies[1] if letter.method == "handleInitialState" else None
+            self._letters.append(letter)
+        self._of_part = {}
+        self._part = ()
+
+    def _rows(self, rows: RecordedRows, place: tuple[int, Key]) -> pa.Table | None:
+        table = rows.of(*place)
+        size = LETTERS_BYTES_MAX if table is None else int(table.num_rows * rows.row_bytes)
+        self._bytes += size
+        if table is None or self._bytes > LETTERS_BYTES_MAX:
+            raise self._too_many(
+                f"the rows of the keys that failed in one task of batch {self._batch_id} take more than "
+                f"{LETTERS_BYTES_MAX >> 20} MiB, which dead letters may have; the first: {self.first}. "
+                "Read less in one micro-batch, or use onError='skip'"
+            )
+        return table if table.num_rows else None
+
+    def put(self, files: OutputFiles, spec: TaskSpec) -> LettersPart:
+        """
+        Return the dead letters; large ones are put into a file.
+
+        Raises:
+            StoreError: They could not be written: without them the task must fail.
+
+        Blocks: For the store, where they are large.
+        """
+        data = tuple(self._encoded(letter, spec) for letter in self._letters)
+        if not data or sum(map(len, data)) <= spec.inline_bytes:
+            return LettersPart(data, None, len(data))
+        return LettersPart((), files.put_recording(encode_file(data)), len(data))
+
+    def _encoded(self, letter: DeadLetter, spec: TaskSpec) -> bytes:
+        key = RecordedKey(letter.key_group, letter.key, letter.before)
+        seen = _Seen(self._codec, [key])
+        if letter.rows is not None:
+            seen.rows.append((0, letter.rows))
+        if letter.initial is not None:
+            seen.initial.append((0, letter.initial))
+        seen.calls += [(0, letter.method, time, 0) for time in letter.timers or (-1,)]
+        nothing = pa.Table.from_batches([], spec.rows.output)
+        return encode_recording(recording_of(seen, spec, [0], nothing, {}, letter.failure))
+
+
+def only_timers(
+    before: Cells, timers_id: int, timers: Sequence[int], due_until_ms: int
+) -> Mapping[int, object]:
+    """
+    Return the state of a key without the due timers whose calls did not fail.
+
+    Args:
+        before: The state.
+        timers_id: The position of the timers among the state variables.
+        timers: The timers whose calls failed.
+        due_until_ms: The time up to which timers are due; later ones stay.
+    """
+    kept = [time for time in before.get(timers_id, ()) if time in timers or time > due_until_ms]
+    return {**before, timers_id: tuple(kept)}

@@ -1,0 +1,55 @@
+"""A job whose input has poison rows, as a program that a test kills: FOLDER, then "corrected" or "poison"."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.streams import BatchSource, workers_get_by_value
+
+from statelog.demo.java import prepare_environment
+from statelog.spark import transform_with_state
+
+POISON = -1
+workers_get_by_value(processors.__name__)
+
+
+def main(folder: Path, is_corrected: bool) -> None:
+    prepare_environment()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.statelog.onError", "dead-letter")
+        .getOrCreate()
+    )
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        rows = [list(row) for row in frame.collect()]
+        hidden = folder / "out" / f".{batch_id}"
+        hidden.write_text(json.dumps(rows), encoding="utf-8")
+        os.replace(hidden, folder / "out" / str(batch_id))
+
+    (folder / "out").mkdir(exist_ok=True)
+    stream = transform_with_state(
+        BatchSource(spark, folder / "in", INPUT).frame().groupBy("key"),
+        Totals(None if is_corrected else POISON),
+        TOTALS,
+        stateLocation=str(folder / "state"),
+        tasks=2,
+        inlineBytes=0,
+    )
+    writer = stream.writeStream.option("checkpointLocation", str(folder / "query"))
+    query = writer.foreachBatch(write).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] == "corrected")

@@ -1,0 +1,304 @@
+"""A query continues past bad records on Spark: all other keys are exact, also over kills, and a resend is too."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.spark import processors
+from tests.spark.poison_job import POISON
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+
+import statelog as sl
+from statelog.cli.main import run
+from statelog.demo.process import processes_of_session
+from statelog.errors import UsageError
+from statelog.metrics import Metrics
+from statelog.runtime.fail_points import VARIABLE
+from statelog.spark import (
+    ColumnarProcessor,
+    aggregate,
+    sum_,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+workers_get_by_value(processors.__name__)
+
+ROOT = Path(__file__).parents[2]
+BATCHES = [[(1, 1), (2, 2), (3, POISON)], [(1, 5), (1, POISON), (3, 1)], [(1, 7), (2, POISON)]]
+
+
+class FrameTotals(Totals):
+    """`Totals` of frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        frames = (Row(amount=int(amount)) for frame in rows for amount in frame["amount"])
+        for row in super().handleInputRows(key, frames, timerValues):
+            yield pd.DataFrame([row.asDict()])
+
+
+def left(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the rows of keys without poison."""
+    failed = {key for key, amount in rows if amount == POISON}
+    return [row for row in rows if row[0] not in failed]
+
+
+def in_order(rows: list[Any]) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, rows))
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+@pytest.mark.parametrize("in_pandas", [False, True])
+def test_keys_that_fail_are_left_out_and_counted(
+    spark: "SparkSession", tmp_path: Path, delivery: str, in_pandas: bool
+) -> None:
+    metrics, model = Metrics(), TotalsModel()
+    kind = FrameTotals if in_pandas else Totals
+    transform = transform_with_state_in_pandas if in_pandas else transform_with_state
+    options = {
+        "delivery": delivery, "onError": "dead-letter", "metrics": metrics, "tasks": 2,
+        "transform": transform,
+    }  # fmt: skip
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], kind(POISON), TOTALS, options)
+    for rows in BATCHES:
+        source.add(rows)
+    query = job.start()
+    wait(query)
+    assert [model.apply(left(rows)) for rows in BATCHES] == [in_order(rows) for rows in job.take()]
+    assert [(1, 1), (1, 1), (1, 1)] == [
+        (each.failed_keys, each.dead_letters) for each in job.progress
+    ]
+    assert (3, 3) == (
+        metrics.value("num_failed_keys"),
+        metrics.value("num_dead_letters"),
+    )
+    last = query.lastProgress
+    assert last is not None
+    assert "1" == last["sources"][-1]["metrics"].get("failedKeys", "1")
+    with sl.open(str(job.state)) as state:
+        letters = state.dead_letters().to_pylist()
+        assert ["[3]", "[1]", "[2]"] == [each["key"] for each in letters]
+        assert {"ArithmeticError"} == {each["error"] for each in letters}
+        assert {"cannot take -1"} == {each["message"] for each in letters}
+        assert "handleInputRows" in letters[0]["traceback"]
+        assert '[{"key":1,"amount":5},{"key":1,"amount":-1}]' == letters[1]["rows"]
+        resent = [tuple(row.values()) for row in state.dead_letter_rows().to_pylist()]
+    source.add(resent)
+    job.run(processor=kind())
+    for rows in [resent]:
+        assert [model.apply(rows)] == [in_order(rows) for rows in job.take()]
+    whole = TotalsModel()
+    for rows in BATCHES:
+        whole.apply(rows)
+    with sl.open(str(job.state)) as state:
+        for key, (total, count) in whole.totals.items():
+            assert {"total": total, "rows": count} == state.get("total", key)
+
+
+def test_the_session_or_the_writer_may_say_so_and_skipped_keys_leave_nothing(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    for rows in BATCHES:
+        source.add(rows)
+    job = Job(source, tmp_path, ["key"], Totals(POISON), TOTALS)
+    spark.conf.set("spark.statelog.onError", "skip")
+    try:
+        job.run()
+    finally:
+        spark.conf.unset("spark.statelog.onError")
+    assert [1, 1, 1] == [each.failed_keys for each in job.progress]
+    with sl.open(str(job.state)) as state:
+        assert 0 == state.dead_letters().num_rows
+    source.add([(5, POISON), (6, 1)])
+    with pytest.raises(StreamingQueryException, match=r"handleInputRows failed for key \(5,\)"):
+        job.run()
+    stream = transform_with_state(
+        source.frame().groupBy("key"), Totals(POISON), TOTALS, stateLocation=str(job.state)
+    )
+    writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    written = writer.option("statelog.onError", "dead-letter").foreachBatch(job.collect)
+    wait(written.trigger(availableNow=True).start())
+    assert [(6, 1, 1)] == in_order(job.take()[-1])
+    with sl.open(str(job.state)) as state:
+        assert ["[5]"] == state.dead_letters()["key"].to_pylist()
+
+
+def test_a_processor_that_fails_for_every_key_stops_the_query(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    class Broken(Totals):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            raise KeyError("amuont")
+
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([(key, 1) for key in range(60)])
+    options = {"onError": "dead-letter", "maxErrors": 20, "tasks": 2}
+    job = Job(source, tmp_path, ["key"], Broken(), TOTALS, options)
+    said = (
+        r"Broken: 21 keys failed in one task of batch 0, more than maxErrors \(20\) allows.*amuont"
+    )
+    with pytest.raises(StreamingQueryException, match=said):
+        job.run()
+    job.run(processor=Totals())
+    assert 60 == len(job.take()[0])
+
+
+def test_what_takes_all_keys_at_once_rejects_the_setting(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    class Columns(ColumnarProcessor):
+        def init(self, handle: Any) -> None:
+            self.total = handle.getColumnState("total", "total bigint")
+
+        def process(self, keys: Any, rows: Any, times: Any) -> Iterator[pa.Table]:
+            yield from ()
+
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([(1, 1)])
+    job = Job(source, tmp_path, ["key"], Columns(), "key bigint", {"onError": "skip"})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="onError='skip' cannot be used with Columns"):
+        job.run()
+    totals = aggregate(
+        source.frame().groupBy("key"), sum_("amount").alias("amount"), onError="dead-letter",
+        stateLocation=str(tmp_path / "other"),
+    )  # fmt: skip
+    writer = totals.writeStream.option("checkpointLocation", str(tmp_path / "aggregate"))
+    with pytest.raises(UsageError, match="onError='dead-letter' cannot be used with aggregate"):
+        writer.format("noop").start()
+
+
+class Second(StatefulProcessor):
+    """Counts the totals of a key; an odd total is poison."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            (n,) = self.count.get() or (0,)
+            self.count.update((n + 1,))
+            if row.total % 2:
+                raise ValueError(f"{row.total} is odd")
+        yield Row(key=key[0], total=self.count.get()[0], rows=0)
+
+
+def test_each_operator_of_a_query_has_dead_letters(spark: "SparkSession", tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([(1, 2), (2, 3), (3, POISON), (4, 4)])
+    first = transform_with_state(
+        source.frame().groupBy("key"), Totals(POISON), TOTALS, stateLocation=str(tmp_path / "state"),
+        onError="dead-letter",
+    )  # fmt: skip
+    both = transform_with_state(first.groupBy("key"), Second(), TOTALS)
+    seen: list[Any] = []
+    writer = both.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    wait(
+        writer.foreachBatch(lambda frame, _: seen.extend(frame.collect()))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert [1, 4] == sorted(row.key for row in seen)
+    found = {
+        name: sl.open(str(tmp_path / "state"), operator=name).dead_letters()["key"].to_pylist()
+        for name in ("transform_with_state", "transform_with_state_2")
+    }
+    assert {"transform_with_state": ["[3]"], "transform_with_state_2": ["[2]"]} == found
+
+
+# ------------------------------------------------------------------------------------- kills
+
+
+def run_killed(folder: Path, which: str, fail_points: str) -> int:
+    """Run the job as a process that dies at a fail point; return its exit status."""
+    environment = {
+        **os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", VARIABLE: fail_points,
+        "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }  # fmt: skip
+    command = [sys.executable, str(ROOT / "tests" / "spark" / "poison_job.py"), str(folder), which]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            return process.wait(180)
+        finally:
+            for other in processes_of_session(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(other.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_job_with_poison_is_exact_over_kills_and_after_a_resend(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    batches = [
+        [
+            (rng.randrange(1500), POISON if rng.random() < 0.001 else rng.randrange(1, 99))
+            for _ in range(4000)
+        ]
+        for _ in range(5)
+    ]
+    (tmp_path / "in").mkdir()
+
+    def add(number: int, table: pa.Table) -> None:
+        file = tmp_path / "in" / f"{number:05}.parquet"
+        pq.write_table(table, file)
+        os.utime(file, (1_600_000_000 + number,) * 2)
+
+    for number, rows in enumerate(batches):
+        columns = dict(zip(("key", "amount"), map(list, zip(*rows, strict=True)), strict=True))
+        add(number, pa.table(columns, pa.schema([("key", pa.int64()), ("amount", pa.int64())])))
+    assert -9 == run_killed(tmp_path, "poison", "before-commit:2")
+    assert 0 != run_killed(tmp_path, "poison", "between-uploads:3")  # a worker, and Spark the query
+    assert -9 == run_killed(tmp_path, "poison", "after-commit:1")
+    assert 0 == run_killed(tmp_path, "poison", ""), (tmp_path / "log").read_text()[-3000:]
+    model, failed = TotalsModel(), []
+    for number, rows in enumerate(batches):
+        failed += sorted({key for key, amount in rows if amount == POISON})
+        out = json.loads((tmp_path / "out" / str(number)).read_text())
+        assert model.apply(left(rows)) == in_order(out), f"batch {number}"
+    location = str(tmp_path / "state")
+    with sl.open(location) as state:
+        letters = state.dead_letters().to_pylist()
+        assert sorted(f"[{key}]" for key in failed) == sorted(each["key"] for each in letters)
+        assert len(letters) == len({(each["key"], each["checkpoint_id"]) for each in letters}) > 10
+        assert {
+            key: {"total": total, "rows": count} for key, (total, count) in model.totals.items()
+        } == values(state)
+    assert 0 == run(["dead-letters", location, "--rows", str(tmp_path / "failed.parquet")])
+    add(len(batches), pq.read_table(tmp_path / "failed.parquet"))
+    assert 0 == run_killed(tmp_path, "corrected", ""), (tmp_path / "log").read_text()[-3000:]
+    whole = TotalsModel()
+    for rows in batches:
+        whole.apply(rows)
+    with sl.open(location) as state:
+        assert {
+            key: {"total": total, "rows": count} for key, (total, count) in whole.totals.items()
+        } == values(state)
+
+
+def values(state: sl.LocationState) -> dict[Any, dict[str, Any]]:
+    return {
+        row["key.key"]: {"total": row["value.total"], "rows": row["value.rows"]}
+        for row in state.table("total").to_pylist()
+    }

@@ -1,0 +1,76 @@
+"""The log of failed keys is bounded, and names the first failure and the command."""
+
+import logging
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from statelog.errors import InvalidOptionsError
+from statelog.model import KeyGroupRange
+from statelog.spark.driver.dead_letters import FailureLog, error_policy
+from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors, OnError, parse_max_errors
+from statelog.spark.query.settings import QuerySettings
+from statelog.spark.worker.protocol import TaskAck
+
+RANGE = KeyGroupRange(0, 127)
+
+
+def ack(
+    failed: int, letters: int = 0, first: str = "handleInputRows for key (1,): ValueError: x"
+) -> TaskAck:
+    return TaskAck(0, RANGE, failed_keys=failed, letter_count=letters, first_failure=first)
+
+
+def test_failures_are_logged_once_a_minute_with_those_in_between(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    log = FailureLog("s3://bucket/job", lambda: now)
+    caplog.set_level(logging.WARNING)
+    log.committed(0, [ack(0, first="")])
+    assert "" == caplog.text
+    for batch_id in range(1, 200):
+        log.committed(batch_id, [ack(0, first=""), ack(2, 2)])
+        now += 1
+    messages = [record.getMessage() for record in caplog.records]
+    assert 4 == len(messages)
+    assert messages[0] == (
+        "processing failed for 2 keys up to batch 1; the first of this batch: handleInputRows for key "
+        "(1,): ValueError: x; `statelog dead-letters s3://bucket/job` lists them"
+    )
+    assert "failed for 120 keys in 60 micro-batches up to batch 61" in messages[1]
+
+
+def test_skipped_keys_have_no_command(caplog: pytest.LogCaptureFixture) -> None:
+    FailureLog("s3://bucket/job").committed(3, [ack(1)])
+    assert caplog.text.rstrip().endswith("ValueError: x; they are left out")
+
+
+def test_only_a_query_that_continues_has_a_policy() -> None:
+    assert error_policy(QuerySettings()) is None
+    assert ErrorPolicy(False, MaxErrors(5)) == error_policy(
+        QuerySettings(on_error=OnError.SKIP, max_errors=MaxErrors(5))
+    )
+    assert ErrorPolicy(True, MaxErrors(1000)) == error_policy(
+        QuerySettings(on_error=OnError.DEAD_LETTER)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("7", MaxErrors(7)),
+        (7, MaxErrors(7)),
+        (0.05, MaxErrors(0, 0.05)),
+        ("5e-2", MaxErrors(0, 0.05)),
+    ],
+)
+def test_the_bound_is_a_number_or_a_share(given: object, expected: MaxErrors) -> None:
+    assert expected == parse_max_errors(given, key="maxErrors")
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.5, "many", True, None, "nan", "inf", [3]])
+def test_another_bound_is_refused(given: object) -> None:
+    with pytest.raises(InvalidOptionsError, match="maxErrors"):
+        parse_max_errors(given, key="maxErrors")

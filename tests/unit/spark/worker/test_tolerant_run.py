@@ -1,0 +1,720 @@
+"""
+A key that fails leaves no trace, and every other key is exact.
+
+The model of a job that leaves failed calls out is the same job without the calls: without the rows of the
+keys that fail, and with a processor that does nothing for the timers that fail.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from tests.recorded_job import RecordedJob
+from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, Steps
+from tests.unit.spark.worker.test_large_input import NUMBERS, Query, arrow_input
+
+import statelog as sl
+from statelog.checkpoint import collect_garbage
+from statelog.errors import InvariantError, ProcessorError, StoreError, UsageError
+from statelog.format.recording_file import unpack_recording
+from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
+from statelog.spark.query.record import RecordRule
+from statelog.spark.query.settings import QuerySettings
+from statelog.spark.rows.formats import SparkRowFormat
+from statelog.spark.rows.layout import InitialLayout, InputLayout
+from statelog.spark.rows.types import from_ipc
+from statelog.spark.testing.replay import replay
+from statelog.spark.worker import dead_letters
+from statelog.spark.worker.dead_letters import is_bad_record
+from statelog.spark.worker.protocol import TaskAck
+from statelog.state.recordings import (
+    StoredRecording,
+    decode_file,
+    forget_key,
+    list_recordings,
+    read_recording,
+    steps_of,
+)
+
+KEYS = [f"k{number}" for number in range(6)]
+SAFE = ("add", "append", "put", "remove", "clear", "expire", "timer", "untimer", "yield")
+POISON = ("fail", "misfit", "late", "misrow", "norow", "value")
+LETTERS = ErrorPolicy(keeps_letters=True, most=MaxErrors())
+SKIP = ErrorPolicy(keeps_letters=False, most=MaxErrors())
+Batch = tuple[int, list[tuple[str, str, int]]]
+
+operations = st.tuples(st.sampled_from(KEYS), st.sampled_from(SAFE * 4 + POISON), st.integers(0, 9))
+histories = st.lists(
+    st.tuples(st.integers(1, 400), st.lists(operations, max_size=30)), min_size=1, max_size=5
+)
+
+
+class Poisoned(Steps):
+    """`Steps` with more ways to fail, each after it changed the state."""
+
+    def do(self, op: str, n: int, now: int) -> None:
+        if op in POISON and op != "misfit":
+            for other in ("add", "append", "put", "timer"):
+                super().do(other, n, now)
+        if op == "value":
+            self.total.update(("no number", 5))
+        elif op not in ("late", "misrow", "norow"):
+            super().do(op, n, now)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            self.do(row.op, row.n, self.time(timerValues))
+            if row.op in ("yield", "late", "misrow"):
+                yield Row(k=key[0], what="row", n=self.facts())
+            if row.op == "late":
+                raise ArithmeticError("after a row was yielded")
+            if row.op == "misrow":
+                yield Row(k=key[0], what="row", n="a text")
+            if row.op == "norow":
+                yield {"k": key[0]}
+
+    def bad_timer(self, time: int) -> str:
+        """Return how the call for a timer fails, or ""."""
+        return {1: "raise", 2: "misrow", 3: "misfit"}.get(time // 10 % 7, "")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        time = expiredTimerInfo.getExpiryTimeInMs()
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        self.handle.registerTimer(time + 1_000_000)
+        bad = self.bad_timer(time)
+        if bad == "raise":
+            raise KeyError("of a timer")
+        if bad == "misrow":
+            yield self.misrow(key)
+        if bad == "misfit":
+            self.big.update((1 << 70,))
+
+    def misrow(self, key: Any) -> Any:
+        return Row(k=key[0], what=5.5, n="a text")
+
+
+class PoisonedFrames(FrameSteps, Poisoned):
+    """The same over frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for frame in rows:
+            for op, n in zip(frame["op"], frame["n"], strict=True):
+                self.do(op, int(n), self.time(timerValues))
+                if op in ("yield", "late", "misrow"):
+                    yielded = pd.DataFrame({"k": [key[0]], "what": ["frame"], "n": [self.facts()]})
+                    yield yielded
+                    yielded["n"] = -1  # what was yielded was copied
+                if op == "late":
+                    raise ArithmeticError("after a frame was yielded")
+                if op == "misrow":
+                    yield pd.DataFrame({"k": [key[0]], "what": ["row"], "n": ["a text"]})
+                if op == "norow":
+                    yield {"k": key[0]}
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        for row in Poisoned.handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+            yield row if isinstance(row, pd.DataFrame) else pd.DataFrame([row.asDict()])
+
+    def misrow(self, key: Any) -> Any:
+        return pd.DataFrame({"k": [key[0]], "what": [5.5], "n": ["a text"]})
+
+
+class Model(Poisoned):
+    """Does nothing for the timers that fail; of one that is noticed later, later ones of its key too."""
+
+    def __init__(self) -> None:
+        self.spoiled: set[Any] = set()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        place = key[0], timerValues.getCurrentProcessingTimeInMs()
+        bad = self.bad_timer(expiredTimerInfo.getExpiryTimeInMs())
+        if bad == "raise":
+            return
+        if bad or place in self.spoiled:
+            self.spoiled.add(place)
+            return
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+
+class ModelOfFrames(Model, PoisonedFrames):
+    """The same over frames."""
+
+
+def fresh(folder: Path) -> str:
+    shutil.rmtree(folder, ignore_errors=True)
+    return str(folder)
+
+
+def output_of(job: RecordedJob, acks: list[TaskAck]) -> list[str]:
+    rows = []
+    for ack in acks:
+        parts = ack.output if isinstance(ack.output, tuple) else ()
+        data = [bytes(job.store.get(each.path)) for each in parts]
+        data += [ack.output] if isinstance(ack.output, bytes) else []
+        rows += [repr(row) for part in data for row in from_ipc(part).to_pylist()]
+    return sorted(rows)
+
+
+def state_of(job: RecordedJob) -> dict[str, list[str]]:
+    if job.base is None:
+        return {}
+    with sl.open(job.location) as state:
+        return {
+            each.name: sorted(map(repr, state.table(each.name).to_pylist()))
+            for each in state.variables()
+        }
+
+
+def failed_in(rows: list[tuple[str, str, int]]) -> set[str]:
+    return {key for key, op, _ in rows if op in POISON}
+
+
+def letters_of(job: RecordedJob) -> list[dict[str, Any]]:
+    with sl.open(job.location) as state:
+        letters: list[dict[str, Any]] = state.dead_letters().to_pylist()
+        return letters
+
+
+# ----------------------------------------------------------------------------------- the model
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("in_pandas", [False, True])
+@pytest.mark.parametrize("input_bytes", [1 << 30, 4000])
+@settings(max_examples=12, deadline=None)
+@given(history=histories, tasks=st.integers(1, 3), policy=st.sampled_from([LETTERS, SKIP]))
+def test_a_job_that_leaves_keys_out_is_the_job_without_them(
+    history: list[Batch],
+    tasks: int,
+    policy: ErrorPolicy,
+    input_bytes: int,
+    in_pandas: bool,
+    tmp_path_factory: Any,
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"model-{input_bytes}-{in_pandas}"
+    kind, model = (PoisonedFrames, ModelOfFrames) if in_pandas else (Poisoned, Model)
+    job, clean = (
+        RecordedJob(
+            fresh(folder / name), processor, COLUMNS, OUTPUT, None, pandas=in_pandas, tasks=tasks,
+            input_bytes=input_bytes, errors=errors,
+        )
+        for name, processor, errors in (("job", kind(), policy), ("clean", model(), None))
+    )  # fmt: skip
+    now, letters = 1000, 0
+    for elapsed, rows in history:
+        now += elapsed
+        failed = failed_in(rows)
+        acks = job.run(rows, now)
+        expected = clean.run([row for row in rows if row[0] not in failed], now)
+        assert output_of(clean, expected) == output_of(job, acks)
+        assert state_of(clean) == state_of(job)
+        assert [ack.next_due_ms for ack in expected] == [ack.next_due_ms for ack in acks]
+        assert sum(ack.failed_keys for ack in acks) >= len(failed)
+        letters += sum(ack.letter_count for ack in acks)
+        if policy is SKIP:
+            assert 0 == letters
+    found = letters_of(job)
+    assert letters == len(found)
+    if policy is LETTERS:
+        rows_failed = sorted(
+            (number + 1, key) for number, (_, rows) in enumerate(history) for key in failed_in(rows)
+        )
+        assert rows_failed == sorted(
+            (each["checkpoint_id"], each["key"][2:-2]) for each in found if not each["timers"]
+        )
+        assert all(each["method"] == "handleExpiredTimer" for each in found if each["timers"])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("in_pandas", [False, True])
+@settings(max_examples=10, deadline=None)
+@given(history=histories, tasks=st.integers(1, 2), rate=st.sampled_from([0.0, 1.0]))
+def test_a_dead_letter_fails_again_as_it_failed(
+    history: list[Batch], tasks: int, rate: float, in_pandas: bool, tmp_path_factory: Any
+) -> None:
+    """With the setting `record` too: what is recorded of other keys is what they saw."""
+    folder = tmp_path_factory.getbasetemp() / f"again-{in_pandas}"
+    kind = PoisonedFrames if in_pandas else Poisoned
+    job = RecordedJob(
+        fresh(folder), kind(), COLUMNS, OUTPUT, RecordRule(rate=rate) if rate else None,
+        pandas=in_pandas, tasks=tasks, errors=LETTERS,
+    )  # fmt: skip
+    now, failures = 1000, 0
+    for elapsed, rows in history:
+        now += elapsed
+        failures += sum(ack.letter_count for ack in job.run(rows, now))
+    steps = [
+        step
+        for stored in list_recordings(job.store)
+        for task in read_recording(job.store, stored)
+        for step in steps_of(task)
+    ]
+    assert failures == sum(step.failure is not None for step in steps)
+    for key in {step.key for step in steps}:
+        for step in replay(str(folder), key, processor=kind()):
+            assert () == step.differences, step.recorded.failure
+            assert (step.error is None) == (step.recorded.failure is None)
+
+
+def test_rows_of_other_calls_are_kept_where_some_do_not_fit(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
+    acks = job.run(
+        [(key, op, 1) for key in KEYS for op in ("add", "yield")] + [("k2", "misrow", 1)]
+    )
+    rows = output_of(job, acks)
+    assert 5 == len(rows)
+    assert not any("'k2'" in row for row in rows)
+    (letter,) = letters_of(job)
+    assert ('["k2"]', "handleInputRows", 3) == (
+        letter["key"],
+        letter["method"],
+        letter["row_count"],
+    )
+    assert letter["error"].startswith("pyarrow.")
+    assert '[{"k":"k2","op":"add","n":1},{"k":"k2","op":"yield","n":1},' in letter["rows"]
+    with sl.open(str(tmp_path)) as state:
+        assert [1, 1, 1] == state.dead_letter_rows().column("n").to_pylist()
+
+
+# ------------------------------------------------------------------------------ poison and resend
+
+
+class Sums(StatefulProcessor):
+    """Sums by key in state of each kind; a negative number is poison unless the fault is corrected."""
+
+    def __init__(self, corrected: bool = False) -> None:
+        self.corrected = corrected
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "n long, rows long")
+        self.tens = handle.getMapState("tens", "k long", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            total, count = self.total.get() or (0, 0)
+            self.total.update((total + row.n, count + 1))
+            (tens,) = self.tens.getValue((row.n // 10,)) or (0,)
+            self.tens.updateValue((row.n // 10,), (tens + 1,))
+            if row.n < 0 and not self.corrected:
+                raise ValueError(f"{row.n} is negative")
+        yield Row(k=key[0], what="total", n=self.total.get()[0])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("input_bytes", [1 << 30, 200_000])
+def test_one_poison_row_in_a_thousand_then_a_kill_then_a_resend(
+    tmp_path: Path, input_bytes: int
+) -> None:
+    def job_of(folder: str, *, corrected: bool) -> RecordedJob:
+        return RecordedJob(
+            str(tmp_path / folder), Sums(corrected), "k string, n long", OUTPUT, None, "none",
+            tasks=2, errors=LETTERS, input_bytes=input_bytes,
+        )  # fmt: skip
+
+    rng = random.Random(7)
+    batches = [
+        [
+            (f"k{rng.randrange(1500)}", rng.randrange(1, 99) * (-1 if at % 1000 == 500 else 1))
+            for at in range(6000)
+        ]
+        for _ in range(4)
+    ]
+    job, whole, without = (
+        job_of("poison", corrected=False),
+        job_of("whole", corrected=True),
+        job_of("without", corrected=False),
+    )
+    failed_keys = 0
+    for number, rows in enumerate(batches):
+        failed = {key for key, n in rows if n < 0}
+        failed_keys += len(failed)
+        if number == 2:  # a kill after the tasks, before the commit; then a new driver and worker
+
+            def killed(*arguments: Any) -> None:
+                raise KeyboardInterrupt
+
+            job.commit = killed  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                job.run(rows)
+            job = job_of("poison", corrected=False)
+        acks = job.run(rows)
+        expected = without.run([row for row in rows if row[0] not in failed])
+        assert output_of(without, expected) == output_of(job, acks)
+        assert len(failed) == sum(ack.failed_keys for ack in acks) > 0
+        whole.run(rows)
+    assert state_of(without) == state_of(job) != state_of(whole)
+    assert failed_keys == len(letters_of(job))
+
+    corrected = job_of("poison", corrected=True)
+    with sl.open(corrected.location) as state:
+        rows = [tuple(row.values()) for row in state.dead_letter_rows().to_pylist()]
+        assert {row[0] for row in rows} == {each["key"][2:-2] for each in letters_of(job)}
+    last = corrected.base
+    assert last is not None
+    acks = corrected.run(rows)
+    assert 0 == sum(ack.failed_keys for ack in acks)
+    assert state_of(whole) == state_of(corrected)
+    with sl.open(corrected.location) as state:  # nothing failed after the last checkpoint
+        assert 0 == state.dead_letters(since_checkpoint=last.checkpoint_id).num_rows
+
+
+def test_a_timer_that_failed_is_registered_again_by_an_edit(tmp_path: Path) -> None:
+    class Rings(Steps):
+        corrected = False
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+            yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+            if not self.corrected:
+                raise KeyError("lost")
+
+    class Corrected(Rings):
+        corrected = True
+
+    jobs = [
+        RecordedJob(
+            str(tmp_path / name),
+            processor(),
+            COLUMNS,
+            OUTPUT,
+            None,
+            "processingtime",
+            errors=LETTERS,
+        )
+        for name, processor in (("bad", Rings), ("good", Corrected))
+    ]
+    for job in jobs:
+        job.run([("k1", "timer", 1), ("k2", "add", 1)], 1000)
+        job.run([], 1150)
+    (letter,) = letters_of(jobs[0])
+    assert [1100] == letter["timers"]
+    sl.edit(jobs[0].location, set={"$timers": {("k1",): letter["timers"]}}, apply=True)
+    assert [letter] == letters_of(jobs[0])
+    again = RecordedJob(
+        jobs[0].location, Corrected(), COLUMNS, OUTPUT, None, "processingtime", errors=LETTERS
+    )
+    again.run([], 1150)
+    assert state_of(jobs[1]) == state_of(again)
+
+
+# ------------------------------------------------------------------------ what is not of the rows
+
+
+class Raises(Steps):
+    """Raises what it is given, for key k1."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        if key[0] == "k1":
+            raise self.error
+        return super().handleInputRows(key, rows, timerValues)
+
+
+def caused_by(error: BaseException) -> Exception:
+    failure = ValueError("a bad record, it seems")
+    failure.__cause__ = error
+    return failure
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreError("the store is away"),
+        caused_by(StoreError("the store is away")),
+        InvariantError("a bug of statelog"),
+        MemoryError(),
+        caused_by(MemoryError()),
+        SystemExit(3),
+    ],
+    ids=repr,
+)
+def test_what_says_nothing_of_the_rows_fails_the_micro_batch(
+    tmp_path: Path, error: BaseException
+) -> None:
+    job = RecordedJob(str(tmp_path), Raises(error), COLUMNS, OUTPUT, None, errors=LETTERS)
+    with pytest.raises(ProcessorError, match="handleInputRows failed for key") as raised:
+        job.run([("k1", "add", 1), ("k2", "add", 1)])
+    assert error is raised.value.__cause__
+    assert job.base is None
+
+
+def test_an_interrupt_is_passed_on(tmp_path: Path) -> None:
+    job = RecordedJob(
+        str(tmp_path), Raises(KeyboardInterrupt()), COLUMNS, OUTPUT, None, errors=LETTERS
+    )
+    with pytest.raises(KeyboardInterrupt):
+        job.run([("k1", "add", 1)])
+
+
+def test_errors_of_a_processor_and_of_what_it_gives_statelog_are_bad_records() -> None:
+    class NoText(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    for error in (ValueError(), UsageError("too wide"), RecursionError(), NoText()):
+        assert is_bad_record(error)
+    for other in (KeyboardInterrupt(), SystemExit(), GeneratorExit()):
+        assert not is_bad_record(other)
+    loop = ValueError("its own cause")
+    loop.__cause__ = loop
+    assert is_bad_record(loop)
+
+
+def test_an_error_of_reading_the_rows_of_a_key_fails_the_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statelog.spark.worker.large_input import HugeKeyInput
+
+    def broken(self: HugeKeyInput, *arguments: Any) -> Iterator[Any]:
+        raise ValueError("the local disk lost a piece")
+        yield
+
+    job = RecordedJob(
+        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS, input_bytes=4000
+    )
+    monkeypatch.setattr(HugeKeyInput, "_rows_of", broken)
+    with pytest.raises(ProcessorError, match="the local disk lost a piece"):
+        job.run([("k1", "add", 1)] * 500)
+
+
+@pytest.mark.parametrize("op", POISON)
+def test_a_key_with_more_rows_than_memory_is_a_dead_letter(tmp_path: Path, op: str) -> None:
+    job = RecordedJob(
+        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS, input_bytes=4000
+    )
+    rows = [("huge", "append", number) for number in range(400)] + [("huge", op, 1)]
+    (ack,) = job.run([*rows, ("k1", "add", 3)])
+    assert 1 == ack.failed_keys
+    (letter,) = letters_of(job)
+    assert 401 == letter["row_count"]
+    with sl.open(str(tmp_path)) as state:
+        assert rows == [tuple(row.values()) for row in state.dead_letter_rows().to_pylist()]
+        assert [] == state.get("items", "huge")
+        assert {"n": 3, "text": "t3"} == state.get("total", "k1")
+
+
+# ------------------------------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize(
+    ("most", "failing", "fits"),
+    [
+        (MaxErrors(3), 3, True),
+        (MaxErrors(3), 4, False),
+        (MaxErrors(0, 0.25), 20, True),
+        (MaxErrors(0, 0.25), 21, False),
+    ],
+)
+def test_too_many_failed_keys_fail_the_micro_batch(
+    tmp_path: Path, most: MaxErrors, failing: int, fits: bool
+) -> None:
+    job = RecordedJob(
+        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=replace(LETTERS, most=most)
+    )
+    rows = [(f"key {number}", "fail" if number < failing else "add", 1) for number in range(80)]
+    if fits:
+        assert failing == sum(ack.failed_keys for ack in job.run(rows))
+        assert failing == len(letters_of(job))
+        return
+    with pytest.raises(
+        ProcessorError, match=r"more than maxErrors \([.\d]+\) allows; the first"
+    ) as raised:
+        job.run(rows)
+    assert "ArithmeticError: cannot do 1" in raised.value.message
+    assert job.base is None
+    assert [] == list(job.store.list("recordings"))
+
+
+def test_a_share_allows_a_few_keys_in_any_case(tmp_path: Path) -> None:
+    policy = replace(LETTERS, most=MaxErrors(0, 0.01))
+    job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=policy)
+    assert 10 == job.run([(f"key {number}", "fail", 1) for number in range(10)])[0].failed_keys
+
+
+def test_more_rows_than_dead_letters_may_have_fail_the_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "LETTERS_BYTES_MAX", 2_000)
+    job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
+    rows = [("k1", "append", number) for number in range(200)]
+    with pytest.raises(ProcessorError, match="which dead letters may have"):
+        job.run([*rows, ("k1", "fail", 1)])
+    skipping = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=SKIP)
+    assert 1 == skipping.run([*rows, ("k1", "fail", 1)])[0].failed_keys
+
+
+def test_dead_letters_that_cannot_be_written_fail_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statelog.spark.worker.output_parts import OutputFiles
+
+    def full(self: OutputFiles, data: bytes) -> Any:
+        raise StoreError("the store is full")
+
+    monkeypatch.setattr(OutputFiles, "put_recording", full)
+    job = RecordedJob(
+        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS, inline_bytes=10
+    )
+    with pytest.raises(StoreError, match="the store is full"):
+        job.run([("k1", "fail", 1)])
+    inline = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
+    with pytest.raises(StoreError, match="the store is full"):
+        inline.run([("k1", "fail", 1)])
+    assert inline.base is None
+
+
+# ------------------------------------------------------------------------------- initial state
+
+
+class Initial(StatefulProcessor):
+    """Counts rows; a value below zero is poison."""
+
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", "n long, total double")
+
+    def add(self, value: float, n: int) -> None:
+        before, total = self.total.get() or (0, 0.0)
+        self.total.update((before + n, total + value))
+        if value == -1:
+            raise ValueError("poison")
+        if value == -2:
+            self.total.update((1 << 70, total))
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.add(initialState.value, 100)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.add(row.value, 1)
+        yield Row(key=key[0], n=self.total.get()[0], total=self.total.get()[1])
+
+
+def of_initial(is_initial: bool, rows: list[tuple[Any, ...]]) -> list[pa.RecordBatch]:
+    """Return rows as a first micro-batch with initial state has them."""
+    batches = []
+    for batch in arrow_input(rows, "key long, value double", 1):
+        nothing = [pa.nulls(batch.num_rows, column.type) for column in batch.columns[1:]]
+        mark, own = pa.array([is_initial] * batch.num_rows), batch.columns[1:]
+        columns = [*nothing, *own] if is_initial else [*own, *nothing]
+        arrays = [batch.column(0), mark, *columns]
+        batches.append(pa.RecordBatch.from_arrays(arrays, ["g", "i", "c0", "c1", "c2", "c3"]))
+    return batches
+
+
+@pytest.mark.parametrize("input_bytes", [sys.maxsize, 20_000])
+def test_initial_state_that_fails_takes_the_rows_of_its_key_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_bytes: int
+) -> None:
+    raises, misfits, with_bad_rows = {3, 4, 50}, {5, 7, 51}, {6: -1.0, 8: -2.0, 90: -1.0, 4: -1.0}
+    initial = [(number, value) for number in range(60) for value in (1.0, 2.0)]
+    initial += [(number, -1.0) for number in raises] + [(number, -2.0) for number in misfits]
+    rows = [(number, value) for number in range(0, 100, 2) for value in (3.0, 4.0)]
+    rows += [(7, 5.0), *with_bad_rows.items()]
+    expected: dict[tuple[int], tuple[int, float]] = {}
+    for number in range(100):
+        is_bad = number in raises | misfits
+        n, total = (200, 3.0) if number < 60 and not is_bad else (0, 0.0)
+        if number % 2 == 0 and not is_bad and number not in with_bad_rows:
+            n, total = n + 2, total + 7.0
+        if n:
+            expected[(number,)] = n, total
+    layout = InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value"))
+    query = Query(
+        tmp_path, Initial(), SparkRowFormat(), input_bytes, output="key long, n long, total double",
+        key=NUMBERS, initial=layout, errors=LETTERS,
+    )  # fmt: skip
+    output = query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)
+    found = {key: cell for group in query.tables().values() for key, cell in group[0].items()}
+    assert expected == found
+    with_rows = set(range(0, 100, 2)) - raises - misfits - set(with_bad_rows)
+    assert with_rows == {row["key"] for row in output}
+    (ack,) = query.acks
+    bad = raises | misfits | set(with_bad_rows)
+    assert (len(bad), len(bad)) == (ack.failed_keys, ack.letter_count)
+    assert ack.letters_file is not None
+    letters = {
+        step.key[0]: step
+        for task in decode_file(query.store.get(ack.letters_file.path))
+        for step in steps_of(task)
+    }
+    assert bad == set(letters)
+    for number, step in letters.items():
+        is_initial = number in raises | misfits
+        method = "handleInitialState" if is_initial else "handleInputRows"
+        assert method == step.failure.method  # type: ignore[union-attr]
+        assert (3 if is_initial else 0) == step.initial.num_rows
+        assert [row for row in rows if row[0] == number] == [
+            (row["key"], row["value"]) for row in step.input.to_pylist()
+        ]
+        before = step.before.column("total").to_pylist()[0]
+        has_before = not is_initial and number < 60
+        assert before == ({"n": 200, "total": 3.0} if has_before else None)
+
+
+# -------------------------------------------------------------------------- forget and retention
+
+
+def test_a_forgotten_key_is_in_no_dead_letter(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
+    job.run([("k1", "fail", 7), ("k2", "fail", 8)])
+    assert 1 == len(forget_key(job.store, "k1").rewritten)
+    assert ['["k2"]'] == [each["key"] for each in letters_of(job)]
+    assert not any(b"cannot do 7" in unpacked(job, each) for each in list_recordings(job.store))
+    forget_key(job.store, "k2")
+    assert [] == letters_of(job)
+    assert ((), ()) == (forget_key(job.store, "k2").rewritten, forget_key(job.store, "k1").deleted)
+
+
+def unpacked(job: RecordedJob, stored: StoredRecording) -> bytes:
+    return bytes(unpack_recording(job.store.get(stored.path)))
+
+
+def test_dead_letters_are_kept_by_age_and_not_by_the_number_of_recordings(tmp_path: Path) -> None:
+    job = RecordedJob(
+        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, RecordRule(rate=1.0), retained=1, errors=LETTERS,
+        settings=QuerySettings(
+            record_checkpoints=1, dead_letter_age=dt.timedelta(seconds=10), max_errors=MaxErrors()
+        ),
+    )  # fmt: skip
+    for number in range(5):
+        job.run([("k1", "fail", number), ("k2", "add", 1)], 1_000_000 + number * 4000)
+    assert [3, 4, 5] == [each["checkpoint_id"] for each in letters_of(job)]
+    assert [5, 3, 4, 5] == [each.checkpoint_id for each in list_recordings(job.store)]
+    assert 4 == len([*job.store.list("recordings")])
+    with sl.open(job.location) as state:
+        assert [5] == state.dead_letters(since_checkpoint=4)["checkpoint_id"].to_pylist()
+    report = collect_garbage(
+        job.store, min_age=dt.timedelta(hours=1), dry_run=False,
+        now=dt.datetime.now(dt.UTC) + dt.timedelta(days=30),
+    )  # fmt: skip
+    assert () == tuple(report.deleted)
+
+
+def test_a_bound_on_the_files_drops_the_oldest_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("statelog.spark.driver.dead_letters.LETTER_FILES_MAX", 2)
+    job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
+    for number in range(3):
+        job.run([("k1", "fail", number), ("k2", "fail", number)])
+    assert [2, 2, 3, 3] == [each["checkpoint_id"] for each in letters_of(job)]
+    assert "2 dead letters of checkpoint 1 and before are dropped" in caplog.text
