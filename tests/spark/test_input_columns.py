@@ -212,3 +212,8 @@ def test_aggregate_rejects_the_setting(job: Job) -> None:
             sum_("amount").alias("total"),
             inputColumns=["amount"],
         )
+
+
+def test_dead_letters_have_all_columns(job: Job, tmp_path: Path) -> None:
+    assert "note:string" in columns_read(job, tmp_path / "1", onError="dead-letter")
+    assert "note:string" not in columns_read(job, tmp_path / "2", onError="skip")

@@ -26,6 +26,7 @@ from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.error_policy import OnError
 from statelog.spark.query.input_columns import ALL, AUTO, columns_to_read
 from statelog.spark.query.input_plan import (
     EachRow,
@@ -287,8 +288,9 @@ def _to_read(
 ) -> ColumnsToRead:
     """Return what tells the columns that the processor and its event time need."""
     chosen, is_timed = settings.input_columns, arguments.time_mode.lower() == "eventtime"
-    if chosen == AUTO and settings.record is not None:
-        chosen = ALL  # a changed processor may be replayed, which reads others
+    is_replayed = settings.record is not None or settings.on_error is OnError.DEAD_LETTER
+    if chosen == AUTO and is_replayed:
+        chosen = ALL  # a changed processor may read other columns
     takes_rows = isinstance(row_format, SparkRowFormat)
     method = getattr(arguments.processor, "handleInputRows", None) if takes_rows else None
 

@@ -171,7 +171,7 @@ class QuerySettings:
         '"auto", "all" or a list of columns',
         "The columns of the input that the processor reads; the others are not read, shuffled or "
         "sent. Keys and event time are always sent. auto: what the code of a processor of Rows "
-        "certainly reads, else all; all where keys are recorded.",
+        "certainly reads, else all; all where keys are recorded or become dead letters.",
         places=Place.CODE,
         default=AUTO,
     )
