@@ -20,8 +20,7 @@ from statelog.extras import SPARK_VERSIONS
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "spark-versions.md"
 REPORTS = ROOT / "build" / "matrix"
-(MAJOR, FIRST), (_, LAST) = SPARK_VERSIONS
-VERSIONS = tuple(f"{MAJOR}.{minor}" for minor in range(FIRST, LAST + 1))
+VERSIONS = tuple(f"{major}.{minor}" for major, minor in SPARK_VERSIONS)
 TARGETS = ("test-pure", "test-campaigns", "test-spark")
 NOT_OFFERED = "not offered by Spark"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"

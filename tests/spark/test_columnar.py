@@ -11,7 +11,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
@@ -20,6 +19,7 @@ from statelog.errors import ProcessorError, UsageError
 from statelog.spark import (
     ColumnarProcessor,
     SnapshotPolicy,
+    StatefulProcessor,
     transform_with_state,
     transform_with_state_in_pandas,
 )

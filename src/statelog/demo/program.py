@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.demo.check import verify
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import OUTPUT, JobConfig, start_job
+from statelog.spark import StatefulProcessor
 from statelog.spark.query.progress import BatchProgress
 
 

@@ -42,6 +42,15 @@ if TYPE_CHECKING:
     from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
+    from statelog.spark.rows.spark_versions import (
+        ExpiredTimerInfo,
+        ListState,
+        MapState,
+        StatefulProcessor,
+        StatefulProcessorHandle,
+        TimerValues,
+        ValueState,
+    )
     from statelog.spark.stream.sinks import idempotent, writer_id
     from statelog.spark.stream.stateful_stream import StatefulStream
     from statelog.spark.stream.writer import StatefulStreamWriter
@@ -63,6 +72,7 @@ else:
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
+            "statelog.spark.rows.spark_versions": "ExpiredTimerInfo ListState MapState StatefulProcessor StatefulProcessorHandle TimerValues ValueState",
             "statelog.spark.stream.sinks": "idempotent writer_id",
             "statelog.spark.stream.stateful_stream": "StatefulStream",
             "statelog.spark.stream.writer": "StatefulStreamWriter",
@@ -85,12 +95,19 @@ __all__ = [
     "ColumnarHandle",
     "ColumnarProcessor",
     "Difference",
+    "ExpiredTimerInfo",
     "Keys",
+    "ListState",
+    "MapState",
     "OperatorSettings",
     "ReplayedStep",
     "SnapshotPolicy",
+    "StatefulProcessor",
+    "StatefulProcessorHandle",
     "StatefulStream",
     "StatefulStreamWriter",
+    "TimerValues",
+    "ValueState",
     "WhatIf",
     "WrittenState",
     "aggregate",

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, Final
 
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-
+from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.testing.replay import ReplayedStep, replay_step
 from statelog.spark.testing.replay_tester import StepResult
 
