@@ -229,7 +229,7 @@ class _Template:
             if _HAS_PROFILE:
                 mapped = rows._jdf.mapInArrow(column, False, None)
             else:
-                mapped = rows._jdf.mapInArrow(column.expr(), False)
+                mapped = rows._jdf.pythonMapInArrow(column.expr(), False)
             return DataFrame(mapped, rows.sparkSession)
 
         workers = self.own_workers
