@@ -36,6 +36,7 @@ from statelog.options.sources import IN_FLIGHT_SHARE, PREEMPTIVE_SHARE, task_def
 from statelog.options.units import describe, describe_size, parse_size
 from statelog.spark.query.setting import Place, Setting
 from statelog.spark.query.settings import SETTINGS, QuerySettings
+from statelog.spark.rows import stateful_processor
 
 PAGES_FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
@@ -245,6 +246,13 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
             statelog.spark,
             "exactly_once IcebergSink KafkaSink DatabaseSink ExactlyOnceSink SinkBatch idempotent "
             "writer_id",
+        ),
+    ),
+    "Write a processor": (
+        (
+            statelog.spark,
+            "StatefulProcessor StatefulProcessorHandle ValueState ListState MapState TimerValues "
+            "ExpiredTimerInfo",
         ),
     ),
     "Aggregate": (
@@ -471,7 +479,11 @@ def python_api_spark_page() -> str:
         parts.append(f"## {task}\n\n")
         for module, names in groups:
             parts.append(f"`from {module.__name__} import ...`\n\n")
-            parts += [python_api.entry(name, getattr(module, name), 3) for name in names.split()]
+            parts += [
+                # From Spark 4 on these are PySpark's, which documents them.
+                python_api.entry(name, getattr(stateful_processor, name, getattr(module, name)), 3)
+                for name in names.split()
+            ]
     return "".join(parts).rstrip() + "\n"
 
 

@@ -2,8 +2,9 @@
 Run the tests on Spark with each version of Spark, and write how they ended.
 
 Run it with `make matrix`. Each version has an environment of its own (`make test-spark SPARK=4.1`). A
-test that a version cannot offer is skipped with a reason that says so, and counted by it. The table
-goes to docs/reference/spark-versions.md, the names of failed tests to the standard output.
+test that a version cannot offer is skipped with a reason that says so, and counted by it. On Spark
+3.5 the essential tests run. The table goes to docs/reference/spark-versions.md, where a version that
+did not run keeps its row; the names of failed tests go to the standard output.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from statelog.extras import SPARK_VERSIONS
@@ -20,9 +22,12 @@ from statelog.extras import SPARK_VERSIONS
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "spark-versions.md"
 REPORTS = ROOT / "build" / "matrix"
-(MAJOR, FIRST), (_, LAST) = SPARK_VERSIONS
-VERSIONS = tuple(f"{MAJOR}.{minor}" for minor in range(FIRST, LAST + 1))
-TARGETS = ("test-pure", "test-campaigns", "test-spark")
+VERSIONS = tuple(f"{major}.{minor}" for major, minor in SPARK_VERSIONS)
+TARGETS = dict.fromkeys(VERSIONS, ("test-pure", "test-campaigns", "test-spark")) | {
+    "3.5": ("test-smoke",)
+}
+CHOICES = ("PURE_TESTS", "SMOKE_TESTS", "SPARK_TESTS")
+"""The variables of the Makefile by which tests are chosen."""
 NOT_OFFERED = "not offered by Spark"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 
@@ -43,16 +48,16 @@ def main() -> int:
             (_run_failed if options.failed else _run)(version, options.tests)
     counts = {version: _count(version) for version in VERSIONS}
     known = {version: count for version, count in counts.items() if count is not None}
-    table = _table(known)
-    print(table)
     page = PAGE.read_text()
     before, after = page.split(BEGIN)[0], page.split(END)[1]
+    table = _table(known, page.split(BEGIN)[1].split(END)[0].splitlines())
+    print(table)
     PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
     return int(any(count["failed"] for count in known.values()))
 
 
 def _run(version: str, tests: str) -> None:
-    for target in TARGETS:
+    for target in TARGETS[version]:
         report = REPORTS / f"{version}-{target}.xml"
         report.unlink(missing_ok=True)
         _make(version, target, f"--junitxml={report} {tests}", {"PURE_TESTS": "tests/unit/spark"})
@@ -60,7 +65,7 @@ def _run(version: str, tests: str) -> None:
 
 def _run_failed(version: str, tests: str) -> None:
     """Run the failed tests of a version again, and replace them in its reports."""
-    for target in TARGETS:
+    for target in TARGETS[version]:
         report, again = (REPORTS / f"{version}-{target}{end}.xml" for end in ("", "-again"))
         if not report.exists():
             continue
@@ -70,7 +75,7 @@ def _run_failed(version: str, tests: str) -> None:
             continue
         chosen = " ".join(f"'{each}'" for each in sorted(failed))
         arguments = f"--junitxml={again} {tests}"
-        _make(version, target, arguments, {"PURE_TESTS": chosen, "SPARK_TESTS": chosen})
+        _make(version, target, arguments, dict.fromkeys(CHOICES, chosen))
         fresh = {_id(case): case for case in ET.parse(again).iter("testcase")}
         for suite in tree.iter("testsuite"):
             for case in [each for each in suite.findall("testcase") if _id(each) in failed]:
@@ -110,7 +115,7 @@ def _count(version: str) -> Counter[str] | None:
 
 
 def _names(version: str) -> list[str]:
-    return [f"{version}-{target}.xml" for target in TARGETS]
+    return [f"{version}-{target}.xml" for target in TARGETS[version]]
 
 
 def _outcome(case: ET.Element) -> str:
@@ -123,12 +128,16 @@ def _outcome(case: ET.Element) -> str:
     return "not offered" if NOT_OFFERED in said else "skipped"
 
 
-def _table(counts: dict[str, Counter[str]]) -> str:
+def _table(counts: dict[str, Counter[str]], earlier: Sequence[str]) -> str:
     lines = [
         "| Spark | Day | Passed | Failed | Not offered there | Skipped for another reason |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    for version, count in counts.items():
+    for version in VERSIONS:
+        if version not in counts:
+            lines += [line for line in earlier if line.startswith(f"| {version} |")]
+            continue
+        count = counts[version]
         day = dt.date.fromtimestamp(count["day"] * 86_400)
         cells = [count[name] for name in ("passed", "failed", "not offered", "skipped")]
         lines.append(f"| {version} | {day} | {' | '.join(map(str, cells))} |")

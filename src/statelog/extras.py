@@ -37,8 +37,8 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
 
-SPARK_VERSIONS: Final = ((4, 0), (4, 3))
-"""The first and the last minor version of PySpark that statelog is tested with."""
+SPARK_VERSIONS: Final = ((3, 5), (4, 0), (4, 1), (4, 2), (4, 3))
+"""The minor versions of PySpark that statelog is tested with, in their order."""
 
 
 def require(feature: str, extra: str, *modules: str) -> None:
@@ -95,7 +95,7 @@ def require_spark(feature: str) -> None:
     require(feature, "spark", "pyspark")
     version = str(getattr(importlib.import_module("pyspark"), "__version__", ""))
     version_match = re.match(r"(\d+)\.(\d+)", version)
-    oldest, newest = SPARK_VERSIONS
+    oldest, newest = SPARK_VERSIONS[0], SPARK_VERSIONS[-1]
     if version_match is not None and (int(version_match[1]), int(version_match[2])) < oldest:
         span = " to ".join(f"{major}.{minor}" for major, minor in dict.fromkeys((oldest, newest)))
         raise RequirementError(

@@ -14,15 +14,15 @@ from functools import partial
 from typing import Any
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
-    StatefulProcessorHandle,
-    TimerValues,
-)
 from tests.chaos.request_log import log_requests_if_asked
 
 from statelog.demo.job import OUTPUT, CustomerTotals
 from statelog.demo.program import main, run
+from statelog.spark import (
+    ExpiredTimerInfo,
+    StatefulProcessorHandle,
+    TimerValues,
+)
 
 DAY_MS = 86_400_000
 SOON_MS = 40

@@ -8,6 +8,12 @@ SPARK = ROOT / "src" / "statelog" / "spark"
 GATEWAY = re.compile(
     r"\bjvm_of\(|^from py4j|^import py4j|\._j[a-zA-Z]+\b|[\"']_j[a-z]+[\"']|\._gateway\b", re.M
 )
+LATER = re.compile(
+    r"^\s*from pyspark\.sql(?:\.classic\S*|\.streaming\.stateful_processor| import classic| "
+    r"import .*\bdatasource|\.datasource|\.streaming import .*StatefulProcessor)\b",
+    re.M,
+)
+"""Imports of what Spark 3.5 does not have."""
 VERSION = re.compile(r"pyspark\.__version__|\bSPARK\b\s*(?:[<>=!]|\[)|\.version\b\s*[<>=]")
 
 
@@ -34,3 +40,11 @@ def test_the_modules_that_ask_the_jvm_are_listed_with_the_reason() -> None:
 
 def test_only_one_module_asks_for_the_version_of_spark() -> None:
     assert {"rows/spark_versions.py"} == modules(VERSION)
+
+
+def test_what_spark_3_5_lacks_is_imported_where_it_is_replaced_or_not_used_there() -> None:
+    data_sources = {"source", "table"}  # Spark imports these itself, from 4.0 on
+    importing = {
+        path for path in modules(LATER) if path.split("/")[0] not in {"connect", *data_sources}
+    }
+    assert {"rows/spark_versions.py", "jvm/frames.py", "jvm/python_job.py"} == importing

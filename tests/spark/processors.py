@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from statelog.spark import StatefulProcessor, StatefulProcessorHandle
 
 
 class Totals(StatefulProcessor):

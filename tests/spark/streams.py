@@ -12,14 +12,15 @@ import pyarrow.parquet as pq
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.spark.versions import row_operator
+from tests.spark.versions import pandas_operator, row_operator
 
 from statelog.spark import (
     BatchProgress,
+    StatefulProcessor,
     transform_with_state,
     transform_with_state_in_pandas,
 )
+from statelog.spark.rows.spark_versions import parsed_ddl
 from statelog.spark.rows.types import arrow_schema
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -44,7 +45,7 @@ class BatchSource:
     def __init__(self, spark: SparkSession, folder: Path, schema: str) -> None:
         self.spark = spark
         self.folder = folder
-        self.schema = spark._parse_ddl(schema)
+        self.schema: Any = parsed_ddl(spark, schema)
         self._arrow: pa.Schema = arrow_schema(self.schema)
         self._count = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +151,7 @@ def run_on_spark(job: Job, time_mode: str = "None", initial: Any = None) -> list
     try:
         stream = job.source.frame().groupBy(*job.keys)
         pandas = job.options.get("transform") is transform_with_state_in_pandas
-        transform = stream.transformWithStateInPandas if pandas else row_operator(stream)
+        transform = pandas_operator(stream) if pandas else row_operator(stream)
         frame = transform(job.processor, job.output, "Update", time_mode, initial)
         query = (
             frame.writeStream.outputMode("Update")

@@ -11,15 +11,16 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
+import statelog as sl
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark import (
     ColumnarProcessor,
     SnapshotPolicy,
+    StatefulProcessor,
     transform_with_state,
     transform_with_state_in_pandas,
 )
@@ -80,8 +81,8 @@ def test_rows_and_columns_take_turns_over_one_state(
             expected.append(model.apply(rows))
         job.run(processor=processor, tasks=tasks)
         assert [in_order(batch) for batch in job.take()] == expected
-    state = spark.read.format("statelog").option("stateVarName", "total").load(str(job.state))
-    found = {row.key.key: (row.value.total, row.value.rows) for row in state.collect()}
+    rows = sl.open(str(job.state)).table("total").to_pylist()
+    found = {row["key.key"]: (row["value.total"], row["value.rows"]) for row in rows}
     assert found == dict(model.totals)
 
 

@@ -14,6 +14,8 @@ from statelog.spark import aggregate, count, transform_with_state
 from statelog.spark.jvm import one_shuffle as one_shuffle_module
 from statelog.spark.query.pre_aggregation import PreAggregation, PreAggregator
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
+from statelog.spark.rows.spark_versions import arrow_of
+from statelog.spark.rows.types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +52,8 @@ def by_partition(frame: "DataFrame") -> list[dict[str, object]]:
             yield batch.append_column("at", at)
 
     names = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in frame.schema)
-    return frame.mapInArrow(number, f"{names}, at long").toArrow().to_pylist()  # type: ignore[arg-type]
+    numbered = frame.mapInArrow(number, f"{names}, at long")  # type: ignore[arg-type]
+    return arrow_of(numbered, arrow_schema(numbered.schema)).to_pylist()
 
 
 def shuffles(frame: "DataFrame") -> int:

@@ -9,12 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 from tests.spark.versions import needs
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark import transform_with_state, transform_with_state_in_pandas
+from statelog.spark import StatefulProcessor, transform_with_state, transform_with_state_in_pandas
 
 workers_get_by_value(__name__)
 

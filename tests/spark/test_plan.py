@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
-from pyspark.errors import AnalysisException, PySparkAttributeError, PythonException
+from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as fn
 from tests.spark import processors
@@ -110,7 +110,7 @@ def test_what_spark_refuses_of_a_stream_is_refused_when_it_is_typed(
     other, names = spark.readStream.format("rate").load(), names_of(spark)
     for wrong, error, said in (
         (lambda: totals.select("totl"), AnalysisException, "totl"),
-        (lambda: totals.totl, PySparkAttributeError, "totl"),
+        (lambda: totals.totl, AttributeError, "totl"),
         (lambda: totals["totl"], AnalysisException, "totl"),
         (lambda: totals.filter("total >"), AnalysisException, "PARSE_SYNTAX_ERROR"),
         (lambda: totals.select(fn.sum("total")), UsageError, "an aggregation needs state"),

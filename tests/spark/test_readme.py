@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from statelog.spark.rows.spark_versions import SPARK
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -20,6 +22,8 @@ def test_the_stream_runs_and_commits(spark, tmp_path, capsys):
 
     (code,) = [block for block in python_blocks() if "enable(spark)" in block]
     code = code.replace("/tmp/statelog-readme", str(tmp_path / "job"))
+    if SPARK < (4, 0):  # as docs/reference/spark-versions.md says
+        code = code.replace("from pyspark.sql.streaming import", "from statelog.spark import")
     scope: dict[str, object] = {}
     code, end, _ = code.partition("query.awaitTermination(20)\nquery.stop()\n")
     assert end, "the example ends by waiting and stopping"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
+
+from statelog.spark import StatefulProcessor, StatefulProcessorHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.entries import committed, objects
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
-from statelog.spark import transform_with_state
+from statelog.spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -44,3 +44,10 @@ def row_operator(grouped: GroupedData) -> Any:
     if SPARK < (4, 1):
         not_offered("transformWithState of Rows")
     return grouped.transformWithState
+
+
+def pandas_operator(grouped: GroupedData) -> Any:
+    """Return Spark's own transformWithStateInPandas of *grouped*, or skip the test that runs."""
+    if SPARK < (4, 0):
+        not_offered("transformWithStateInPandas")
+    return grouped.transformWithStateInPandas

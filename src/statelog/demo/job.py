@@ -21,15 +21,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, regexp_replace
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.stateful_processor import (
+
+from statelog.options import SnapshotPolicy
+from statelog.spark import (
     StatefulProcessor,
     StatefulProcessorHandle,
     TimerValues,
 )
-
-from statelog.options import SnapshotPolicy
 from statelog.spark.api import transform_with_state
 from statelog.spark.query.progress import BatchProgress
+from statelog.spark.rows.spark_versions import arrow_of
+from statelog.spark.rows.types import arrow_schema
 
 ORDER_LINES = (
     "InvoiceNo string, StockCode string, Description string, Quantity int, "
@@ -135,7 +137,7 @@ class BatchFiles:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch."""
-        rows = frame.toArrow().sort_by(self._order).combine_chunks()
+        rows = arrow_of(frame, arrow_schema(frame.schema)).sort_by(self._order).combine_chunks()
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".batch={batch_id}.{os.getpid()}"
         pq.write_table(rows, temporary)

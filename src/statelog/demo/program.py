@@ -22,13 +22,13 @@ from typing import Any, Final
 import msgspec
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog import extras
 from statelog.demo.check import verify
 from statelog.demo.connect_server import ConnectServer
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import OUTPUT, JobConfig, start_job
+from statelog.spark import StatefulProcessor
 from statelog.spark.query.progress import BatchProgress
 
 _STARTS: Final = 3

@@ -43,6 +43,15 @@ if TYPE_CHECKING:
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
     from statelog.spark.query.tagged_union import tagged_union
+    from statelog.spark.rows.spark_versions import (
+        ExpiredTimerInfo,
+        ListState,
+        MapState,
+        StatefulProcessor,
+        StatefulProcessorHandle,
+        TimerValues,
+        ValueState,
+    )
     from statelog.spark.stream.sinks import (
         DatabaseSink,
         ExactlyOnceSink,
@@ -73,6 +82,7 @@ else:
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
+            "statelog.spark.rows.spark_versions": "ExpiredTimerInfo ListState MapState StatefulProcessor StatefulProcessorHandle TimerValues ValueState",
             "statelog.spark.query.tagged_union": "tagged_union",
             "statelog.spark.stream.sinks": "DatabaseSink ExactlyOnceSink SinkBatch exactly_once idempotent writer_id",
             "statelog.spark.stream.sinks.iceberg": "IcebergSink",
@@ -100,15 +110,22 @@ __all__ = [
     "DatabaseSink",
     "Difference",
     "ExactlyOnceSink",
+    "ExpiredTimerInfo",
     "IcebergSink",
     "KafkaSink",
     "Keys",
+    "ListState",
+    "MapState",
     "OperatorSettings",
     "ReplayedStep",
     "SinkBatch",
     "SnapshotPolicy",
+    "StatefulProcessor",
+    "StatefulProcessorHandle",
     "StatefulStream",
     "StatefulStreamWriter",
+    "TimerValues",
+    "ValueState",
     "WhatIf",
     "WrittenState",
     "aggregate",

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Unpack
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
@@ -23,7 +22,7 @@ from statelog.extras import require
 from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
-from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.error_policy import OnError
@@ -60,6 +59,7 @@ from statelog.spark.rows.formats import (
     SparkRowFormat,
 )
 from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.spark_versions import StatefulProcessor, refuse_before
 from statelog.spark.rows.types import TIME_ZONE, arrow_schema
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.stateful_stream import GroupedStatefulStream, StatefulStream
@@ -223,7 +223,7 @@ def stateful_frame(
     client = client_of(session)
     before, given = _chain(arguments.grouped, settings)
     # The frame depends on the number of key groups, so the settings are resolved first.
-    resolved = resolve_settings(session.conf.getAll, given)
+    resolved = resolve_settings(settings_of(session), given)
     client.prepare(session, resolved, settings)
     _check_chain(before, time_mode, resolved)
     groups = resolved.max_parallelism
@@ -355,6 +355,7 @@ def client_of(session: SparkSession) -> Client:
     """Return the functions for a session of its kind."""
     if not is_connect(session):
         return _CLASSIC
+    refuse_before((4, 0), "a session of Spark Connect")
     # Imported here, because it needs the packages of Spark Connect.
     from statelog.spark.connect.client import CONNECT
 

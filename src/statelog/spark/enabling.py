@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from statelog.errors import UsageError
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
-from statelog.spark.jvm.gateway import is_connect, session_id
+from statelog.spark.jvm.gateway import is_connect, session_id, settings_of
 from statelog.spark.query.resolve import resolve_settings
+from statelog.spark.rows.spark_versions import refuse_before
 
 _log = logging.getLogger("statelog.spark")
 
@@ -43,8 +44,8 @@ def enable(spark: SparkSession) -> None:
     base folder, under the queryName.  The other settings of `OperatorSettings`, and the options of
     docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call has no effect.
 
-    Spark 4.0 does not have a `transformWithState` of Rows.  It is added for as long as a session is
-    enabled.
+    Spark 4.0 does not have a `transformWithState` of Rows, and Spark 3.5 of frames neither.  They are
+    added for as long as a session is enabled.
 
     Example:
         from statelog.spark import enable
@@ -61,7 +62,7 @@ def enable(spark: SparkSession) -> None:
     Raises:
         InvalidOptionsError: Its configuration has a setting that is unknown or wrong.
     """
-    resolve_settings(spark.conf.getAll, {})
+    resolve_settings(settings_of(spark), {})
     kind = _grouped_data(spark)
     for name, operator in _OPERATORS.items():
         method = getattr(kind, name, None) or _missing(name)
@@ -99,6 +100,7 @@ def _grouped_data(session: SparkSession) -> type:
     """Return the class of what `groupBy` returns in a session."""
     if not is_connect(session):
         return GroupedData
+    refuse_before((4, 0), "a session of Spark Connect")
     # Imported here, because it needs the packages of Spark Connect.
     from pyspark.sql.connect import group
 
@@ -112,7 +114,7 @@ def _id_of(session: SparkSession) -> str:
 
 
 def _missing(name: str) -> Callable[..., DataFrame]:
-    """Return what a session that is not enabled calls, where Spark lacks the method (4.0)."""
+    """Return what a session that is not enabled calls, where Spark lacks the method (3.5, 4.0)."""
 
     def method(self: GroupedData, *args: object, **kwargs: object) -> DataFrame:
         raise UsageError(

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
 
-from statelog.spark import transform_with_state
+from statelog.spark import StatefulProcessor, transform_with_state
 
 workers_get_by_value(__name__)
 workers_get_by_value("tests.spark.streams")

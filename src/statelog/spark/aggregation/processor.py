@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvariantError
 from statelog.spark.aggregation.kind import AggregateKind, Parts, one_array
 from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor, Tables
+from statelog.spark.rows.spark_versions import TimerValues
 from statelog.state.encoding.values import stored_field
 from statelog.state.slots import Keys
 

@@ -31,11 +31,17 @@ from statelog.spark.rows.types import (
     row_bytes,
 )
 
+_CREATES_OF_ARROW: Final = hasattr(DataFrame, "toArrow")
+"""From Spark 4.0 on `createDataFrame` takes Arrow tables, since `toArrow` returns them."""
 _LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 
 
 def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """Return an Arrow table as a frame, for any batch size."""
+    if not _CREATES_OF_ARROW:
+        limit = ArrowLimits.of(session).records
+        batches = table.cast(arrow_schema(schema)).combine_chunks().to_batches(limit)
+        return _frame_of_batches(session, batches, schema)
     if is_connect(session):  # the client sends Arrow as it is
         return session.createDataFrame(table, schema=schema)
     if int(session.conf.get(MAX_RECORDS) or 0) > 0:
@@ -57,12 +63,19 @@ def _sent(session: SparkSession, table: pa.Table, schema: StructType) -> DataFra
         raise Unfit("the rows have other types than the output")
     if session.conf.get(_LARGE_TYPES, "false") == "true":
         raise Unfit(f"{_LARGE_TYPES} is set")
+    return _frame_of_batches(session, table.combine_chunks().to_batches(), schema)
+
+
+def _frame_of_batches(
+    session: SparkSession, batches: list[pa.RecordBatch], schema: StructType
+) -> DataFrame:
+    """Return batches as a frame; if they are large, each is a partition."""
     context: Any = session.sparkContext
     jvm: JavaObject = jvm_of(session)
     utils: JavaObject = jvm.PythonSQLUtils
     serializer: Any = ArrowStreamSerializer()
     read = context._serialize_to_jvm(
-        table.combine_chunks().to_batches(),
+        batches,
         serializer,
         lambda path: utils.readArrowStreamFromFile(path),
         lambda: jvm.ArrowIteratorServer(),

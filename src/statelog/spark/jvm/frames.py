@@ -7,13 +7,26 @@ That is what it is grouped by, the nodes of its plan, its size, and the ids of i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
-from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.types import StructType
 
-from statelog.spark.jvm.gateway import JavaObject, elements, jvm_of
+from statelog.spark.jvm.gateway import (
+    JavaObject,
+    column_maker,
+    elements,
+    jvm_of,
+)
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
+
+if TYPE_CHECKING:
+    from pyspark.sql.classic.column import Column as ClassicColumn
+else:
+    try:
+        from pyspark.sql.classic.column import Column as ClassicColumn
+    except ImportError:  # Spark 3.5
+        ClassicColumn = Column
 
 _UNKNOWN_BYTES = 1 << 50
 """Sources without a known size report the largest possible one."""
@@ -27,15 +40,11 @@ def grouping_text(grouped: GroupedData) -> str:
 
 def grouping_columns(grouped: GroupedData) -> list[tuple[Column, str | None]]:
     """Return each key of `df.groupBy(...)`, and the input column that it is, or None."""
-    to_column = _column_maker(grouped._df.sparkSession)
+    to_column = column_maker(grouped._df.sparkSession)
     return [
         (ClassicColumn(to_column(key)), _input_name(key))
         for key in elements(grouped._jgd.groupingExprs())
     ]
-
-
-def _column_maker(session: SparkSession) -> JavaObject:
-    return jvm_of(session).org.apache.spark.sql.classic.ExpressionUtils.column
 
 
 def _input_name(expression: JavaObject) -> str | None:
@@ -105,7 +114,7 @@ def with_columns_of(shape: DataFrame, frame: DataFrame) -> DataFrame:
     """Return *frame* with the column ids of *shape*, which has as many columns."""
     jvm = jvm_of(frame.sparkSession)
     alias = jvm.org.apache.spark.sql.catalyst.expressions.Alias
-    to_column = _column_maker(frame.sparkSession)
+    to_column = column_maker(frame.sparkSession)
     no_metadata = jvm.scala.Option.empty()
     nil = getattr(jvm.scala.collection.immutable, "Nil$").__getattr__("MODULE$")
     columns = []

@@ -6,9 +6,9 @@ Spark Connect does not have a JVM to ask: callers check `is_connect` first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pyspark.sql import SparkSession
 
@@ -20,7 +20,8 @@ FRAME: Final = "_jdf"
 
 _CONNECT: Final = "pyspark.sql.connect"
 _QUERY_ID: Final = "sql.streaming.queryId"
-_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+_SQL: Final = "org.apache.spark.sql"
+_STREAMING: Final = f"{_SQL}.execution.streaming"
 
 
 def is_connect(subject: object) -> bool:
@@ -47,9 +48,34 @@ def empty_array(session: SparkSession, name: str) -> JavaObject:
 def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
     """Return a class of Spark's streaming engine; *part* is its package inside from 4.1 on."""
     newer = java_class(session, f"{_STREAMING}.{part}.{name}")
+    return newer if _is_class(newer) else java_class(session, f"{_STREAMING}.{name}")
+
+
+def classic_class(session: SparkSession, name: str) -> JavaObject:
+    """Return a class of a session without Spark Connect; its package is another one before 4.0."""
+    newer = java_class(session, f"{_SQL}.classic.{name}")
+    return newer if _is_class(newer) else java_class(session, f"{_SQL}.{name}")
+
+
+def column_maker(session: SparkSession) -> Callable[[JavaObject], JavaObject]:
+    """Return a function that makes a column of an expression, in the JVM."""
+    utils = java_class(session, f"{_SQL}.classic.ExpressionUtils")
+    maker: JavaObject = utils.column if _is_class(utils) else java_class(session, f"{_SQL}.Column")
+    return cast("Callable[[JavaObject], JavaObject]", maker)
+
+
+def _is_class(found_by_name: JavaObject) -> bool:
     # py4j takes an unknown name for a package.
-    is_class = type(newer).__name__ != "JavaPackage"
-    return newer if is_class else java_class(session, f"{_STREAMING}.{name}")
+    return type(found_by_name).__name__ != "JavaPackage"
+
+
+def settings_of(session: SparkSession) -> Mapping[str, str]:
+    """Return what is set in a session, which PySpark has a method for since 4.0."""
+    if is_connect(session) or hasattr(type(session.conf), "getAll"):
+        settings: Mapping[str, str] = session.conf.getAll
+        return settings
+    pairs = elements(session._jsparkSession.conf().getAll().toSeq())
+    return {str(pair._1()): str(pair._2()) for pair in pairs}
 
 
 def session_id(session: SparkSession) -> str:

@@ -26,6 +26,7 @@ from pyspark.sql.functions import lit
 
 from statelog.spark.jvm.gateway import (
     JavaObject,
+    classic_class,
     empty_array,
     java_class,
     jvm_of,
@@ -219,9 +220,8 @@ def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
         part = plan.productElement(at)
         is_table = is_instance_of(gateway, part, f"{_CONNECTOR}.catalog.SupportsRead")
         parts.append(_NoDataTable(session, stream) if is_table else part)
-    jframe = jvm.org.apache.spark.sql.classic.Dataset.ofRows(
-        session._jsparkSession, plan.makeCopy(parts.toArray())
-    )
+    of_plan = classic_class(session, "Dataset").ofRows
+    jframe = of_plan(session._jsparkSession, plan.makeCopy(parts.toArray()))
     nulls = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
     return frame.unionAll(DataFrame(jframe, session).select(*nulls))
 

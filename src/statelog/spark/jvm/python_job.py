@@ -25,24 +25,42 @@ import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.classic.column import _to_java_column, _to_seq
 from pyspark.sql.functions import col
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StructType
-from pyspark.util import PythonEvalType
 
-from statelog.spark.jvm.gateway import JavaObject, jvm_of, query_of
+from statelog.spark.jvm.gateway import (
+    JavaObject,
+    classic_class,
+    jvm_of,
+    query_of,
+)
 from statelog.spark.jvm.plans import SHUFFLE, PlanCopies, executed_plan
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
+from statelog.spark.rows.spark_versions import takes
 from statelog.spark.rows.types import sql_name
 
-_JOB: Final = "MapInArrow"
+if TYPE_CHECKING:
+    from pyspark.sql.classic.column import _to_java_column, _to_seq
+    from pyspark.util import PythonEvalType
+else:
+    try:
+        from pyspark.sql.classic.column import _to_java_column, _to_seq
+        from pyspark.util import PythonEvalType
+    except ImportError:  # Spark 3.5
+        from pyspark.rdd import PythonEvalType
+        from pyspark.sql.column import _to_java_column, _to_seq
+
+_JOBS: Final = ("MapInArrow", "PythonMapInArrow")
+"""The node of a job; it has the second name before Spark 4.0."""
+_HAS_PROFILE: Final = takes(DataFrame.mapInArrow, "profile")
+"""From Spark 4.0 on: a job takes the resources of its tasks, and a column in place of an expression."""
 _TASK: Final = "STATELOG_TASK"
 """The environment variable by which a task of a query finds its workers."""
 
@@ -116,7 +134,7 @@ class OwnWorkers:
         self._flags = [False]
         with contextlib.suppress(Py4JError):  # newer versions have one more
             self._flags.append(getattr(self._plans, "fromDataset$default$4")())
-        self._of_plan = jvm.org.apache.spark.sql.classic.Dataset.ofRows
+        self._of_plan = classic_class(session, "Dataset").ofRows
 
     def _owner(self, session: SparkSession) -> str:
         """Return the name by which workers belong to this query."""
@@ -142,7 +160,7 @@ class OwnWorkers:
     def frame(self, job: DataFrame, functions: Sequence[JavaObject]) -> DataFrame:
         """Return the frame of a job of `mapInArrow` whose tasks have these functions of the JVM."""
         plan = executed_plan(job.sparkSession, job._jdf)
-        if plan.nodeName() != _JOB:
+        if plan.nodeName() not in _JOBS:
             raise Unfit(f"the plan of the job is {plan.nodeName()}")
         below = plan.child()
         if below.nodeName() == SHUFFLE:
@@ -208,7 +226,11 @@ class _Template:
 
         def job_of(function: JavaObject) -> DataFrame:
             udf = self.job.copy(self.name, function, *self.rest)
-            mapped = rows._jdf.mapInArrow(udf.apply(self.columns), False, None)
+            column = udf.apply(self.columns)
+            if _HAS_PROFILE:
+                mapped = rows._jdf.mapInArrow(column, False, None)
+            else:
+                mapped = rows._jdf.pythonMapInArrow(column.expr(), False)
             return DataFrame(mapped, rows.sparkSession)
 
         workers = self.own_workers

@@ -19,15 +19,6 @@ from typing import Any, ClassVar, NoReturn, SupportsInt, TypeAlias
 import numpy as np
 from pyspark.sql import Row
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
-    ListState,
-    MapState,
-    StatefulProcessor,
-    StatefulProcessorHandle,
-    TimerValues,
-    ValueState,
-)
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
@@ -39,7 +30,16 @@ from statelog.spark.migration.to_spark import (
     TIMERS_COLUMN,
 )
 from statelog.spark.rows.interface import RowLike
-from statelog.spark.rows.spark_versions import lists_are_sent_as_frames
+from statelog.spark.rows.spark_versions import (
+    ExpiredTimerInfo,
+    ListState,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+    ValueState,
+    lists_are_sent_as_frames,
+)
 from statelog.spark.testing.ddl import parse_ddl
 
 # Values of a frame of state as those that Spark's state takes.

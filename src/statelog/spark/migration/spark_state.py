@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from statelog.errors import UsageError
 from statelog.model import JsonObject
 from statelog.spark.migration.to_spark import STATE_COLUMN, TIMERS_COLUMN
+from statelog.spark.rows.spark_versions import refuse_before
 
 _TIMERS = "TimerState"
 _COLUMNS = {"ValueState": "value", "ListState": "list_value", "MapState": "map_value"}
@@ -49,8 +50,10 @@ def spark_state(
         out.
 
     Raises:
-        UsageError: The operator is no transformWithState, or a variable does not exist.
+        UsageError: The operator is no transformWithState, or a variable does not exist; or this is
+            Spark 3.5, which does not read its state.
     """
+    refuse_before((4, 0), "statelog.spark.spark_state")
 
     def read(**options: str | bool) -> DataFrame:
         reader = spark.read.format("statestore").options(operatorId=operatorId, **options)

@@ -30,6 +30,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.rows.key_order import key_order
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
+from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
@@ -40,6 +41,7 @@ from statelog.state.kinds.kind import EXPIRES_FIELD, USER_KEY_COLUMN, VALUE_COLU
 STATE_COLUMN: Final = "state_id"
 ORDER_COLUMN: Final = "order"
 _CHUNK_ROWS: Final = 65_536
+_ANSWERS: Final = pa.schema([("answer", pa.binary())])
 """Rows of whole key groups that are converted together, at least."""
 
 DELETE_ALL: Final = -1
@@ -104,7 +106,7 @@ def answers_of_tasks(
         INPUT_KEY_GROUP_COLUMN, STATE_COLUMN, ORDER_COLUMN
     )
     in_task = partial(_in_task, tasks, location, work)
-    table = ordered.mapInArrow(in_task, "answer binary").toArrow()
+    table = arrow_of(ordered.mapInArrow(in_task, "answer binary"), _ANSWERS)
     return [pickle.loads(data) for data in table.column("answer").to_pylist()]
 
 

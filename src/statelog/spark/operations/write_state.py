@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final, Unpack
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
@@ -25,7 +24,7 @@ from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.api import DEFAULT_OPERATOR_ID
-from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.operations.frames import (
     check_frames,
     key_schema_of,
@@ -43,6 +42,7 @@ from statelog.spark.query.query import TIME_MODES, mode_of
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
 from statelog.spark.query.session import parse_schema, use_this_python
 from statelog.spark.query.settings import OperatorSettings, QuerySettings
+from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec
@@ -127,7 +127,7 @@ def write_state(
     if not is_connect(session):
         use_this_python(session)
     place = os.fspath(location)
-    resolved = resolve_settings(session.conf.getAll, {**settings, "stateLocation": place})
+    resolved = resolve_settings(settings_of(session), {**settings, "stateLocation": place})
     schema = operator_schema(
         statefulProcessor,
         resolved.operator_id or DEFAULT_OPERATOR_ID,

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.rows.spark_versions import StatefulProcessor, TimerValues
 from statelog.state.slots import ColumnState, ColumnTimers, Keys
 
 Tables: TypeAlias = "Iterable[Any] | None"

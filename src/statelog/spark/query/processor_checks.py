@@ -19,10 +19,10 @@ from typing import Final
 
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
+from statelog.spark.rows.spark_versions import StatefulProcessor, condition_of
 
 _log = logging.getLogger("statelog.spark")
 
@@ -56,7 +56,7 @@ def copy_of(processor: AnyProcessor) -> AnyProcessor:
     try:
         copy: AnyProcessor = cloudpickle.loads(data)
     except PySparkException as error:
-        if error.getCondition() != _BROADCAST:
+        if condition_of(error) != _BROADCAST:
             raise
         raise UsageError(
             f"{type(processor).__name__} holds a broadcast variable, which Spark sends to the workers "

@@ -17,6 +17,7 @@ from statelog.spark.query.input_plan import InputPlan
 from statelog.spark.query.keyed_frame import Grouping
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
+from statelog.spark.rows.spark_versions import parsed_ddl
 
 
 def refuse_connect(entry: str, session: object) -> None:
@@ -56,7 +57,7 @@ def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
     """Return a schema of named columns, which may be given as DDL text."""
     if isinstance(schema, StructType):
         return schema
-    parsed = session._parse_ddl(schema) if isinstance(schema, str) else None
+    parsed = parsed_ddl(session, schema) if isinstance(schema, str) else None
     if not isinstance(parsed, StructType):
         raise UsageError(f"a schema of named columns is needed, not {schema!r}")
     return parsed

@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Self
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import ListState as PySparkListState
-from pyspark.sql.streaming.stateful_processor import MapState as PySparkMapState
-from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
-from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueState
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.rows.spark_errors import DeletedStateError
+from statelog.spark.rows.spark_versions import ListState as PySparkListState
+from statelog.spark.rows.spark_versions import MapState as PySparkMapState
+from statelog.spark.rows.spark_versions import StatefulProcessorHandle
+from statelog.spark.rows.spark_versions import ValueState as PySparkValueState
 from statelog.spark.rows.types import row_factory
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.kinds import StateKind, Values

@@ -18,8 +18,9 @@ from pyspark.errors import (
 )
 
 from statelog.errors import UsageError
+from statelog.spark.rows.spark_versions import ERROR_READER, begin_error
 
-_ERROR_READER: object = vars(PySparkException(""))["_error_reader"]
+_ERROR_READER: object = vars(PySparkException(""))[ERROR_READER]
 
 
 class _SparkUsageError(UsageError):
@@ -32,9 +33,9 @@ class _SparkUsageError(UsageError):
     def __init__(self, message: str = "", **facts: Any) -> None:
         UsageError.__init__(self, message, **facts)
         if isinstance(self, PySparkException):
-            PySparkException.__init__(self, message, facts.get("condition"))
+            begin_error(self, message, facts.get("condition"))
             # Shared by all errors, so that a copy is equal.
-            vars(self)["_error_reader"] = _ERROR_READER
+            vars(self)[ERROR_READER] = _ERROR_READER
 
     def __str__(self) -> str:
         condition = self.facts.get("condition")

@@ -1,8 +1,9 @@
 """
-What differs between the versions of Spark that statelog runs on: 4.0 to 4.3.
+What differs between the versions of Spark that statelog runs on: 3.5, and 4.0 to 4.3.
 
 All of it is here, so that no other module asks for a version.  A function asks whether Spark has an
 API, rather than for a number, because managed platforms add later APIs to an earlier version.
+What differs in the JVM is in the modules of `spark/jvm`.
 Docs: docs/reference/spark-versions.md, with what each version does differently.
 """
 
@@ -10,14 +11,68 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyspark
-from pyspark.sql import DataFrame, types
+from pyspark.errors import PySparkException, PySparkValueError
+from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql.functions import expr
+
+from statelog.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql.classic.dataframe import DataFrameNaFunctions
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.stateful_processor import (
+        ExpiredTimerInfo,
+        ListState,
+        MapState,
+        StatefulProcessor,
+        StatefulProcessorHandle,
+        TimerValues,
+        ValueState,
+    )
+else:
+    try:
+        from pyspark.sql.classic.dataframe import DataFrameNaFunctions
+    except ImportError:  # Spark 3.5
+        from pyspark.sql import DataFrameNaFunctions
+    try:
+        from pyspark.sql.streaming.stateful_processor import (
+            ExpiredTimerInfo,
+            ListState,
+            MapState,
+            StatefulProcessor,
+            StatefulProcessorHandle,
+            TimerValues,
+            ValueState,
+        )
+    except ImportError:  # Spark 3.5
+        from statelog.spark.rows.stateful_processor import (
+            ExpiredTimerInfo,
+            ListState,
+            MapState,
+            StatefulProcessor,
+            StatefulProcessorHandle,
+            TimerValues,
+            ValueState,
+        )
+
+__all__ = [  # classes that are imported from here
+    "DataFrameNaFunctions",
+    "ExpiredTimerInfo",
+    "ListState",
+    "MapState",
+    "StatefulProcessor",
+    "StatefulProcessorHandle",
+    "TimerValues",
+    "ValueState",
+]
 
 SPARK: Final[tuple[int, int]] = (
     int(pyspark.__version__.split(".")[0]),
@@ -26,6 +81,15 @@ SPARK: Final[tuple[int, int]] = (
 """The running version: major and minor."""
 
 _SEED: Final = np.uint32(42)
+
+
+def refuse_before(version: tuple[int, int], what: str) -> None:
+    """Reject *what* on a Spark before *version*, which does not have what it is made of."""
+    if version > SPARK:
+        raise UsageError(
+            f"{what} is not offered on Spark {SPARK[0]}.{SPARK[1]}: it needs Spark "
+            f"{version[0]}.{version[1]} or later"
+        )
 
 
 def known_arguments(function: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
@@ -44,6 +108,77 @@ def takes(function: Callable[..., Any], argument: str) -> bool:
 def offered(place: object, names: Iterable[str]) -> list[str]:
     """Return the *names* that a class or a module of Spark has in this version."""
     return [name for name in names if hasattr(place, name)]
+
+
+def parsed_ddl(session: SparkSession, text: str) -> types.DataType:
+    """Return the type that DDL text describes."""
+    if hasattr(session, "_parse_ddl"):
+        parsed: types.DataType = session._parse_ddl(text)
+        return parsed
+    return types._parse_datatype_string(text)
+
+
+def setting_or(session: SparkSession, name: str, absent: str) -> str | None:
+    """Return a setting, set or Spark's default; *absent* on 3.5, which does not have its default."""
+    return session.conf.get(name) if SPARK >= (4, 0) else session.conf.get(name, absent)
+
+
+def arrow_of(frame: DataFrame, schema: pa.Schema) -> pa.Table:
+    """Return the rows of *frame*, whose columns are *schema* in Arrow."""
+    if hasattr(type(frame), "toArrow"):
+        return frame.toArrow()
+    batches = frame._collect_as_arrow()  # type: ignore[operator]
+    # Timestamps have the session's time zone there.
+    return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
+
+
+def condition_of(error: PySparkException) -> str | None:
+    """Return the condition of an error of Spark, which 3.5 calls its class."""
+    name = "getCondition" if hasattr(error, "getCondition") else "getErrorClass"
+    condition: str | None = getattr(error, name)()
+    return condition
+
+
+def value_error(condition: str, parameters: Mapping[str, str]) -> PySparkValueError:
+    """Return PySpark's error of a wrong value."""
+    if takes(PySparkValueError.__init__, "errorClass"):
+        return PySparkValueError(errorClass=condition, messageParameters=dict(parameters))
+    return PySparkValueError(error_class=condition, message_parameters=dict(parameters))  # type: ignore[call-arg]
+
+
+ERROR_READER: Final = next(name for name in vars(PySparkException("")) if "error_reader" in name)
+"""The attribute of PySpark's errors with the texts of its conditions."""
+
+
+def begin_error(error: PySparkException, message: str, condition: str | None) -> None:
+    """Call the constructor of a PySpark error, which takes only one of the two on 3.5."""
+    PySparkException.__init__(error, message)
+    name = "_errorClass" if hasattr(error, "_errorClass") else "error_class"
+    setattr(error, name, condition)
+
+
+def described_in(error: object) -> str | None:
+    """Return the attribute of an error from the JVM that has its text; None if it has none."""
+    for name in ("_desc", "desc"):
+        if isinstance(getattr(error, name, None), str):
+            return name
+    return None
+
+
+def progress_fields(progress: Any) -> dict[str, Any]:
+    """Return the progress of a trigger in the form of JSON; it is a dict of that form on 3.5."""
+    fields: dict[str, Any] = json.loads(progress.json) if hasattr(progress, "json") else progress
+    return fields
+
+
+def progress_of(fields: Mapping[str, Any]) -> StreamingQueryProgress:
+    """Return the progress of a trigger, given in the form of JSON, as a query of Spark returns it."""
+    if SPARK < (4, 0):
+        return dict(fields)  # type: ignore[return-value]
+    # Imported here, because tasks do not need it.
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+    return StreamingQueryProgress.fromJson(dict(fields))
 
 
 DATE_AND_TIME_TYPES: Final[tuple[type[types.DataType], ...]] = tuple(

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from statelog.errors import CorruptionError
 from statelog.format.arrow_data import read_stream_table
 from statelog.options.units import parse_size
-from statelog.spark.rows.spark_versions import known_arguments
+from statelog.spark.rows.spark_versions import known_arguments, setting_or
 
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 """Spark's setting of the time zone of a session."""
@@ -92,7 +92,7 @@ class ArrowLimits:
     def of(cls, session: SparkSession) -> ArrowLimits:
         """Return the limits of *session* as they are now."""
         records = int(session.conf.get(MAX_RECORDS) or 0)
-        text = session.conf.get(MAX_BYTES) or "-1"
+        text = setting_or(session, MAX_BYTES, "-1") or "-1"
         size = 0 if text.strip().startswith("-") else parse_size(text, key=MAX_BYTES)
         return cls(records if records > 0 else NO_LIMIT, size if size > 0 else NO_LIMIT)
 

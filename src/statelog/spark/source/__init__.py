@@ -9,7 +9,21 @@ The data source `spark.read.format("statelog")`: state and checkpoints as rows.
 Spark finds it by the package `pyspark_statelog`.  docs/how-to/read-state-on-spark.md has examples.
 """
 
-from statelog.spark.source.options import SourceOptions
-from statelog.spark.source.source import StateSource
+from typing import TYPE_CHECKING
+
+from statelog.first_use import names_on_first_use
+
+if TYPE_CHECKING:
+    from statelog.spark.source.options import SourceOptions
+    from statelog.spark.source.source import StateSource
+else:
+    # Spark 3.5 does not have data sources in Python, which `source` imports; `columns` is used there too.
+    __getattr__ = names_on_first_use(
+        __name__,
+        {
+            "statelog.spark.source.options": "SourceOptions",
+            "statelog.spark.source.source": "StateSource",
+        },
+    )
 
 __all__ = ["SourceOptions", "StateSource"]

@@ -28,6 +28,7 @@ from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.jvm.queries import is_observed
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import OperatorDefinition
+from statelog.spark.rows.spark_versions import progress_fields, progress_of
 from statelog.state.kinds import StateKind
 
 _WAIT_SECONDS: Final = 2.0
@@ -207,7 +208,7 @@ def with_batch(
 
     A trigger without a micro-batch, or whose micro-batch had no effect, has the size of the state.
     """
-    batch_id = progress.batchId
+    batch_id = progress["batchId"]
     if batch_id in batches:
         operator = state_operator(operators, batches[batch_id])
         return with_figures(progress, operator, observed(batch_id))
@@ -284,8 +285,8 @@ def with_figures(
     observed: Mapping[str, Mapping[str, object]],
 ) -> StreamingQueryProgress:
     """Return Spark's progress with one more operator and more observed metrics."""
-    fields = json.loads(progress.json)
-    return StreamingQueryProgress.fromJson(
+    fields = progress_fields(progress)
+    return progress_of(
         {
             **fields,
             "stateOperators": [*fields["stateOperators"], operator],

@@ -24,6 +24,7 @@ from statelog.errors import StatelogError
 from statelog.spark.driver.failures import BatchFailed
 from statelog.spark.jvm.files import temporary_folder
 from statelog.spark.jvm.queries import jvm_query, wait_for_end
+from statelog.spark.rows.spark_versions import described_in
 from statelog.spark.stream.query_progress import ProgressFigures
 from statelog.spark.worker.failures import with_message
 
@@ -123,8 +124,10 @@ class StatefulQuery(StreamingQuery):
 
     def _begin_with_message(self, error: Any) -> None:
         last = self._failures.last
-        if last is not None and isinstance(getattr(error, "_desc", None), str):
-            error._desc = f"{type(last).__name__}: {last.message}\n\n{error._desc}"
+        name = described_in(error)
+        if last is not None and name is not None:
+            text = f"{type(last).__name__}: {last.message}\n\n{getattr(error, name)}"
+            setattr(error, name, text)
 
 
 def temporary_checkpoint(session: SparkSession) -> str:

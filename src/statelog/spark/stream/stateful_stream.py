@@ -15,14 +15,13 @@ from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
-from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
 from statelog.notebook import facts_as_html
 from statelog.redaction import redacted
 from statelog.spark.jvm.gateway import FRAME
 from statelog.spark.query.query import OperatorDefinition
-from statelog.spark.rows.spark_versions import offered
+from statelog.spark.rows.spark_versions import DataFrameNaFunctions, offered
 from statelog.spark.stream.recorded_plan import OBSERVE, RecordedPlan
 from statelog.spark.stream.writer import StatefulStreamWriter
 

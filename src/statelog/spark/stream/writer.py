@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from pyspark.errors import PySparkValueError
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -25,12 +24,14 @@ from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.driver.no_data_batches import QueryTriggers, has_no_data_source
 from statelog.spark.jvm.files import checkpoint_files
+from statelog.spark.jvm.gateway import settings_of
 from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
 from statelog.spark.jvm.queries import RunningQuery, start_query, write_instead
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX
+from statelog.spark.rows.spark_versions import value_error
 from statelog.spark.stream.query_progress import Observations, ProgressFigures, observed_operators
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.sinks import (
@@ -258,7 +259,7 @@ class StatefulStreamWriter(DataStreamWriter):
         last, session = self._operators[-1], self._spark
         # The frame has its key groups already, and the session may have changed after that.
         arguments = {**last.arguments, "maxParallelism": last.max_parallelism}
-        settings = resolve_settings(session.conf.getAll, arguments, self._settings)
+        settings = resolve_settings(settings_of(session), arguments, self._settings)
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
         bounds = settings.task_bounds(self._cores())
         return Query(self._operators, settings, normalize_url(location), TaskBounds(*bounds))
@@ -305,10 +306,7 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise PySparkValueError(
-            errorClass="VALUE_NOT_NON_EMPTY_STR",
-            messageParameters={"arg_name": name, "arg_value": str(value)},
-        )
+        raise value_error("VALUE_NOT_NON_EMPTY_STR", {"arg_name": name, "arg_value": str(value)})
     return value
 
 

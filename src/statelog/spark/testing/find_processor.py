@@ -17,9 +17,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import NoReturn
 
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-
 from statelog.errors import UsageError
+from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.state.recordings.format import TaskRecording
 from statelog.store.location import local_path, normalize_url
 

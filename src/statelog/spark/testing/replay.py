@@ -20,7 +20,6 @@ from typing import IO, Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
@@ -29,6 +28,7 @@ from statelog.errors import CheckpointError, CorruptionError, ProcessorError, Us
 from statelog.model import JsonObject
 from statelog.renamed import renamed
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
+from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
 from statelog.spark.testing.replay_tester import ReplayTester, StepResult
 from statelog.spark.testing.tester_rows import rows_in

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import CorruptionError
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
 from statelog.spark.testing.key_state import expiry_shown, state_shown, timers_shown
 from statelog.spark.testing.processor_tester import ProcessorTester

@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from statelog.errors import InvariantError, ProcessorError, UsageError
 from statelog.model import ChangeBatch, KeyGroupRange
@@ -22,6 +21,7 @@ from statelog.spark.query.processor_checks import described
 from statelog.spark.query.state_variables import SchemaLike
 from statelog.spark.rows.columnar import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.rows.spark_versions import TimerValues
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError, returned
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.large_input import SpillFile

@@ -20,13 +20,13 @@ from types import GeneratorType
 from typing import Any, NoReturn
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 from statelog.errors import InvariantError, ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.processor_checks import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.rows.spark_versions import ExpiredTimerInfo, TimerValues
 from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, returned
 from statelog.spark.worker.failures import ends_of_process_are_errors

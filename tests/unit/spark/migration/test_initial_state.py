@@ -6,11 +6,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.spark import with_initial_state
+from statelog.spark import StatefulProcessor, with_initial_state
 from statelog.spark.migration.initial_state import _ValueVariable
 from statelog.testing import ProcessorTester
 

@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
-from statelog.spark import with_initial_state
+from statelog.spark import StatefulProcessor, with_initial_state
 from statelog.spark.migration.initial_state import plain_struct
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.testing import ProcessorTester

@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from statelog.spark import ColumnarProcessor
+from statelog.spark import ColumnarProcessor, StatefulProcessor
 from statelog.spark.query.processor_checks import missing_yields
 
 COLUMNS = ["id", "total"]

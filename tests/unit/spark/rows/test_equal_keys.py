@@ -7,10 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.zones import REPEATED_HOURS, ZONES
 
-from statelog.spark import ColumnarProcessor
+from statelog.spark import ColumnarProcessor, StatefulProcessor
 from statelog.spark.rows.columnar import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.layout import InputLayout

@@ -9,9 +9,9 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.spark import StatefulProcessor
 from statelog.testing import ProcessorTester
 
 USES: list[tuple[str, Callable[[Any], Any], str]] = [

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.house.sources import ROOT
 from tests.spark.versions import TWS_TESTER, TwsTester
 
 import statelog.testing
 from statelog.errors import ProcessorError, UsageError
+from statelog.spark import StatefulProcessor
 from statelog.testing import ProcessorTester
 
 

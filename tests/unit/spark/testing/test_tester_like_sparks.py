@@ -10,10 +10,10 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import IllegalArgumentException, PySparkAssertionError, PySparkValueError
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.versions import TWS_TESTER, TwsTester
 
 from statelog.errors import UsageError
+from statelog.spark import StatefulProcessor
 from statelog.testing import ProcessorTester
 
 both = pytest.mark.parametrize(

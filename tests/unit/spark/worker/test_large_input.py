@@ -17,7 +17,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.differential.programs import (
     EPOCH_MS,
     INPUT,
@@ -32,6 +31,7 @@ from tests.unit.spark.rows.test_pandas_input import SETTINGS
 from statelog.errors import ProcessorError, StoreError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.spark import StatefulProcessor
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout

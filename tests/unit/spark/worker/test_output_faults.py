@@ -12,11 +12,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.unit.spark.rows.test_pandas_input import SETTINGS
 from tests.unit.spark.worker.test_large_input import Query, arrow_input
 
 from statelog.errors import ProcessorError
+from statelog.spark import StatefulProcessor
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.rows.formats import (
     ColumnarFormat,

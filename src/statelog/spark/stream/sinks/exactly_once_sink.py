@@ -21,6 +21,8 @@ from statelog.errors import CheckpointError, FencedError, UnavailableError, Usag
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.delivery import writer_id
+from statelog.spark.rows.spark_versions import arrow_of
+from statelog.spark.rows.types import arrow_schema
 
 _log = logging.getLogger("statelog.spark")
 _Result = TypeVar("_Result")
@@ -126,7 +128,8 @@ class ExactlyOnce:
         """Write a micro-batch, unless the sink has it; then the frame is not evaluated."""
         writer = writer_id(frame)
         if not self.has(writer, batch_id):
-            self.write(SinkBatch(writer, batch_id, frame.toArrow()))
+            rows = arrow_of(frame, arrow_schema(frame.schema))
+            self.write(SinkBatch(writer, batch_id, rows))
 
     def __reduce__(self) -> tuple[object, ...]:
         return ExactlyOnce, (self._sink,)

@@ -23,6 +23,8 @@ from pyspark.sql.types import StructType
 from statelog.errors import UsageError
 from statelog.spark.jvm.arrow_data import frame_of_arrow
 from statelog.spark.query.delivery import Sink, writer_id
+from statelog.spark.rows.spark_versions import arrow_of
+from statelog.spark.rows.types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql._typing import SupportsProcess
@@ -193,7 +195,7 @@ class Memory:
         self._show()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        self._batches[batch_id] = frame.toArrow()
+        self._batches[batch_id] = arrow_of(frame, arrow_schema(self._schema))
         self._show()
 
     def _show(self) -> None:

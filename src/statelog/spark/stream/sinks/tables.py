@@ -17,6 +17,7 @@ from pyspark.sql.types import DataType, StructType
 from statelog.errors import UsageError
 from statelog.spark.jvm.gateway import JavaObject
 from statelog.spark.jvm.sinks import Tables, is_view
+from statelog.spark.rows.spark_versions import condition_of
 from statelog.spark.rows.types import sql_name
 from statelog.spark.stream.sinks.file_sink import FilePlace
 from statelog.spark.stream.sinks.simple import Target, columns_of
@@ -75,7 +76,7 @@ def create_of_files(tables: Tables, target: Target, source: str, schema: StructT
     try:
         tables.create(" ".join(words))
     except PySparkException as error:
-        if error.getCondition() != _FOLDER_EXISTS:
+        if condition_of(error) != _FOLDER_EXISTS:
             raise
         raise UsageError(
             f"the catalog has no table {target.table}, but its folder exists "

@@ -1,0 +1,224 @@
+"""
+The interface between a processor and its state, for Spark 3.5, which does not have it in Python.
+
+It has the names, methods and arguments of Spark 4, so that one processor runs on both.  From 4.0 on
+`statelog.spark` gives out PySpark's own classes, see `spark_versions`, and nothing uses these.
+Source: the documentation of pyspark.sql.streaming.StatefulProcessor; tests/unit/spark/rows compares the
+two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+
+class TimerValues:
+    """
+    The times of a micro-batch.
+
+    Args:
+        currentProcessingTimeInMs: Processing time in milliseconds since 1970; -1 without timers.
+        currentWatermarkInMs: The watermark in milliseconds since 1970; -1 outside of event time.
+    """
+
+    def __init__(self, currentProcessingTimeInMs: int = -1, currentWatermarkInMs: int = -1) -> None:
+        self._currentProcessingTimeInMs = currentProcessingTimeInMs
+        self._currentWatermarkInMs = currentWatermarkInMs
+
+    def getCurrentProcessingTimeInMs(self) -> int:
+        """Return the processing time of the micro-batch in milliseconds."""
+        return self._currentProcessingTimeInMs
+
+    def getCurrentWatermarkInMs(self) -> int:
+        """Return the watermark of the micro-batch in milliseconds."""
+        return self._currentWatermarkInMs
+
+
+class ExpiredTimerInfo:
+    """
+    A timer that has fired.
+
+    Args:
+        expiryTimeInMs: The time for which it was registered, in milliseconds since 1970.
+    """
+
+    def __init__(self, expiryTimeInMs: int = -1) -> None:
+        self._expiryTimeInMs = expiryTimeInMs
+
+    def getExpiryTimeInMs(self) -> int:
+        """Return the time for which the timer was registered, in milliseconds."""
+        return self._expiryTimeInMs
+
+
+class ValueState(ABC):
+    """One value for the current key."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Return whether there is a value."""
+
+    @abstractmethod
+    def get(self) -> tuple[Any, ...] | None:
+        """Return the value; None if there is none."""
+
+    @abstractmethod
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        """Set the value."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove the value."""
+
+
+class ListState(ABC):
+    """A list of values for the current key."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Return whether the list has elements."""
+
+    @abstractmethod
+    def get(self) -> Iterator[tuple[Any, ...]]:
+        """Return the elements, in their order."""
+
+    @abstractmethod
+    def put(self, newState: list[tuple[Any, ...]]) -> None:
+        """Replace all elements."""
+
+    @abstractmethod
+    def appendValue(self, newState: tuple[Any, ...]) -> None:
+        """Append one element."""
+
+    @abstractmethod
+    def appendList(self, newState: list[tuple[Any, ...]]) -> None:
+        """Append several elements."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove all elements."""
+
+
+class MapState(ABC):
+    """A map for the current key."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Return whether the map has entries."""
+
+    @abstractmethod
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the value under *key*; None if there is none."""
+
+    @abstractmethod
+    def containsKey(self, key: tuple[Any, ...]) -> bool:
+        """Return whether there is a value under *key*."""
+
+    @abstractmethod
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        """Set the value under *key*."""
+
+    @abstractmethod
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """Return the entries, each with key and value."""
+
+    @abstractmethod
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        """Return the keys of the map."""
+
+    @abstractmethod
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        """Return the values of the map."""
+
+    @abstractmethod
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        """Remove the value under *key*."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove all entries."""
+
+
+class StatefulProcessorHandle(ABC):
+    """Gives a processor its state variables in `init`, and its timers in all methods."""
+
+    @abstractmethod
+    def getValueState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        """
+        Return a value state.
+
+        Args:
+            stateName: Its name.
+            schema: The fields of the value, as a schema or DDL.
+            ttlDurationMs: Time to live after the last update, in milliseconds; None for ever.
+        """
+
+    @abstractmethod
+    def getListState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ListState:
+        """Return a list state; see `getValueState`, for each element."""
+
+    @abstractmethod
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        """Return a map state; see `getValueState`, for each entry."""
+
+    @abstractmethod
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer for the current key, at a time in milliseconds since 1970."""
+
+    @abstractmethod
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete a timer of the current key."""
+
+    @abstractmethod
+    def listTimers(self) -> Iterator[int]:
+        """Return the times of the timers of the current key, in milliseconds since 1970."""
+
+    @abstractmethod
+    def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state variable, with its values for all keys."""
+
+
+class StatefulProcessor(ABC):
+    """
+    The logic of a stateful operator: subclass it, and give an instance to `transform_with_state`.
+
+    Keys are tuples.  Input and output are Rows with `transform_with_state`, and frames of pandas with
+    `transform_with_state_in_pandas`.
+    """
+
+    @abstractmethod
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Get the state variables from *handle*; called once in each task, before all else."""
+
+    @abstractmethod
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Any], timerValues: TimerValues
+    ) -> Iterator[Any]:
+        """Yield the output for the rows of one key in a micro-batch."""
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Any]:
+        """Yield the output for a timer that has fired; by default none."""
+        return iter([])
+
+    def close(self) -> None:  # noqa: B027
+        """Release what `init` has opened; called at the end of a task."""
+
+    def handleInitialState(  # noqa: B027
+        self, key: Any, initialState: Any, timerValues: TimerValues
+    ) -> None:
+        """Take the initial state of one key; called in the first micro-batch only."""
