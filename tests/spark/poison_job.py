@@ -1,4 +1,4 @@
-"""A job whose input has poison rows, as a program that a test kills: FOLDER, then "corrected" or "poison"."""
+"""A job whose input has poison rows, as a program that a test kills; its argument is a folder."""
 
 from __future__ import annotations
 
@@ -19,17 +19,8 @@ POISON = -1
 workers_get_by_value(processors.__name__)
 
 
-def main(folder: Path, is_corrected: bool) -> None:
-    prepare_environment()
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.statelog.onError", "dead-letter")
-        .getOrCreate()
-    )
+def run(spark: SparkSession, folder: Path, *, is_corrected: bool) -> None:
+    """Run the job over all micro-batches there are; each writes its output as a file."""
 
     def write(frame: DataFrame, batch_id: int) -> None:
         rows = [list(row) for row in frame.collect()]
@@ -43,6 +34,7 @@ def main(folder: Path, is_corrected: bool) -> None:
         Totals(None if is_corrected else POISON),
         TOTALS,
         stateLocation=str(folder / "state"),
+        onError="dead-letter",
         tasks=2,
         inlineBytes=0,
     )
@@ -51,5 +43,18 @@ def main(folder: Path, is_corrected: bool) -> None:
     query.awaitTermination()
 
 
+def main(folder: Path) -> None:
+    prepare_environment()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    run(spark, folder, is_corrected=False)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] == "corrected")
+    main(Path(sys.argv[1]))

@@ -86,7 +86,7 @@ class OutputParts:
 
         Called between keys.
         """
-        if self.is_full:
+        if self.rows.pending >= self._limit:
             self.flush()
 
     def flush(self) -> None:

@@ -357,13 +357,11 @@ class ProcessorRun:
         timers.delete(time)
 
     def _handle_timer(self, time: int, key: Key) -> Iterable[Row] | None:
-        return self._timer_method(time)(self._key_of_timer(key))
-
-    def _timer_method(self, time: int) -> Callable[[Row], Iterable[Row] | None]:
-        """Return `handleExpiredTimer` for a timer, to be called with a key."""
-        handle, times = self._processor.handleExpiredTimer, self._times
-        info = ExpiredTimerInfo(time)
-        return lambda key: handle(key=key, timerValues=times, expiredTimerInfo=info)
+        return self._processor.handleExpiredTimer(
+            key=self._key_of_timer(key),
+            timerValues=self._times,
+            expiredTimerInfo=ExpiredTimerInfo(time),
+        )
 
     @cached_property
     def _key_of_timer(self) -> Callable[[Key], Row]:

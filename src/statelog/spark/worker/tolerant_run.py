@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, Final, NoReturn, TypeAlias
 
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
+
 from statelog.errors import InvariantError, ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.rows.interface import KeyedInput, Output, RevocableOutput, RowLike
@@ -195,15 +197,13 @@ class TolerantRun(RecordedRun):
         timers, place = self._timers, (self._key_group, key)
         if timers is None or not timers.contains(time):
             return  # the call for an earlier timer deleted it
-        undo, key_object, handle = (
-            self._saved(key),
-            self._key_of_timer(key),
-            self._timer_method(time),
-        )
+        undo, key_object, info = self._saved(key), self._key_of_timer(key), ExpiredTimerInfo(time)
+        handle = self._processor.handleExpiredTimer
         self._calls.begin((key,), self._key_group, _TIMER, time)
         number = self._begin_key(key) if place in self._of_timers else _NOT_RECORDED
         try:
-            held = self._held(handle(key_object), number)
+            produced = handle(key=key_object, timerValues=self._times, expiredTimerInfo=info)
+            held = self._held(produced, number)
         except (Exception, SystemExit) as error:
             self._leave_out(_TIMER, key, (time,), undo, error)
         else:
