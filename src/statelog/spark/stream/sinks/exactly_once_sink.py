@@ -8,6 +8,7 @@ a write whose answer was lost may have been done.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,11 +91,7 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
         import functools
         import sqlite3
 
-        database = sqlite3.connect("/tmp/statelog-totals.db")
-        database.execute("create table if not exists totals (customer text, total real)")
-        connect = functools.partial(
-            sqlite3.connect, "/tmp/statelog-totals.db", check_same_thread=False
-        )
+        connect = functools.partial(sqlite3.connect, "totals.db", check_same_thread=False)
         writer = totals.writeStream.foreachBatch(exactly_once(DatabaseSink(connect, "totals")))
 
     Args:
@@ -123,10 +120,19 @@ class ExactlyOnce:
         """The newest micro-batch by writer, for writers that this run has asked for."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch, unless the sink has it; then the frame is not evaluated."""
+        """
+        Write a micro-batch, unless the sink has it; then the frame is not evaluated.
+
+        An error ends the query, so the sink is closed.
+        """
         writer = writer_id(frame)
-        if not self.has(writer, batch_id):
-            self.write(SinkBatch(writer, batch_id, frame.toArrow()))
+        try:
+            if not self.has(writer, batch_id):
+                self.write(SinkBatch(writer, batch_id, frame.toArrow()))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
 
     def __reduce__(self) -> tuple[object, ...]:
         return ExactlyOnce, (self._sink,)
