@@ -66,6 +66,7 @@ NEVER_TRIED = """
 - **Databricks, EMR, YARN and Kubernetes.** [Platforms](how-to/platforms.md) says what was looked at without a run.
 - **Spark Connect** with a server on another host, and serverless offerings ([Spark Connect](how-to/connect.md#what-was-tried)).
 - **Delta's package for Spark.** A stand-in wrote Delta's commits ([sinks](how-to/exactly-once-sinks.md)).
+- **Apache Kafka's own broker, and Iceberg's REST catalogs.** The broker was Tansu, and the catalog PyIceberg's on SQLite ([sinks](how-to/exactly-once-sinks.md)).
 - **Windows and macOS.** All records are of Linux.
 - **Weeks of run time.** The longest run of a campaign is in the table above.
 - **Loss of power.** SIGKILL ends a process, and the operating system keeps what the process wrote. No machine lost its power in a test.

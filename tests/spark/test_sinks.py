@@ -1,8 +1,11 @@
 """Sinks keep their guarantee: a micro-batch that is delivered again is written once."""
 
+import contextlib
+import functools
 import json
 import logging
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,13 @@ from tests.spark.streams import BatchSource, wait, workers_get_by_value
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.cli.main import run as command
 from statelog.errors import CheckpointError, FencedError, UsageError
-from statelog.spark import idempotent, transform_with_state
+from statelog.spark import (
+    DatabaseSink,
+    SinkBatch,
+    exactly_once,
+    idempotent,
+    transform_with_state,
+)
 from statelog.spark.stream.sinks.file_sink import Delivered, FileEntries
 
 if TYPE_CHECKING:
@@ -410,6 +419,77 @@ def test_an_idempotent_function_asks_the_target(job: SinkJob) -> None:
     assert sorted(job.expected) == sorted(row[1:] for row in rows)
     query_id = json.loads((job.folder / "query" / "metadata").read_text())["id"]
     assert [(query_id, 0), (query_id, 1), (query_id, 1)] == seen
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_a_sink_with_transactions_gets_each_row_once(job: SinkJob, delivery: str) -> None:
+    """Also a query whose sink failed after the commit; one that was rewound writes again."""
+    sink = ClosedSink(database(job.folder))
+    function = exactly_once(sink)
+
+    def run_with(used: Callable[[DataFrame, int], object]) -> None:
+        wait(job.writer(delivery=delivery).foreachBatch(used).start())
+
+    def rows() -> list[tuple[Any, ...]]:
+        with contextlib.closing(sqlite3.connect(job.folder / "d")) as connection:
+            return sorted(connection.execute('select "key", total, "rows" from totals'))
+
+    job.add(2)
+    run_with(function)
+    assert (sorted(job.expected), True) == (rows(), sink.closed)
+    job.forget_commit()
+    run_with(function)
+    assert sorted(job.expected) == rows()
+
+    def fail(frame: DataFrame, batch_id: int) -> None:
+        function(frame, batch_id)
+        raise OSError("no room")
+
+    job.add(1)
+    with pytest.raises(StreamingQueryException, match="no room"):
+        run_with(fail)
+    function.close()
+    job.add(1)
+    run_with(exactly_once(database(job.folder)))
+    assert sorted(job.expected) == rows()
+    (writer,) = (json.loads((job.folder / "query" / "metadata").read_text())["id"],)
+    assert 3 == sink.last_committed(writer)
+    query = str(job.folder / "query")
+    assert 0 == command(["rewind", query, "--to", "1", "--apply", "--min-age", "0s"])
+    run_with(exactly_once(database(job.folder)))
+    assert sorted(job.expected + job.expected[4:]) == rows()
+    with contextlib.closing(sqlite3.connect(job.folder / "d")) as connection:
+        connection.execute("drop table totals")
+    job.add(1)
+    with pytest.raises(StreamingQueryException, match="no such table: totals"):
+        run_with(function)
+    assert sink.closed
+
+
+class ClosedSink:
+    """A sink that tells whether it is closed."""
+
+    def __init__(self, sink: DatabaseSink) -> None:
+        self._sink = sink
+        self.closed = True
+
+    def last_committed(self, writer: str) -> int | None:
+        self.closed = False
+        return self._sink.last_committed(writer)
+
+    def write(self, batch: SinkBatch) -> None:
+        self._sink.write(batch)
+
+    def close(self) -> None:
+        self.closed = True
+        self._sink.close()
+
+
+def database(folder: Path) -> DatabaseSink:
+    connect = functools.partial(sqlite3.connect, folder / "d", check_same_thread=False)
+    with contextlib.closing(connect()) as connection:
+        connection.execute('create table if not exists totals ("key", total, "rows")')
+    return DatabaseSink(connect, "totals")
 
 
 def test_what_is_wrong_with_idempotent_is_said_when_it_is_typed() -> None:

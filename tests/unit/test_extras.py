@@ -64,6 +64,18 @@ USES = [
         "the YAML text needs pyyaml",
         "cli",
     ),
+    (
+        ["pyiceberg"],
+        "from statelog.spark import IcebergSink",
+        "IcebergSink needs pyiceberg",
+        "iceberg",
+    ),
+    (
+        ["confluent_kafka"],
+        "from statelog.spark import KafkaSink",
+        "KafkaSink needs confluent-kafka",
+        "kafka",
+    ),
     (["rich", "typer"], "import statelog.cli.main", "the command line needs", "cli"),
 ]
 

@@ -1,5 +1,8 @@
 """The pandas flavour, initial state and the sinks on a Connect session."""
 
+import contextlib
+import functools
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,13 @@ from tests.spark.test_pandas import INPUT as FRAMES
 from tests.spark.versions import needs
 
 from statelog.errors import UsageError
-from statelog.spark import idempotent, transform_with_state_in_pandas, writer_id
+from statelog.spark import (
+    DatabaseSink,
+    exactly_once,
+    idempotent,
+    transform_with_state_in_pandas,
+    writer_id,
+)
 
 for module in (
     __name__,
@@ -158,6 +167,9 @@ def test_each_sink_gets_all_rows(job: ConnectJob, remote: SparkSession, tmp_path
     (tmp_path / "rows").mkdir()
     folder = str(tmp_path / "files")
     records = str(tmp_path / "records")
+    database = functools.partial(sqlite3.connect, tmp_path / "d", check_same_thread=False)
+    with contextlib.closing(database()) as connection:
+        connection.execute('create table totals ("key", total, "rows")')
     writers: list[tuple[Any, tuple[Any, ...]]] = [
         (lambda w: w.foreach(EachRow(tmp_path / "rows")), ()),
         (lambda w: w.format("parquet").option("statelog.fileSink", "append"), (folder,)),
@@ -170,6 +182,7 @@ def test_each_sink_gets_all_rows(job: ConnectJob, remote: SparkSession, tmp_path
             ),
             (),
         ),
+        (lambda w: w.foreachBatch(exactly_once(DatabaseSink(database, "totals"))), ()),
     ]
     model, wanted = TotalsModel(), {}
     query = None
@@ -192,6 +205,10 @@ def test_each_sink_gets_all_rows(job: ConnectJob, remote: SparkSession, tmp_path
     assert table.transaction_version(query.id) == 4
     assert found(remote.read.parquet(f"{folder}/{query.id}")) == wanted[5]
     assert [path.name for path in (tmp_path / "records" / query.id).iterdir()] == ["5"]
+    with contextlib.closing(database()) as connection:
+        assert sorted(connection.execute("select * from totals")) == wanted[6]
+        batches = connection.execute("select * from statelog_batches").fetchall()
+        assert batches == [(query.id, 6)]
 
 
 def found(frame: DataFrame) -> list[tuple[Any, ...]]:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import pickle
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
-from statelog.spark import DatabaseSink, ExactlyOnceSink, SinkBatch, exactly_once
+from statelog.spark import (
+    DatabaseSink,
+    ExactlyOnceSink,
+    KafkaSink,
+    SinkBatch,
+    exactly_once,
+)
 from statelog.spark.stream.sinks import exactly_once_sink as module
 from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce
 from statelog.testing.sink_contract import (
@@ -334,6 +341,15 @@ def test_a_driver_with_another_paramstyle_is_named(tmp_path: Path) -> None:
         DatabaseSink(Odd, "t").last_committed(WRITER)  # type: ignore[arg-type]
 
 
+def test_a_driver_that_only_its_pickle_imported_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = DatabaseSink(database(tmp_path / "d", "create table t (key text, value text)"), "t")
+    monkeypatch.delitem(sys.modules, "sqlite3")
+    sink.write(batch(0))
+    sink.close()
+
+
 def test_the_function_can_be_pickled(tmp_path: Path) -> None:
     path = tmp_path / "d"
     connect = database(path, "create table t (key text, value text)")
@@ -343,3 +359,30 @@ def test_the_function_can_be_pickled(tmp_path: Path) -> None:
     assert copy.has(WRITER, 0)
     copy.close()
     function.close()
+
+
+# --- the arguments of a Kafka sink, without a broker ------------------------------------------------
+
+
+def test_wrong_settings_of_a_kafka_sink() -> None:
+    with pytest.raises(UsageError, match=r"needs the setting 'bootstrap\.servers'"):
+        KafkaSink("topic", {})
+    with pytest.raises(UsageError, match=r"makes the setting transactional\.id: leave it out"):
+        KafkaSink("topic", {"bootstrap.servers": "127.0.0.1:1", "transactional.id": "mine"})
+
+
+def test_rows_that_are_no_records_are_rejected_before_the_broker_is_asked() -> None:
+    sink = KafkaSink("topic", {"bootstrap.servers": "127.0.0.1:1"}, timeout_s=0.1)
+    with pytest.raises(UsageError, match="a column value, and perhaps key; the output has key, n"):
+        sink.write(SinkBatch(WRITER, 0, pa.table({"key": ["a"], "n": [1]})))
+    with pytest.raises(UsageError, match="the column value of Kafka's records is int64: cast it"):
+        sink.write(SinkBatch(WRITER, 0, pa.table({"value": [1]})))
+
+
+def test_a_broker_that_does_not_answer_is_unavailable() -> None:
+    sink = KafkaSink("topic", {"bootstrap.servers": "127.0.0.1:1"}, timeout_s=0.1)
+    with pytest.raises(
+        UnavailableError, match=r"cannot read the last batch of .* in the topic topic"
+    ):
+        sink.last_committed(WRITER)
+    sink.close()

@@ -9,7 +9,7 @@ a micro-batch, the second waits for the first, and then writes nothing.
 from __future__ import annotations
 
 import contextlib
-import sys
+import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -228,7 +228,8 @@ class DatabaseSink:
     def _placeholder(self, connection: Connection) -> str:
         style = self._paramstyle
         if style is None:
-            module = sys.modules[type(connection).__module__.partition(".")[0]]
+            # A pickled `sqlite3.connect` imports `_sqlite3` only.
+            module = importlib.import_module(type(connection).__module__.partition(".")[0])
             style = getattr(module, "paramstyle", "")
         if style not in _PLACEHOLDERS:
             raise UsageError(

@@ -8,6 +8,7 @@ a write whose answer was lost may have been done.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,11 +93,7 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
         import functools
         import sqlite3
 
-        database = sqlite3.connect("/tmp/statelog-totals.db")
-        database.execute("create table if not exists totals (customer text, total real)")
-        connect = functools.partial(
-            sqlite3.connect, "/tmp/statelog-totals.db", check_same_thread=False
-        )
+        connect = functools.partial(sqlite3.connect, "totals.db", check_same_thread=False)
         writer = totals.writeStream.foreachBatch(exactly_once(DatabaseSink(connect, "totals")))
 
     Args:
@@ -125,11 +122,20 @@ class ExactlyOnce:
         """The newest micro-batch by writer, for writers that this run has asked for."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch, unless the sink has it; then the frame is not evaluated."""
+        """
+        Write a micro-batch, unless the sink has it; then the frame is not evaluated.
+
+        An error ends the query, so the sink is closed.
+        """
         writer = writer_id(frame)
-        if not self.has(writer, batch_id):
-            rows = arrow_of(frame, arrow_schema(frame.schema))
-            self.write(SinkBatch(writer, batch_id, rows))
+        try:
+            if not self.has(writer, batch_id):
+                rows = arrow_of(frame, arrow_schema(frame.schema))
+                self.write(SinkBatch(writer, batch_id, rows))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
 
     def __reduce__(self) -> tuple[object, ...]:
         return ExactlyOnce, (self._sink,)
