@@ -132,6 +132,23 @@ def test_a_newer_checkpoint_costs_what_it_changed(tmp_path: Path) -> None:
     assert published.check() > 0
 
 
+@pytest.mark.usefixtures("small")
+def test_small_files_are_merged(tmp_path: Path) -> None:
+    published = Published("merged", tmp_path, retained=9)
+    publisher = published.publisher(retain=2)
+    merged = 0
+    for _ in range(14):
+        before = list(publisher._rows.deletes)
+        published.history.micro_batch()
+        publisher.publish()
+        rows = publisher._rows
+        assert len([file for file in rows.files.values() if not file.snapshot]) <= 4
+        assert len(rows.deletes) <= 3
+        merged += any(each not in rows.deletes for each in before)
+        published.check()
+    assert merged > 0
+
+
 def test_publishing_again_changes_nothing(tmp_path: Path) -> None:
     published = Published("again", tmp_path)
     published.history.run(4)
