@@ -56,26 +56,6 @@ def read_state(source: Source) -> str:
     return "\n".join([table(["", "median", "range"], rows), "", f"{ratio} {origin} {forks}"])
 
 
-def published(source: Source) -> str:
-    """Return the times of publications."""
-    document = source.document("publish")
-    seconds, arguments = document["seconds"], document["arguments"]
-    changed = f"{arguments['changed']:,} keys changed"
-    rows = [
-        ["first publication, s", *_of(seconds["first"])],
-        [f"a checkpoint with {changed}, while following, s", *_of(seconds["next"])],
-        [f"a checkpoint with {changed}, by a new process, s", *_of(seconds["restart"])],
-        ["a published checkpoint again, by a new process, s", *_of(seconds["again"])],
-    ]
-    written = statistics.median(document["written_bytes"]) / 1024
-    text = (
-        f"{arguments['keys'] / 1e6:g} million keys in 64 snapshots; {written:,.0f} KiB written for a "
-        f"checkpoint, {document['memory_bytes'] / 2**20:,.0f} MiB of memory. "
-    )
-    origin = _from("publish", "bench/publish.py", document)
-    return "\n".join([table(["", "median", "range"], rows), "", text + origin])
-
-
 def record(source: Source) -> str:
     """Return what recording costs a task."""
     document = source.document("record")
@@ -339,7 +319,6 @@ def flink_job(source: Source) -> str:
 
 BLOCKS: dict[str, Block] = {
     "read-state": read_state,
-    "publish": published,
     "record": record,
     "encryption": encryption,
     "latency": latency,

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from statelog.operations.publish_schema import iceberg_schema
 from statelog.state.encoding import snapshot_file
 from statelog.state.heap.expiry import CLOCK_STEP_MS
 
+EVERY = KeyGroupRange(0, histories.GROUPS - 1)
 NOW = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
 
@@ -45,6 +47,36 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish_rows, "_FILES_MAX", 3)
     monkeypatch.setattr(publish_rows, "_SPARE_SLOTS", 2)
     monkeypatch.setattr(snapshot_file, "_ROW_GROUP_SIZE", 2)
+
+
+def batches_of(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[KeyGroupRange, bool], None]:
+    """
+    Return a micro-batch that changes some key groups.
+
+    One task writes a snapshot of all key groups, or six tasks write none, so that each key group has a log
+    of its own.
+    """
+    history = published.history
+    change, chance = history.change, history.rng.random
+    monkeypatch.setattr(history.rng, "choices", lambda groups, k: [EVERY.start, EVERY.end])
+
+    def micro_batch(key_groups: KeyGroupRange, snapshot: bool) -> None:
+        def changed(codec: Any, state: Any, part: KeyGroupRange) -> Any:
+            mine = part.intersection(key_groups)
+            patch.setattr(history.rng, "random", chance)
+            overlays = change(codec, state, mine) if len(mine) else {}
+            patch.setattr(history.rng, "random", lambda: 0.0 if snapshot else 0.5)
+            return overlays
+
+        ranges = [EVERY] if snapshot else [KeyGroupRange(group, group) for group in EVERY]
+        with monkeypatch.context() as patch:
+            patch.setattr(history, "change", changed)
+            patch.setattr(history, "ranges", lambda: iter(ranges))
+            history.micro_batch()
+
+    return micro_batch
 
 
 def tag(published: Published, name: str, checkpoint_id: int) -> None:
@@ -130,6 +162,25 @@ def test_a_newer_checkpoint_costs_what_it_changed(tmp_path: Path) -> None:
     assert all(each.parent == tmp_path / "state" / "taskowned" for each in named)
     assert len([each for each in files if not each.snapshot]) > 1, "earlier files stay"
     assert published.check() > 0
+
+
+@pytest.mark.usefixtures("small")
+def test_small_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = Published("merged", tmp_path, retained=9)
+    publisher, micro_batch = published.publisher(retain=1), batches_of(published, monkeypatch)
+    most = 0
+    for _ in range(2):
+        micro_batch(EVERY, True)
+        publisher.publish()
+        for group in EVERY:
+            micro_batch(KeyGroupRange(group, group), False)
+            publisher.publish()
+            rows = publisher._rows
+            assert len([file for file in rows.files.values() if not file.snapshot]) <= 4
+            assert len(rows.deletes) <= 3
+            most = max(most, len(rows.deletes))
+            published.check()
+    assert most == 3
 
 
 def test_publishing_again_changes_nothing(tmp_path: Path) -> None:
@@ -315,17 +366,19 @@ def test_what_had_expired_is_there_again_after_the_clock_was_set_back(
     assert returned > 0
 
 
-def test_a_rewind_below_a_snapshot_in_use_is_published(tmp_path: Path) -> None:
+def test_a_rewind_below_a_snapshot_in_use_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of a snapshot that were deleted from the table are rows again."""
     published = Published("rewound", tmp_path, retained=2)
-    history, publisher = published.history, published.publisher()
-    for _ in range(8):
-        history.micro_batch()
-        older = history.checkpoint_id
-        history.micro_batch()
+    publisher, micro_batch = published.publisher(), batches_of(published, monkeypatch)
+    for _ in range(3):
+        micro_batch(EVERY, True)
+        older = published.history.checkpoint_id
+        micro_batch(KeyGroupRange(2, 3), False)
         publisher.publish()
         published.rewind(older)
-        history.micro_batch()
+        micro_batch(KeyGroupRange(4, 5), False)
         publisher.publish()
         published.check()
 
