@@ -9,8 +9,7 @@ from tests.records import one_operator
 from tests.unit.state.reader.histories import History
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.query_files import StoredQuery
-from statelog.checkpoint.source_logs import entries_digest
+from statelog.checkpoint.query_files import StoredQuery, entries_digest
 from statelog.core.source_position import SourceLog, position_of
 from statelog.store import open_store
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from tests.fuzz.samples import task_recording
 
-from statelog.checkpoint.source_logs import files_upto
+from statelog.checkpoint.query_files import files_upto
 from statelog.errors import CheckpointError, CorruptionError
 from statelog.format import bounds
 from statelog.format.arrow_data import read_batch, read_stream_table

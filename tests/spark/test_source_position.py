@@ -26,8 +26,7 @@ from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
-from statelog.checkpoint.offset_log import read_offsets
-from statelog.checkpoint.source_logs import entries_digest
+from statelog.checkpoint.query_files import entries_digest, read_offsets
 from statelog.core.source_position import position_of
 from statelog.errors import CheckpointError
 from statelog.spark.driver.batch_times import SourcePositions

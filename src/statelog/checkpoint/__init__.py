@@ -7,7 +7,7 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     open_state       a location by its own path, or by the checkpointLocation that has it
     clean_up         an owner deletes what it no longer needs; all garbage of a location
     verify           reads all that retained checkpoints need
-    offset_log       Spark's logs in a checkpointLocation, and what a repartition by Spark left in them
+    query_files      Spark's logs in a checkpointLocation, and what a repartition by Spark left in them
     audit            writes and reads the lines of operations that change a location
 
 What a person does to a location is in `statelog.operations`.

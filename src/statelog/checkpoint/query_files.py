@@ -1,33 +1,348 @@
 """
-A query's checkpointLocation as files: planned and finished micro-batches, and listed files.
+A query's checkpointLocation as files: its id, planned and finished micro-batches, and listed files.
 
-`offsets/<batch>` contains the end offsets of a micro-batch, `commits/<batch>` exists when it is
-finished, and `sources/<folder>/<entry>` is the log of a file source.  On local disk each file has a
-checksum file.
-Source: Spark's StreamingQueryCheckpointMetadata, HDFSMetadataLog.
+Spark writes `metadata` before the first micro-batch of a query, and `offsets/<batch>`, with the end
+offsets of a micro-batch, before each.  `commits/<batch>` exists when it is finished, and
+`sources/<folder>/<entry>` is the log of a file source.  On local disk Hadoop writes a file of checksums
+next to each of them.
+Source: Spark's StreamMetadata, OffsetSeqLog, StreamingQueryCheckpointMetadata, HDFSMetadataLog; Hadoop's
+ChecksumFileSystem.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
+import struct
+import zlib
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from statelog.checkpoint.offset_log import (
-    OFFSETS,
-    number_of,
-    numbers_in,
-    read_offsets,
-    recorded_query_id,
+import msgspec
+
+from statelog.core.source_position import (
+    FileEntry,
+    OffsetEntry,
+    SourceLog,
+    files_digest,
+    logged_range,
+    parse_files,
+    parse_offsets,
 )
-from statelog.core.source_position import OffsetEntry
-from statelog.errors import CheckpointError, ObjectNotFoundError, UsageError
+from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, UsageError
+from statelog.format.bounds import decode_json
 from statelog.store import ObjectStore
 from statelog.store.client import fsync_path
 from statelog.store.location import local_path
 
+_TAIL: Final = 64 * 1024
+COMPACT: Final = ".compact"
+
+OFFSETS: Final = "offsets"
+METADATA: Final = "metadata"
+_CHECKSUMS: Final = struct.Struct(">4sI")
+_MAGIC: Final = b"crc\0"
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 COMMITS: Final = "commits"
+
+
+class QueryFiles(Protocol):
+    """
+    The files below a query's checkpointLocation.
+
+    Spark writes them before a micro-batch runs, so a reader needs Spark's file access at most.
+    """
+
+    @property
+    def url(self) -> str:
+        """The checkpointLocation, as Spark resolves it."""
+
+    def read(self, name: str, tail: int | None = None) -> bytes | None:
+        """
+        Return a file, or its last *tail* bytes; None if there is no such file.
+
+        Blocks: On the file.
+        """
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the names of the files in a folder; none if there is no such folder."""
+
+
+def read_source_logs(
+    files: QueryFiles,
+    folders: Sequence[str],
+    before: Sequence[str | None],
+    offsets: Sequence[str | None],
+) -> tuple[SourceLog, ...]:
+    """
+    Return the entries in the logs of the sources between two sets of offsets.
+
+    Args:
+        files: The checkpointLocation.
+        folders: For each source the name of its log below `sources/`.
+        before: For each source the offset before the micro-batch; empty for the first one.
+        offsets: For each source the offset of the micro-batch.
+
+    Raises:
+        CorruptionError: An entry is empty or cut short.
+
+    Blocks: On the files, usually one small read for each file source with new files.
+    """
+    logs = []
+    for source, (folder, offset) in enumerate(zip(folders, offsets, strict=True)):
+        covered = logged_range(before[source] if source < len(before) else None, offset)
+        if covered is not None:
+            digest = entries_digest(files, folder, *covered)
+            logs.append(
+                SourceLog(
+                    source=source, folder=folder, after=covered[0], upto=covered[1], digest=digest
+                )
+            )
+    return tuple(logs)
+
+
+def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str:
+    """
+    Return a digest of the files in entries (*after*, *upto*]; "" if one is missing.
+
+    Raises:
+        CorruptionError: An entry is empty or cut short.
+
+    Blocks: On the files.
+    """
+    listed: list[FileEntry] = []
+    for entry in range(after + 1, upto + 1):
+        named = _entry(files, f"sources/{folder}", entry)
+        if named is None:
+            return ""
+        listed += named
+    return files_digest(listed)
+
+
+def files_upto(files: QueryFiles, folder: str, upto: int) -> list[FileEntry]:
+    """
+    Return the files in all entries of a source's log up to *upto*.
+
+    Raises:
+        CheckpointError: An entry is missing (`reason` "not_found").
+        CorruptionError: An entry is empty or cut short.
+
+    Blocks: On the files.
+    """
+    log = f"sources/{folder}"
+    compact = _last_compact_upto(files.names(log), upto)
+    entries: list[FileEntry] = []
+    if compact is not None:
+        name = f"{log}/{compact}{COMPACT}"
+        entries += parse_files(files.read(name) or b"", name)
+    for entry in range(0 if compact is None else compact + 1, upto + 1):
+        named = _entry(files, log, entry)
+        if named is None:
+            raise CheckpointError(
+                f"the log of a source, {files.url}/{log}, has no entry {entry}", reason="not_found"
+            )
+        entries += named
+    return entries
+
+
+def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None:
+    """Return the files of one entry, from its own file or a compact one."""
+    name = f"{folder}/{entry}"
+    data = files.read(name)
+    if data is not None:
+        return parse_files(data, name)
+    compacted = _compacted(files, f"{name}{COMPACT}", entry)
+    if compacted is not None:
+        return compacted
+    later = _first_compact_after(files.names(folder), entry)
+    # Each entry names a file.  One without files was never written, whatever the later numbers say.
+    return (later is not None and _compacted(files, f"{folder}/{later}{COMPACT}", entry)) or None
+
+
+def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | None:
+    """Return the files of one entry from a compact file, read from its end."""
+    size = _TAIL
+    while True:
+        data = files.read(name, size)
+        if data is None:
+            return None
+        whole = len(data) < size
+        listed = parse_files(data, name, whole=whole)
+        if whole or (listed and listed[0].batch_id < entry):
+            return [file for file in listed if file.batch_id == entry]
+        size *= 8
+
+
+def _first_compact_after(names: Iterable[str], entry: int) -> int | None:
+    return min((each for each in _compacts(names) if each > entry), default=None)
+
+
+def _last_compact_upto(names: Iterable[str], entry: int) -> int | None:
+    return max((each for each in _compacts(names) if each <= entry), default=None)
+
+
+def _compacts(names: Iterable[str]) -> list[int]:
+    stems = (name.removesuffix(COMPACT) for name in names if name.endswith(COMPACT))
+    return [int(stem) for stem in stems if stem.isdigit() and stem.isascii()]
+
+
+class _Metadata(msgspec.Struct):
+    id: str
+
+
+_metadata_decoder: Final = msgspec.json.Decoder(_Metadata)
+
+
+def recorded_query_id(files: QueryFiles) -> str:
+    """
+    Return Spark's id of the query in a checkpointLocation; "" if no query ran there.
+
+    Raises:
+        CheckpointError: The file with the id is damaged (`reason` "damaged").
+
+    Blocks: On the file.
+    """
+    data = files.read(METADATA)
+    if data is None:
+        return ""
+    try:
+        return decode_json(data, _metadata_decoder).id
+    except msgspec.DecodeError as error:
+        raise CheckpointError(
+            f"{files.url}/{METADATA} has no id of a query: {error}. A power failure may have "
+            "truncated the file. Nothing was changed: bring the file back from a backup, or go on "
+            "from the state with a new checkpointLocation and adopt=True",
+            reason="damaged",
+        ) from error
+
+
+def read_offsets(files: QueryFiles, batch_id: int) -> OffsetEntry | None:
+    """
+    Return the entry of a micro-batch in the offset log, or None.
+
+    Raises:
+        CorruptionError: The file is empty or cut short.
+        IncompatibleFormatError: Its version is unknown.
+
+    Blocks: On the file.
+    """
+    name = f"{OFFSETS}/{batch_id}"
+    data = files.read(name)
+    return None if data is None else parse_offsets(data, name)
+
+
+def newest_batch(files: QueryFiles) -> int | None:
+    """
+    Return the newest micro-batch that Spark has planned, or None.
+
+    Blocks: On the names of the files.
+    """
+    return max(numbers_in(files, OFFSETS), default=None)
+
+
+def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
+    """
+    Return the newest entry of the offset log, or None.
+
+    Raises:
+        CheckpointError: It is damaged (`reason` "damaged").
+        IncompatibleFormatError: Its version is unknown.
+
+    Blocks: On the files.
+    """
+    newest = newest_batch(files)
+    if newest is None:
+        return None
+    try:
+        _check_sums(files, newest)
+        return read_offsets(files, newest)
+    except CorruptionError as error:
+        raise CheckpointError(
+            f"the offset log of {files.url} is damaged: {error}. Nothing was changed: `statelog rewind "
+            f"{files.url}` (with --state-location, where the state is elsewhere) lists the batches to "
+            "go back to; going back removes the file",
+            reason="damaged",
+        ) from error
+
+
+def numbers_in(files: QueryFiles, folder: str) -> set[int]:
+    """Return the numbers of the files of a log."""
+    numbers = (number_of(name) for name in files.names(folder))
+    return {number for number in numbers if number is not None}
+
+
+def number_of(name: str) -> int | None:
+    """Return the number in the name of a file of a log, or None."""
+    stem = name.removesuffix(COMPACT)
+    return int(stem) if stem.isdigit() and stem.isascii() else None
+
+
+def _check_sums(files: QueryFiles, batch_id: int) -> None:
+    """
+    Compare an entry with its checksums, as Hadoop does on local disk.
+
+    Raises:
+        CorruptionError: They differ.
+    """
+    name = f"{OFFSETS}/{batch_id}"
+    sums = files.read(f"{OFFSETS}/.{batch_id}.crc")
+    if sums is None or len(sums) < _CHECKSUMS.size:
+        return
+    magic, chunk = _CHECKSUMS.unpack_from(sums)
+    if magic != _MAGIC or not chunk:
+        return
+    data = files.read(name) or b""
+    hashed = b"".join(
+        zlib.crc32(data[at : at + chunk]).to_bytes(4, "big") for at in range(0, len(data), chunk)
+    )
+    if hashed != sums[_CHECKSUMS.size :]:
+        raise CorruptionError(f"{name} differs from its checksums", path=name)
+
+
+# Detect what Spark's offline repartition leaves in a checkpointLocation of statelog.
+
+
+class _Times(msgspec.Struct):
+    conf: dict[str, str] = {}
+
+
+_times_decoder: Final = msgspec.json.Decoder(_Times)
+
+
+def refuse_unfinished_repartition(files: QueryFiles) -> None:
+    """
+    Reject a checkpointLocation with the entry of a repartition that did not finish.
+
+    Spark fixes the number of partitions when a query begins, so that only a repartition changes it.
+
+    Raises:
+        CheckpointError: There is one (`reason` "incompatible"); the message has the files to delete.
+
+    Blocks: On the files.
+    """
+    newest = newest_batch(files)
+    if not newest or files.read(f"{COMMITS}/{newest}") is not None:
+        return
+    before, after = _partitions(files, newest - 1), _partitions(files, newest)
+    if before is None or after is None or before == after:
+        return
+    raise CheckpointError(
+        f"batch {newest} in {files.url} is a repartition of Spark's own state from {before} to {after} "
+        "partitions. Spark does not start a query after it, and cannot finish it, because the state "
+        f"is in statelog. Delete the files {OFFSETS}/{newest} and {OFFSETS}/.{newest}.crc there, and "
+        "start the query again: it continues after its last micro-batch. The number of tasks is free "
+        "at every start (tasks, maxTasks)",
+        reason="incompatible",
+    )
+
+
+def _partitions(files: QueryFiles, batch_id: int) -> str | None:
+    """Return the number of shuffle partitions that a micro-batch was planned with, if known."""
+    lines = (files.read(f"{OFFSETS}/{batch_id}") or b"").split(b"\n")
+    try:
+        return decode_json(lines[1], _times_decoder).conf.get(_PARTITIONS)
+    except (IndexError, msgspec.MsgspecError):
+        return None  # the offset log is checked elsewhere
 
 
 class StoredQuery:

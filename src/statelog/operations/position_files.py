@@ -16,9 +16,14 @@ from typing import Final
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.offset_log import METADATA, OFFSETS
-from statelog.checkpoint.query_files import COMMITS, StoredQuery
-from statelog.checkpoint.source_logs import COMPACT, files_upto
+from statelog.checkpoint.query_files import (
+    COMMITS,
+    COMPACT,
+    METADATA,
+    OFFSETS,
+    StoredQuery,
+    files_upto,
+)
 from statelog.core.source_position import FileEntry
 from statelog.errors import CheckpointError, UsageError
 from statelog.operations.rewind import check_sources, kept_entries

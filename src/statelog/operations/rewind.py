@@ -25,11 +25,9 @@ from statelog.checkpoint.batch_record import BatchRecord, check_source_folders
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
-from statelog.checkpoint.offset_log import OFFSETS, number_of
 from statelog.checkpoint.ownership import new_owner_id
-from statelog.checkpoint.query_files import COMMITS, StoredQuery
+from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery, entries_digest, number_of
 from statelog.checkpoint.restore import find_restore_point
-from statelog.checkpoint.source_logs import entries_digest
 from statelog.core.source_position import SourceLog, log_entry, parse_files, position_of
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError
 from statelog.format.checkpoint_metadata import RESERVED_TAGS

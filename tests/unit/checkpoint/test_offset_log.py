@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from statelog.checkpoint.offset_log import newest_offsets, read_offsets, recorded_query_id
+from statelog.checkpoint.query_files import newest_offsets, read_offsets, recorded_query_id
 from statelog.errors import CheckpointError, IncompatibleFormatError
 
 TIMES = json.dumps({"batchWatermarkMs": 5, "batchTimestampMs": 6, "conf": {}})

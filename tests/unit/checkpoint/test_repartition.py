@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.unit.checkpoint.test_offset_log import Files
 
-from statelog.checkpoint.offset_log import refuse_unfinished_repartition
+from statelog.checkpoint.query_files import refuse_unfinished_repartition
 from statelog.errors import CheckpointError
 
 

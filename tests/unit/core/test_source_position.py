@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from statelog.checkpoint.source_logs import entries_digest, read_source_logs
+from statelog.checkpoint.query_files import entries_digest, read_source_logs
 from statelog.core.source_position import (
     NOTHING_READ,
     log_entry,

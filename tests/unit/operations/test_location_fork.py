@@ -14,9 +14,8 @@ import statelog
 from statelog.checkpoint import CheckpointCoordinator, verify_location
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
-from statelog.checkpoint.query_files import StoredQuery
+from statelog.checkpoint.query_files import StoredQuery, entries_digest, files_upto
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.source_logs import entries_digest, files_upto
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, UsageError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot

@@ -11,8 +11,7 @@ from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoin
 
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import Entries
-from statelog.checkpoint.query_files import StoredQuery
-from statelog.checkpoint.source_logs import entries_digest
+from statelog.checkpoint.query_files import StoredQuery, entries_digest
 from statelog.cli.main import run
 from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError

@@ -26,8 +26,11 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.offset_log import newest_offsets, refuse_unfinished_repartition
-from statelog.checkpoint.source_logs import QueryFiles
+from statelog.checkpoint.query_files import (
+    QueryFiles,
+    newest_offsets,
+    refuse_unfinished_repartition,
+)
 from statelog.errors import UnavailableError, UsageError
 from statelog.spark.connect.query_files import SparkFiles
 from statelog.spark.connect.recorded_steps import ConnectPlan, input_plan

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog.checkpoint.source_logs import QueryFiles
+from statelog.checkpoint.query_files import QueryFiles
 from statelog.spark.jvm.files import LOCAL, LocalFiles
 
 _NOT_FOUND: Final = "PATH_NOT_FOUND"

@@ -14,9 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from statelog.checkpoint.offset_log import OFFSETS, numbers_in, read_offsets, recorded_query_id
-from statelog.checkpoint.query_files import COMMITS
-from statelog.checkpoint.source_logs import QueryFiles, entries_digest, read_source_logs
+from statelog.checkpoint.query_files import (
+    COMMITS,
+    OFFSETS,
+    QueryFiles,
+    entries_digest,
+    numbers_in,
+    read_offsets,
+    read_source_logs,
+    recorded_query_id,
+)
 from statelog.core.source_position import (
     NOTHING_READ,
     OffsetEntry,

@@ -17,8 +17,7 @@ from typing import Protocol
 from pyspark.sql import SparkSession
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.offset_log import newest_offsets
-from statelog.checkpoint.source_logs import QueryFiles
+from statelog.checkpoint.query_files import QueryFiles, newest_offsets
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import BatchTimes

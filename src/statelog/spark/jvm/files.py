@@ -13,7 +13,7 @@ from typing import Final
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from statelog.checkpoint.source_logs import QueryFiles
+from statelog.checkpoint.query_files import QueryFiles
 from statelog.spark.jvm.gateway import JavaObject, jvm_of, streaming_class
 
 LOCAL: Final = "file:"

@@ -15,8 +15,7 @@ from pyspark.sql.observation import Observation
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from statelog.checkpoint.offset_log import newest_offsets, recorded_query_id
-from statelog.checkpoint.source_logs import QueryFiles
+from statelog.checkpoint.query_files import QueryFiles, newest_offsets, recorded_query_id
 from statelog.errors import StatelogError
 from statelog.spark.jvm.gateway import JavaObject, jvm_of
 

@@ -21,11 +21,16 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.offset_log import OFFSETS, read_offsets, recorded_query_id
 from statelog.checkpoint.open_state import open_state
-from statelog.checkpoint.query_files import COMMITS
+from statelog.checkpoint.query_files import (
+    COMMITS,
+    OFFSETS,
+    QueryFiles,
+    files_upto,
+    read_offsets,
+    recorded_query_id,
+)
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.source_logs import QueryFiles, files_upto
 from statelog.core.source_position import OffsetEntry, log_entry, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.format.bounds import decode_json

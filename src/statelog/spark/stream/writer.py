@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from statelog.checkpoint.offset_log import refuse_unfinished_repartition
-from statelog.checkpoint.source_logs import QueryFiles
+from statelog.checkpoint.query_files import QueryFiles, refuse_unfinished_repartition
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import QueryTimes, SourcePositions

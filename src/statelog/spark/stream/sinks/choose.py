@@ -9,8 +9,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.offset_log import newest_batch, recorded_query_id
-from statelog.checkpoint.source_logs import QueryFiles
+from statelog.checkpoint.query_files import QueryFiles, newest_batch, recorded_query_id
 from statelog.errors import UsageError
 from statelog.spark.jvm.sinks import Tables, is_format_of_files
 from statelog.spark.query.delivery import FileOutput, Sink

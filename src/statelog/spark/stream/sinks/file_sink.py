@@ -23,7 +23,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.offset_log import numbers_in
+from statelog.checkpoint.query_files import numbers_in
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.jvm.files import HadoopFolder, checkpoint_files
