@@ -16,7 +16,8 @@ chooses its number of tasks, unless a configuration names it (`statelog-direct-2
 
 With `--events 50` it measures the cost of a micro-batch with few rows.  The configuration `floor`
 (`floor-2` for two tasks) is a `foreachBatch` whose one Python job reads the rows and does nothing:
-what Spark itself needs for a micro-batch of this source with one Python job.
+what Spark itself needs for a micro-batch of this source with one Python job.  On Spark 3.5, which does
+not have transformWithState, `spark-apply` is the same count by `applyInPandasWithState`.
 
 The workload `w7cols` has seven columns, three of them text, of which the processor reads two.
 
@@ -43,10 +44,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming import StatefulProcessor
 
 from statelog.demo.java import prepare_environment
-from statelog.spark import transform_with_state, transform_with_state_in_pandas
+from statelog.spark import (
+    StatefulProcessor,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 
 KEYS = 200_000
 ZIPF_EXPONENT = 0.9
@@ -95,6 +99,16 @@ class RunningTotalInPandas(RunningTotal):
             total += frame["value"].sum()
         self._total.update((n, total))
         yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
+
+
+def apply_in_pandas(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Count and sum per key, for `applyInPandasWithState`."""
+    n, total = state.get if state.exists else (0, 0.0)
+    for frame in frames:
+        n += len(frame)
+        total += float(frame["value"].sum())
+    state.update((n, total))
+    yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
 
 
 def write_input(folder: Path, batches: int, events: int, workload: str = "w1zipf") -> None:
@@ -183,6 +197,11 @@ def run(
     if configuration.startswith("floor"):
         tasks = int(configuration.partition("-")[2] or 1)
         writer = events.parquet(str(data)).writeStream.foreachBatch(floor_batch(tasks))
+    elif configuration == "spark-apply":
+        frame = grouped.applyInPandasWithState(
+            apply_in_pandas, OUTPUT, "n long, total double", "update", "NoTimeout"
+        )
+        writer = frame.writeStream.outputMode("update").format("noop")
     elif configuration.startswith("spark"):
         transform = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
         frame = transform(processor, OUTPUT, "Update", "None")
@@ -299,7 +318,7 @@ def main() -> int:
     parser.add_argument(
         "--configurations",
         default=",".join(CONFIGURATIONS),
-        help="also floor, " + ", ".join(PANDAS_CONFIGURATIONS),
+        help="also floor, spark-apply, " + ", ".join(PANDAS_CONFIGURATIONS),
     )
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="w1zipf")
     parser.add_argument("--warm", type=int, default=0, help="first rounds that do not count")
@@ -353,7 +372,7 @@ def measure(session: SparkSession, arguments: argparse.Namespace, work: Path) ->
     )
     for name, row in table.items():
         beside = "spark-pandas" if name in PANDAS_CONFIGURATIONS else "spark"
-        base = table.get(beside, {}).get("ms_median")
+        base = table.get(beside, table.get("spark-apply", {})).get("ms_median")
         low, high = row["ms_quartiles"]
         spread = f"{row['ms_median']:.0f} ({low:.0f}-{high:.0f}; {row['ms_best']:.0f})"
         ratio = f"{base / row['ms_median']:.1f}x" if base else "-"

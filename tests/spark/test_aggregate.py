@@ -345,9 +345,14 @@ def test_an_overflow_is_an_error_as_in_spark(spark: "SparkSession", tmp_path: Pa
     source.add([("a", 2**63 - 1)])
     source.add([("a", 1)])
     query = Query(source, tmp_path)
-    with pytest.raises(Exception, match="overflow"):
+    expected = [[("a", 2**63 - 1)]]
+    if spark.conf.get("spark.sql.ansi.enabled") == "true":  # by default, but not on Spark 3.5
+        with pytest.raises(Exception, match="overflow"):
+            query.run("name", total=sum_("value"))
+    else:
         query.run("name", total=sum_("value"))
-    assert [list(map(tuple, one)) for one in query.batches] == [[("a", 2**63 - 1)]]
+        expected.append([("a", -(2**63))])
+    assert [list(map(tuple, one)) for one in query.batches] == expected
 
 
 def errors(frame: "DataFrame") -> dict[str, Any]:

@@ -8,14 +8,13 @@ import pytest
 from tests.spark import processors
 from tests.spark.processors import TOTALS, Totals
 from tests.spark.streams import workers_get_by_value
+from tests.spark.versions import table_of
 
 from statelog.model import KeyGroupRange
 from statelog.spark import aggregate, count, transform_with_state
 from statelog.spark.jvm import one_shuffle as one_shuffle_module
 from statelog.spark.query.pre_aggregation import PreAggregation, PreAggregator
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
-from statelog.spark.rows.spark_versions import arrow_of
-from statelog.spark.rows.types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +52,7 @@ def by_partition(frame: "DataFrame") -> list[dict[str, object]]:
 
     names = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in frame.schema)
     numbered = frame.mapInArrow(number, f"{names}, at long")  # type: ignore[arg-type]
-    return arrow_of(numbered, arrow_schema(numbered.schema)).to_pylist()
+    return table_of(numbered).to_pylist()
 
 
 def shuffles(frame: "DataFrame") -> int:

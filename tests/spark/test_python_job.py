@@ -15,6 +15,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 from tests.spark.streams import workers_get_by_value
+from tests.spark.versions import ARROW, table_of
 
 from statelog.spark.jvm.arrow_data import frame_of_few_rows
 from statelog.spark.jvm.python_job import OwnWorkers, PythonJobs
@@ -56,10 +57,10 @@ def test_each_job_has_its_own_function_and_input(
         rows = (
             spark.range(number, number + 2).withColumn("a.b", fn.lit(1)).withColumn("`", fn.lit(2))
         )
-        found = jobs.frame(rows.coalesce(1), partial(add, number), "three", tasks=1).toArrow()
+        found = table_of(jobs.frame(rows.coalesce(1), partial(add, number), "three", tasks=1))
         assert found.column("n").to_pylist() == [2 * number, 2 * number + 1]
         assert set(found.column("names").to_pylist()) == {"id,a.b,`"}
-    other = jobs.frame(spark.range(2), partial(add, 5), "one", tasks=2).toArrow()
+    other = table_of(jobs.frame(spark.range(2), partial(add, 5), "one", tasks=2))
     assert set(other.column("names").to_pylist()) == {"id"}
     rows = spark.range(3)
     assert jobs._templates["one"] is not None
@@ -78,7 +79,7 @@ def test_broadcasts_of_the_function_reach_the_workers(spark: "SparkSession") -> 
         return add(sent.value[0], batches)
 
     for function, expected in ((with_broadcast, 7), (partial(add, 2), 2), (with_broadcast, 7)):
-        assert jobs.frame(spark.range(1), function, "id", tasks=2).toArrow().column(
+        assert table_of(jobs.frame(spark.range(1), function, "id", tasks=2)).column(
             "n"
         ).to_pylist() == [expected]
     first = PythonJobs("n long, names string")
@@ -135,7 +136,7 @@ def test_each_task_gets_the_same_worker_each_time(
         rows = spark.range(0, 10, 1, tasks)
         if number % 4 == 3:  # a shuffle, as before the tasks of a query
             rows = spark.range(0, 10, 1, 3).repartition(2, "id")
-        table = jobs.frame(rows, where, "id", tasks=tasks).toArrow()
+        table = table_of(jobs.frame(rows, where, "id", tasks=tasks))
         assert sorted(table.column("n").to_pylist()) == list(range(10))
         for name in table.column("names").to_pylist():
             task, worker = name.split()
@@ -201,7 +202,7 @@ def test_more_tasks_than_have_workers_of_their_own_share_them(spark: "SparkSessi
     jobs = PythonJobs("n long, names string")
     for tasks in (2, 7):
         rows = spark.range(0, 100, 1, tasks)
-        table = jobs.frame(rows, where, "id", tasks=tasks).toArrow()
+        table = table_of(jobs.frame(rows, where, "id", tasks=tasks))
         assert sorted(table.column("n").to_pylist()) == list(range(100))
         assert {name.split()[0] for name in table.column("names").to_pylist()} == set(
             map(str, range(tasks))
@@ -211,7 +212,7 @@ def test_more_tasks_than_have_workers_of_their_own_share_them(spark: "SparkSessi
 @pytest.mark.spark
 def test_a_frame_with_another_number_of_partitions_is_one_job(spark: "SparkSession") -> None:
     jobs = PythonJobs("n long, names string")
-    table = jobs.frame(spark.range(0, 100, 1, 3), where, "id", tasks=2).toArrow()
+    table = table_of(jobs.frame(spark.range(0, 100, 1, 3), where, "id", tasks=2))
     assert sorted(table.column("n").to_pylist()) == list(range(100))
     assert {name.split()[0] for name in table.column("names").to_pylist()} == {"0", "1", "2"}
 
@@ -231,6 +232,7 @@ def test_errors_are_those_of_mapinarrow(spark: "SparkSession") -> None:
 
 
 @pytest.mark.spark
+@ARROW
 @pytest.mark.parametrize("rows", [0, 1, 5_000])
 def test_few_rows_are_the_frame_that_createdataframe_makes(
     spark: "SparkSession", rows: int, monkeypatch: pytest.MonkeyPatch

@@ -3,10 +3,12 @@
 import importlib
 from typing import Any, NoReturn
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import GroupedData
+from pyspark.sql import DataFrame, GroupedData
 
-from statelog.spark.rows.spark_versions import SPARK
+from statelog.spark.rows.spark_versions import SPARK, arrow_of
+from statelog.spark.rows.types import arrow_schema
 
 NOT_OFFERED = f"not offered by Spark {SPARK[0]}.{SPARK[1]}"
 """How the reason of such a skip begins; tools/spark_matrix.py counts by it."""
@@ -18,6 +20,7 @@ def needs(version: tuple[int, int], what: str) -> pytest.MarkDecorator:
 
 
 ROWS = needs((4, 1), "transformWithState of Rows")
+ARROW = needs((4, 0), "frames of Arrow tables")
 TWS_TESTER = needs((4, 2), "TwsTester")
 
 try:
@@ -37,6 +40,11 @@ def of_spark(module: str, name: str) -> Any:
 def not_offered(what: str) -> NoReturn:
     """Skip the test that runs."""
     pytest.skip(f"{NOT_OFFERED}: {what}")
+
+
+def table_of(frame: DataFrame) -> pa.Table:
+    """Return the rows of *frame*, as `toArrow` does from Spark 4.0 on."""
+    return arrow_of(frame, arrow_schema(frame.schema))
 
 
 def row_operator(grouped: GroupedData) -> Any:

@@ -87,7 +87,7 @@ def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> 
             columns.append(argument.alias(at))
     source = _selected(frame, columns, aggregates)
     types = {field.name: field.dataType for field in source.schema}
-    is_ansi = (frame.sparkSession.conf.get(_ANSI, "true") or "true").lower() == "true"
+    is_ansi = (frame.sparkSession.conf.get(_ANSI) or "").lower() == "true"
     kinds = {
         name: _bound(aggregate, frame).bind(
             [types[column] for column in positions[name]], is_ansi=is_ansi

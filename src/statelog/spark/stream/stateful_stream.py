@@ -124,7 +124,8 @@ REFUSED: Final[Mapping[str, str]] = {
         _SUBQUERY: "exists scalar",
         _ACTION: (
             "__arrow_c_stream__ collect count executionInfo first foreach foreachPartition head inputFiles isEmpty "
-            "pandas_api plot rdd show tail take toArrow toJSON toLocalIterator toPandas"
+            "pandas_api plot rdd show tail take toArrow toJSON toLocalIterator toPandas to_koalas "
+            "to_pandas_on_spark"
         ),
         _WRITE: "mergeInto write writeTo",
         _KEPT: "cache checkpoint localCheckpoint persist storageLevel unpersist",
@@ -132,7 +133,7 @@ REFUSED: Final[Mapping[str, str]] = {
             "asTable createGlobalTempView createOrReplaceGlobalTempView createOrReplaceTempView "
             "createTempView registerTempTable"
         ),
-        _PLAIN: "isLocal lateralJoin sameSemantics semanticHash",
+        _PLAIN: "isLocal lateralJoin sameSemantics semanticHash sql_ctx",
     }.items()
     for name in names.split()
 }

@@ -1,12 +1,26 @@
 """What differs between versions of Spark, as far as it can be seen without a session."""
 
-import pytest
+from typing import Any
 
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkValueError
+
+from statelog.errors import UsageError
 from statelog.spark.rows import spark_versions
+from statelog.spark.rows.spark_errors import UnsupportedOperationError
 from statelog.spark.rows.spark_versions import (
+    arrow_of,
+    condition_of,
+    described_in,
     frames_are_inferred,
     known_arguments,
     offered,
+    progress_fields,
+    progress_of,
+    refuse_before,
+    setting_or,
+    value_error,
     values_by_partition,
 )
 
@@ -36,6 +50,7 @@ def test_only_arguments_that_a_function_takes_are_given() -> None:
 @pytest.mark.parametrize(
     ("version", "inferred"),
     [
+        ((3, 5), (False, False)),
         ((4, 0), (False, False)),
         ((4, 1), (True, False)),
         ((4, 2), (True, True)),
@@ -47,3 +62,107 @@ def test_frames_are_inferred_as_in_the_running_version(
 ) -> None:
     monkeypatch.setattr(spark_versions, "SPARK", version)
     assert inferred == tuple(frames_are_inferred(has_initial=one) for one in (False, True))
+
+
+def test_what_a_version_does_not_have_is_refused_with_the_version_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spark_versions, "SPARK", (3, 5))
+    said = r"^a thing is not offered on Spark 3\.5: it needs Spark 4\.0 or later$"
+    with pytest.raises(UsageError, match=said):
+        refuse_before((4, 0), "a thing")
+    monkeypatch.setattr(spark_versions, "SPARK", (4, 0))
+    refuse_before((4, 0), "a thing")
+
+
+class Settings:
+    """A session without a setting; Spark raises an error for one that it does not have."""
+
+    def __init__(self) -> None:
+        self.conf = self
+
+    def get(self, name: str, *default: str) -> str:
+        if default:
+            return default[0]
+        if spark_versions.SPARK < (4, 0):
+            raise KeyError(name)
+        return "of spark"
+
+
+def test_a_setting_that_spark_3_5_does_not_have_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = Settings()
+    for version, expected in (((3, 5), "-1"), ((4, 0), "of spark")):
+        monkeypatch.setattr(spark_versions, "SPARK", version)
+        assert expected == setting_or(session, "a setting", "-1")
+
+
+class Older:
+    """A frame without `toArrow`, whose batches have the session's time zone."""
+
+    def __init__(self, *batches: pa.RecordBatch) -> None:
+        self._batches = list(batches)
+
+    def _collect_as_arrow(self) -> list[pa.RecordBatch]:
+        return self._batches
+
+
+def test_rows_are_collected_where_a_frame_has_no_method_for_it() -> None:
+    schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))])
+    there = pa.record_batch({"at": pa.array([3, None], pa.timestamp("us", tz="Asia/Tokyo"))})
+    older: Any = Older(there)
+    table = arrow_of(older, schema)
+    assert schema == table.schema
+    assert [3, None] == table.column("at").cast("int64").to_pylist()
+    nothing: Any = Older()
+    assert schema.empty_table() == arrow_of(nothing, schema)
+
+
+def test_errors_have_sparks_condition_in_each_version() -> None:
+    error = value_error("VALUE_NOT_NON_EMPTY_STR", {"arg_name": "source", "arg_value": ""})
+    assert isinstance(error, PySparkValueError)
+    assert "VALUE_NOT_NON_EMPTY_STR" == condition_of(error)
+    assert "source" in str(error)
+    ours = UnsupportedOperationError("no timers", condition="UNSUPPORTED_OPERATION")
+    assert "UNSUPPORTED_OPERATION" == condition_of(ours)
+    assert "[UNSUPPORTED_OPERATION] no timers" == str(ours)
+
+
+def test_the_text_of_an_error_of_the_jvm_is_found_in_each_version() -> None:
+    class OfTheJvm(Exception):
+        pass
+
+    error: Any = OfTheJvm()
+    assert described_in(error) is None
+    error.desc = "3.5"
+    assert "desc" == described_in(error)
+    error._desc = "4.0"
+    assert "_desc" == described_in(error)
+
+
+PROGRESS = {
+    "id": "5c8fb4d4-6d3f-4b3d-9f4b-1c1b1b1b1b1b",
+    "runId": "5c8fb4d4-6d3f-4b3d-9f4b-1c1b1b1b1b1c",
+    "name": None,
+    "timestamp": "2026-11-26T00:00:00.000Z",
+    "batchId": 3,
+    "batchDuration": 5,
+    "durationMs": {},
+    "eventTime": {},
+    "stateOperators": [],
+    "sources": [],
+    "sink": {"description": "sink", "numOutputRows": -1, "metrics": {}},
+    "numInputRows": 1,
+    "inputRowsPerSecond": 1.0,
+    "processedRowsPerSecond": 1.0,
+    "observedMetrics": {},
+}
+
+
+def test_progress_is_a_dict_on_3_5_as_sparks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    if spark_versions.SPARK >= (4, 0):
+        later = progress_of(PROGRESS)
+        assert 3 == later["batchId"] == later.batchId
+        monkeypatch.setattr(spark_versions, "SPARK", (3, 5))
+    older = progress_of(PROGRESS)
+    assert dict is type(older)
+    assert PROGRESS == older == progress_fields(older)

@@ -1,12 +1,13 @@
 """The classes for Spark 3.5 have what those of Spark 4 have; from 4.0 on Spark's own are given out."""
 
-import importlib
 import inspect
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
+
+from tests.spark import versions
 
 import statelog.spark
 from statelog.spark.rows import stateful_processor
@@ -21,11 +22,7 @@ STATES = {"ValueState", "ListState", "MapState", "StatefulProcessorHandle"}
 
 
 def of_spark(name: str) -> Any:
-    try:
-        module = importlib.import_module("pyspark.sql.streaming.stateful_processor")
-    except ImportError:
-        pytest.skip("this Spark has no StatefulProcessor: there is nothing to compare with")
-    return getattr(module, name)
+    return versions.of_spark("pyspark.sql.streaming.stateful_processor", name)
 
 
 def methods(kind: type) -> dict[str, list[tuple[str, Any]]]:

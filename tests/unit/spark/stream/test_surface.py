@@ -7,10 +7,13 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, GroupedData
+from tests.spark.versions import not_offered
 
 from statelog.errors import UsageError
-from statelog.spark import transform_with_state
+from statelog.spark import disable, transform_with_state
+from statelog.spark.api import client_of
 from statelog.spark.driver.engine import _is_interruption
+from statelog.spark.rows import spark_versions
 from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
 
@@ -56,6 +59,8 @@ def test_what_cannot_work_is_refused_by_name(name: str) -> None:
     ],
 )
 def test_the_reason_is_the_true_one(name: str, reason: str) -> None:
+    if not offered(DataFrame, [name]):
+        not_offered(name)
     stream = object.__new__(StatefulStream)
     with pytest.raises(UsageError, match=reason):
         getattr(stream, name)()
@@ -71,6 +76,15 @@ def test_what_is_no_grouped_frame_of_connect_is_refused() -> None:
     processor: Any = None
     with pytest.raises(UsageError, match=r"takes what df\.groupBy.*connect\.session\.SparkSession"):
         transform_with_state(session, processor, "a int")
+
+
+def test_a_session_of_connect_is_refused_on_spark_3_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_versions, "SPARK", (3, 5))
+    session = on_connect("SparkSession", "pyspark.sql.connect.session")
+    said = r"^a session of Spark Connect is not offered on Spark 3\.5: it needs Spark 4\.0 or later"
+    for call in (client_of, disable):
+        with pytest.raises(UsageError, match=said):
+            call(session)
 
 
 def test_what_is_no_grouped_frame_is_refused() -> None:
