@@ -1,7 +1,7 @@
 """
 What a process keeps of the state of an operator, and how it is brought forward.
 
-It is a cache.  Any key group may be missing, or be at another checkpoint than the one a task starts
+It is a cache.  Each key group may be missing, or be at another checkpoint than the one a task starts
 from.  `StateCache.catch_up` brings a range to that checkpoint from the cheapest source: what the task itself
 staged, if that attempt was committed, else the log, else files of this host or a snapshot, then the log.
 

@@ -392,7 +392,9 @@ def process(*arguments: str, **more) -> subprocess.Popen:
 
 
 def test_every_verb_prints_json_on_request(call):
-    names = [one.name or one.callback.__name__ for one in verbs.registered_commands]
+    names = [
+        one.name or one.callback.__name__.replace("_", "-") for one in verbs.registered_commands
+    ]
     assert len(names) > 10
     for name in names:
         assert "--json" in call(name, "--help"), name

@@ -172,7 +172,7 @@ def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
         )
 
     Args:
-        processor: Any processor; its own `handleInitialState`, if it has one, is not called.
+        processor: A processor; its own `handleInitialState`, if it has one, is not called.
 
     Raises:
         UsageError: In a task: the rows have a variable that its `init` does not create, or creates as
@@ -197,7 +197,7 @@ def from_spark(processor: StatefulProcessor) -> StatefulProcessor:
         )
 
     Args:
-        processor: Any processor; it needs no `handleInitialState`.
+        processor: A processor; it needs no `handleInitialState`.
 
     Raises:
         UsageError: In a task: the rows have a variable that its `init` does not create.

@@ -100,7 +100,7 @@ def known_arguments(function: Callable[..., Any], **arguments: object) -> Callab
     )
 
 
-def takes(function: Callable[..., Any], argument: str) -> bool:
+def takes(function: Callable[..., object], argument: str) -> bool:
     """Return whether *function* has an argument of this name in this version."""
     return argument in inspect.signature(function).parameters
 

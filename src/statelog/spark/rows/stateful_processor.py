@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark.sql.types import StructType
+
+Fields: TypeAlias = tuple[Any, ...]
+"""The values of a key or of a state variable, of the types that the user has declared."""
 
 
 class TimerValues:
@@ -62,11 +65,11 @@ class ValueState(ABC):
         """Return whether there is a value."""
 
     @abstractmethod
-    def get(self) -> tuple[Any, ...] | None:
+    def get(self) -> Fields | None:
         """Return the value; None if there is none."""
 
     @abstractmethod
-    def update(self, newValue: tuple[Any, ...]) -> None:
+    def update(self, newValue: Fields) -> None:
         """Set the value."""
 
     @abstractmethod
@@ -82,19 +85,19 @@ class ListState(ABC):
         """Return whether the list has elements."""
 
     @abstractmethod
-    def get(self) -> Iterator[tuple[Any, ...]]:
+    def get(self) -> Iterator[Fields]:
         """Return the elements, in their order."""
 
     @abstractmethod
-    def put(self, newState: list[tuple[Any, ...]]) -> None:
+    def put(self, newState: list[Fields]) -> None:
         """Replace all elements."""
 
     @abstractmethod
-    def appendValue(self, newState: tuple[Any, ...]) -> None:
+    def appendValue(self, newState: Fields) -> None:
         """Append one element."""
 
     @abstractmethod
-    def appendList(self, newState: list[tuple[Any, ...]]) -> None:
+    def appendList(self, newState: list[Fields]) -> None:
         """Append several elements."""
 
     @abstractmethod
@@ -110,31 +113,31 @@ class MapState(ABC):
         """Return whether the map has entries."""
 
     @abstractmethod
-    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def getValue(self, key: Fields) -> Fields | None:
         """Return the value under *key*; None if there is none."""
 
     @abstractmethod
-    def containsKey(self, key: tuple[Any, ...]) -> bool:
+    def containsKey(self, key: Fields) -> bool:
         """Return whether there is a value under *key*."""
 
     @abstractmethod
-    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+    def updateValue(self, key: Fields, value: Fields) -> None:
         """Set the value under *key*."""
 
     @abstractmethod
-    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    def iterator(self) -> Iterator[tuple[Fields, Fields]]:
         """Return the entries, each with key and value."""
 
     @abstractmethod
-    def keys(self) -> Iterator[tuple[Any, ...]]:
+    def keys(self) -> Iterator[Fields]:
         """Return the keys of the map."""
 
     @abstractmethod
-    def values(self) -> Iterator[tuple[Any, ...]]:
+    def values(self) -> Iterator[Fields]:
         """Return the values of the map."""
 
     @abstractmethod
-    def removeKey(self, key: tuple[Any, ...]) -> None:
+    def removeKey(self, key: Fields) -> None:
         """Remove the value under *key*."""
 
     @abstractmethod

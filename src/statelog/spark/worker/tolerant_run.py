@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import GeneratorType
-from typing import Any, Final, NoReturn, TypeAlias
-
-from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
+from typing import Final, NoReturn, TypeAlias
 
 from statelog.errors import InvariantError, ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.rows.interface import KeyedInput, Output, RevocableOutput, RowLike
+from statelog.spark.rows.spark_versions import ExpiredTimerInfo
 from statelog.spark.rows.unfit_output import UnfitOutputError
 from statelog.spark.worker.dead_letters import (
     FailedKeys,
@@ -46,7 +45,7 @@ _LIST_ITERATOR: Final[type] = type(iter([]))
 
 Place: TypeAlias = tuple[int, Key]
 """Key group and key."""
-Undo: TypeAlias = dict[int, Any]
+Undo: TypeAlias = dict[int, object]
 """The deltas of a key before a call, by state id; a variable that was not changed is left out."""
 
 
@@ -213,7 +212,7 @@ class TolerantRun(RecordedRun):
         self._calls.finish()
         timers.delete(time)
 
-    def _held(self, produced: Any, number: int) -> list[RowLike]:
+    def _held(self, produced: object, number: int) -> list[RowLike]:
         """Return what a call yields, once it has ended; of a key that is recorded only if it fits."""
         if produced is None:
             return []

@@ -8,7 +8,7 @@ the call out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -112,7 +112,7 @@ def _json_rows(table: pa.Table) -> str:
         raise damaged_recording("", str(error)) from error
 
 
-def _row(step: RecordedStep) -> dict[str, Any]:
+def _row(step: RecordedStep) -> dict[str, object]:
     task, failure = step.task, step.failure
     return {
         "checkpoint_id": task.checkpoint_id,

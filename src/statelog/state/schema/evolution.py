@@ -2,7 +2,7 @@
 How a state schema may change from one start of a job to the next.
 
 Fields are matched by name.  A field may be added (old values read None), removed, moved, and
-widened where no value can lose a digit; a variable may be added, left out, or deleted.  Any other
+widened where no value can lose a digit; a variable may be added, left out, or deleted.  Every other
 change is rejected with an error that names it, before anything is claimed or written.  A new field
 or variable records the generation of the schema that added it.  So data in the log of a removed
 field or variable is never read as that of a new one with the same name.

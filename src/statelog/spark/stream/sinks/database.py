@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -39,7 +39,7 @@ class Cursor(Protocol):
     def executemany(self, operation: Any, parameters: Any, /) -> object:
         """Run a statement for each row of parameters."""
 
-    def fetchone(self) -> Any:
+    def fetchone(self) -> Sequence[Any] | None:
         """Return the next row of the result, or None."""
 
 
@@ -165,7 +165,7 @@ class DatabaseSink:
         return f"{statement} {conflict} do {f'update set {changes}' if others else 'nothing'}"
 
     @contextlib.contextmanager
-    def _transaction(self, failure: str) -> Any:
+    def _transaction(self, failure: str) -> Iterator[Connection]:
         """Give the connection; roll back what was not committed, and drop it after an error."""
         try:
             if self._connection is None:

@@ -57,7 +57,7 @@ class ExactlyOnceSink(Protocol):
     pickled (Spark Connect) and used again after `close`.
 
     Raise `UnavailableError` if a call may succeed later, and `FencedError` if another driver has
-    replaced this one.  Any other error ends the query.
+    replaced this one.  Every other error ends the query.
 
     Thread: The calls of one sink follow each other, possibly in different threads.
     """
