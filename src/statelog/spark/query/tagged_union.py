@@ -27,15 +27,10 @@ def tagged_union(
     Unite inputs by their keys, each with its other columns in a struct of its name.
 
     Example:
-        events = tagged_union({"order": orders, "payment": payments}, ["order_id"])
-        matched = transform_with_state(events.groupBy("order_id"), Match(), "order_id long, paid double")
-
-        # in the processor:
-        for row in rows:
-            if row.input == "order":
-                self.order.update((row.order["amount"],))
-            else:
-                paid = row.payment["amount"]
+        orders, refunds = events.where("amount > 0"), events.where("amount < 0")
+        both = tagged_union({"order": orders, "refund": refunds}, ["customer"])
+        # In the processor: row.input == "order", row.order["amount"], row.refund is None.
+        grouped = both.groupBy("customer")
 
     Args:
         inputs: The frames by name: streams, or batch frames.  A name becomes a column.

@@ -123,7 +123,9 @@ class ReplayTester(ProcessorTester):
         initial = None
         if step.initial.num_rows:
             initial = self._recorded(step.initial, task.initial_positions, task.first_initial)
-        run = self._process(rows, initial, StepOutput(output))
+        # Rows that did not fit ended the call before a timer fired.
+        failed_in_rows = step.failure is not None and step.failure.method != "handleExpiredTimer"
+        run = self._process(rows, initial, StepOutput(output, checks_each_call=failed_in_rows))
         try:
             batch = output.batch()
         except UnfitOutputError as error:
@@ -148,8 +150,9 @@ class ReplayTester(ProcessorTester):
 class StepOutput:
     """Gives what a processor yields to the output of a row format."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, *, checks_each_call: bool) -> None:
         self._output = output
+        self._checks_each_call = checks_each_call
         self.items = output.items
         self.calls = OutputCalls()
 
@@ -161,7 +164,9 @@ class StepOutput:
         """Do nothing: the rows of a step fit in memory."""
 
     def convert_if_many(self) -> None:
-        """Do nothing, as `bound_each_call`."""
+        """Convert the rows, to raise an error if one does not fit; they stay."""
+        if self._checks_each_call:
+            self._output.batch()
 
     def flush(self) -> None:
         """Do nothing: `ReplayTester.run` converts the rows."""

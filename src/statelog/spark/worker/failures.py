@@ -20,6 +20,7 @@ from statelog.errors import (
     StatelogError,
 )
 from statelog.spark.query.processor_checks import ProcessExit
+from statelog.spark.rows.unfit_output import UnfitOutputError
 
 END_OF_REPORT: Final = "[end of what the task reported]"
 _OWN_FOLDER: Final = str(Path(errors.__file__).parent) + os.sep
@@ -73,6 +74,8 @@ def error_text(error: BaseException) -> tuple[str, str]:
     Args:
         error: The processor's own error, or a `ProcessorError` with it as its cause.
     """
+    if isinstance(error.__cause__, UnfitOutputError):
+        error = error.__cause__
     cause = error.__cause__ if isinstance(error, ProcessorError) else error
     if cause is None:  # an output that does not fit: the rest of the message names the call
         return f"{ProcessorError.__module__}.{ProcessorError.__qualname__}", _what(error)

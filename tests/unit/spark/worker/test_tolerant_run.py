@@ -22,7 +22,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
@@ -246,6 +246,8 @@ def test_a_job_that_leaves_keys_out_is_the_job_without_them(
 @pytest.mark.parametrize("in_pandas", [False, True])
 @settings(max_examples=10, deadline=None)
 @given(history=histories, tasks=st.integers(1, 2), rate=st.sampled_from([0.0, 1.0]))
+@example(history=[(1, [("k0", "add", 0), ("k0", "misrow", 0)])], tasks=1, rate=0.0)
+@example(history=[(1, [("k0", "norow", 0)])], tasks=1, rate=0.0)
 def test_a_dead_letter_fails_again_as_it_failed(
     history: list[Batch], tasks: int, rate: float, in_pandas: bool, tmp_path_factory: Any
 ) -> None:
