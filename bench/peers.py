@@ -9,7 +9,8 @@ for pandas frames, with a column processor, and with `aggregate`.  A peer that t
 out, and the result says so.
 
 Workload `w1zipf` (`workload.py`): keys drawn from 200,000 by a Zipf law, two Parquet files for each
-micro-batch, sink `noop`.
+micro-batch, sink `noop`.  `--workload w7cols` has five more columns, three of them text, which no peer
+needs: the column processor names the columns that it reads.
 
 Before a peer is measured, its totals over a small input are compared with those that NumPy computes of the files.
 
@@ -38,19 +39,26 @@ import pyarrow.parquet as pq
 from bench.harness.query_run import Bounds, file_stream, noop, one_python_job, rows_of, run_query
 from bench.harness.results import Results, Run, in_turns, say
 from bench.harness.session import CORES, HEAP, PROVIDER, ROCKSDB, session
-from bench.workload import write_files, zipf_events
-from pyspark.sql import Row, SparkSession
+from bench.workload import seven_columns, write_files, zipf_events
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import count, sum
 from pyspark.sql.streaming import StatefulProcessor
 
 from bench import columns
 from statelog.spark import BatchProgress, transform_with_state, transform_with_state_in_pandas
 
-SCHEMA = "key long, value double"
+WORKLOADS = {
+    "w1zipf": ("key long, value double", zipf_events),
+    "w7cols": (
+        "key long, value double, quantity int, at timestamp, city string, product string, note string",
+        seven_columns,
+    ),
+}
 OUTPUT = "key long, n long, total double"
 STATE = "n long, total double"
 
 Report = Callable[[BatchProgress], None]
+Events = Callable[[], DataFrame]
 
 
 class RunningTotal(StatefulProcessor):
@@ -119,7 +127,9 @@ class Peer:
 
 def _statelog(transform: Any, processor: Any, delivery: str) -> Callable[[Any, Report], Any]:
     def frame(grouped: Any, report: Report) -> Any:
-        options = {"delivery": delivery, "onProgress": report}
+        options: dict[str, Any] = {"delivery": delivery, "onProgress": report}
+        if processor is columns.RunningTotalInColumns:
+            options["inputColumns"] = ["value"]
         return transform(grouped, processor(), OUTPUT, "Update", "None", **options)
 
     return frame
@@ -184,12 +194,12 @@ PEERS = {
 }
 
 
-def run(spark: SparkSession, peer: Peer, data: Path, work: Path, bounds: Bounds) -> Run:
-    """Run one query of a peer over all input."""
+def run(spark: SparkSession, peer: Peer, events: Events, work: Path, bounds: Bounds) -> Run:
+    """Run one query of a peer over all *events*."""
     if peer.provider:
         spark.conf.set(PROVIDER, peer.provider)
     reports: list[BatchProgress] = []
-    stream = file_stream(spark, data, SCHEMA)
+    stream = events()
     if peer.frame is None:
         return run_query(stream.writeStream.foreachBatch(one_python_job), work, bounds)
     frame = peer.frame(stream.groupBy("key"), reports.append)
@@ -250,14 +260,14 @@ def wrong_totals(
     ]
 
 
-def check(spark: SparkSession, peer: Peer, work: Path) -> str:
+def check(spark: SparkSession, peer: Peer, workload: str, work: Path) -> str:
     """Return why the totals of a peer over a small input are not those of the files; "" if they are."""
-    data = work / "small"
-    write_files(data, zipf_events(150), 4, 200)
+    data, (schema, table_of) = work / "small", WORKLOADS[workload]
+    write_files(data, table_of(150), 4, 200)
     if peer.provider:
         spark.conf.set(PROVIDER, peer.provider)
     try:
-        grouped = file_stream(spark, data, SCHEMA).groupBy("key")
+        grouped = file_stream(spark, data, schema).groupBy("key")
         frame = peer.frame(grouped, lambda report: None)
         rows = rows_of(frame, work / f"checked-{time.monotonic_ns()}", sys.maxsize)
     except Exception as error:
@@ -272,10 +282,12 @@ def measure(
     """Measure the chosen peers in turns, and return those that failed."""
     data = work / "input"
     say(f"writing {2 * options.batches} files of {options.events // 2:,} events")
-    write_files(data, zipf_events(), 2 * options.batches, options.events // 2)
+    schema, table_of = WORKLOADS[options.workload]
+    write_files(data, table_of(), 2 * options.batches, options.events // 2)
     bounds = Bounds(options.seconds)
     say("warming up, and checking the totals of each")
-    run(spark, PEERS["spark-agg-heap"], data, work / "warm-up", bounds)
+    events = partial(file_stream, spark, data, schema)
+    run(spark, PEERS["spark-agg-heap"], events, work / "warm-up", bounds)
     parts, failed = [], list[str]()
     # The floor has one task, as few rows have; for many it says little.
     usual = [name for name, peer in PEERS.items() if peer.frame]
@@ -288,7 +300,8 @@ def measure(
         if len(results.runs(name)) >= (1 if peer.slow else options.rounds):
             continue
         # Twice: a busy machine.
-        if peer.frame and (reason := check(spark, peer, work) and check(spark, peer, work)):
+        args = spark, peer, options.workload, work
+        if peer.frame and (reason := check(*args) and check(*args)):
             say(f"  {name} failed: {reason}")
             results.failed(name, reason, title=peer.title)
             failed.append(name)
@@ -296,7 +309,7 @@ def measure(
 
         def one(peer: Peer = peer, name: str = name) -> Run:
             place = work / f"{name}-{time.monotonic_ns()}"
-            return run(spark, peer, data, place, bounds)
+            return run(spark, peer, events, place, bounds)
 
         parts.append((name, 1 if peer.slow else options.rounds, one))
     facts = {name: {"title": peer.title} for name, peer in PEERS.items()}
@@ -311,6 +324,7 @@ def main() -> int:
     parser.add_argument("--name", default="peers-100k", help="name of the result")
     parser.add_argument("--events", type=int, default=100_000, help="of a micro-batch")
     parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--workload", choices=WORKLOADS, default="w1zipf")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=45, help="of a query")
     parser.add_argument("--minutes", type=float, default=15, help="no further round after these")

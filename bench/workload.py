@@ -59,6 +59,27 @@ def zipf_events(keys: int = KEYS) -> TableOf:
     return table
 
 
+def seven_columns(keys: int = KEYS) -> TableOf:
+    """Return the maker of `w7cols`: the events of `w1zipf` with five more columns, three of them text."""
+    of_two = zipf_events(keys)
+    cities = pa.array([f"city {number} of the country" for number in range(1_000)])
+
+    def table(rng: np.random.Generator, rows: int, number: int) -> pa.Table:
+        seconds = rng.integers(1_700_000_000, 1_800_000_000, rows)
+        notes = [f"note {note}" for note in rng.integers(0, 1 << 40, rows)]
+        more = {
+            "quantity": pa.array(rng.integers(1, 100, rows).astype(np.int32)),
+            "at": pa.array(seconds * 1_000_000, pa.timestamp("us", tz="UTC")),
+            "city": cities.take(pa.array(rng.integers(0, len(cities), rows))),
+            "product": pa.array([f"product-{item % 5_000:05d}" for item in range(rows)]),
+            "note": pa.array(notes),
+        }
+        events = of_two(rng, rows, number)
+        return pa.table({**{name: events[name] for name in events.column_names}, **more})
+
+    return table
+
+
 def bids(auctions: int = 20_000, bidders: int = 20_000) -> TableOf:
     """Return the maker of bids: auction, bidder, price, channel, time."""
     law = ZipfKeys(auctions)
