@@ -44,15 +44,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import count, sum
 from pyspark.sql.streaming import StatefulProcessor
 
-from bench import columns
+from bench import columns, pipeline
 from statelog.spark import BatchProgress, transform_with_state, transform_with_state_in_pandas
 
 WORKLOADS = {
-    "w1zipf": ("key long, value double", zipf_events),
-    "w7cols": (
-        "key long, value double, quantity int, at timestamp, city string, product string, note string",
-        seven_columns,
-    ),
+    "w1zipf": (pipeline.WORKLOADS["w1zipf"], zipf_events),
+    "w7cols": (pipeline.WORKLOADS["w7cols"], seven_columns),
 }
 OUTPUT = "key long, n long, total double"
 STATE = "n long, total double"

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from bench.harness.query_run import set_age
+from bench.pipeline import with_more_columns
 
 KEYS = 200_000
 ZIPF_EXPONENT = 0.9
@@ -62,20 +63,9 @@ def zipf_events(keys: int = KEYS) -> TableOf:
 def seven_columns(keys: int = KEYS) -> TableOf:
     """Return the maker of `w7cols`: the events of `w1zipf` with five more columns, three of them text."""
     of_two = zipf_events(keys)
-    cities = pa.array([f"city {number} of the country" for number in range(1_000)])
 
     def table(rng: np.random.Generator, rows: int, number: int) -> pa.Table:
-        seconds = rng.integers(1_700_000_000, 1_800_000_000, rows)
-        notes = [f"note {note}" for note in rng.integers(0, 1 << 40, rows)]
-        more = {
-            "quantity": pa.array(rng.integers(1, 100, rows).astype(np.int32)),
-            "at": pa.array(seconds * 1_000_000, pa.timestamp("us", tz="UTC")),
-            "city": cities.take(pa.array(rng.integers(0, len(cities), rows))),
-            "product": pa.array([f"product-{item % 5_000:05d}" for item in range(rows)]),
-            "note": pa.array(notes),
-        }
-        events = of_two(rng, rows, number)
-        return pa.table({**{name: events[name] for name in events.column_names}, **more})
+        return with_more_columns(of_two(rng, rows, number), rng)
 
     return table
 

@@ -13,7 +13,13 @@ import typer
 from rich import box
 from rich.text import Text
 
-from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
+from statelog.cli.options import (
+    CHECKPOINT_FORMS,
+    CheckpointOption,
+    JsonLinesOption,
+    LocationArgument,
+    OperatorOption,
+)
 from statelog.cli.output import PlainTable, console, plural, print_json, progress, utc
 from statelog.cli.state_rows import open_state
 from statelog.errors import UsageError
@@ -23,16 +29,14 @@ _JSON_COLUMNS: Final = ("key", "rows", "initial_rows")
 
 
 def dead_letters(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     *,
     checkpoint: CheckpointOption = None,
     since: Annotated[
         str | None,
         typer.Option(help=f"Only what failed after this checkpoint: {CHECKPOINT_FORMS}."),
     ] = None,
-    operator: Annotated[
-        str | None, typer.Option(help="Only of the operator with this operatorId.")
-    ] = None,
+    operator: OperatorOption = None,
     rows: Annotated[
         Path | None,
         typer.Option(
@@ -40,7 +44,7 @@ def dead_letters(
             metavar="FILE",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     List the dead letters of a query: keys whose processing failed, with their rows and errors.

@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.options import CheckpointOption
+from statelog.cli.options import (
+    CheckpointOption,
+    JsonLinesOption,
+    LocationArgument,
+    OperatorOption,
+)
 from statelog.cli.output import (
     console,
     open_location,
@@ -24,7 +29,7 @@ from statelog.runtime.clock import pause, wall_clock_seconds
 
 
 def publish(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     *,
     iceberg: Annotated[
         str,
@@ -38,9 +43,7 @@ def publish(
         typer.Option(help="State variable, a column; may be given several times. All by default."),
     ] = None,
     checkpoint: CheckpointOption = None,
-    operator: Annotated[
-        str | None, typer.Option(help="operatorId, where the query has several operators.")
-    ] = None,
+    operator: OperatorOption = None,
     retain: Annotated[
         int, typer.Option(help="Snapshots of the table to keep besides those with a tag.", min=1)
     ] = RETAIN,
@@ -56,7 +59,7 @@ def publish(
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks for a newer checkpoint.", min=0.01)
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """
     Publish a checkpoint as the newest snapshot of an Iceberg table.

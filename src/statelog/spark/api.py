@@ -37,7 +37,7 @@ from statelog.spark.query.input_plan import (
     with_event_time,
 )
 from statelog.spark.query.keyed_frame import ColumnsToRead, grouping_of, initial_state
-from statelog.spark.query.processor_checks import warn_of_missing_yield
+from statelog.spark.query.processor_checks import plain_function, warn_of_missing_yield
 from statelog.spark.query.query import (
     OUTPUT_MODES,
     TIME_MODES,
@@ -292,10 +292,10 @@ def _to_read(
     if chosen == AUTO and is_replayed:
         chosen = ALL  # a changed processor may read other columns
     takes_rows = isinstance(row_format, SparkRowFormat)
-    method = getattr(arguments.processor, "handleInputRows", None) if takes_rows else None
+    function = plain_function(arguments.processor, "handleInputRows") if takes_rows else None
 
     def to_read(schema: StructType) -> frozenset[str]:
-        columns = columns_to_read(schema.names, chosen, method)
+        columns = columns_to_read(schema.names, chosen, function)
         event_time = event_time_column(schema) if is_timed else None
         return columns if event_time is None else columns | {event_time}
 

@@ -1,10 +1,8 @@
 """Locations with a known model, and owners that follow an edit."""
 
 import pytest
-from tests.unit.checkpoint.helpers import ManualClock
-from tests.unit.state.reader.histories import GROUPS, History, rows_of
+from tests.unit.state.reader.histories import History, rows_of
 
-from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.history import Entries
 from statelog.state.reader import StateReader
 from statelog.store import open_store
@@ -38,15 +36,7 @@ def states(history: History, checkpoint_id: int | None = None) -> dict:
 
 def restarted(history: History) -> History:
     """Let the query of a history start again."""
-    history.coordinator = CheckpointCoordinator(
-        history.store,
-        owner_id="again",
-        max_parallelism=GROUPS,
-        options=CheckpointOptions(retained=3),
-        clock_ms=ManualClock(),
-    )
-    history.coordinator.claim()
-    base = history.coordinator.restore()
+    base = history.restart()
     history.checkpoint_id = base.checkpoint_id
     history.taken_at_ms[base.checkpoint_id] = history.now_ms
     return history

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import duckdb
 import pyarrow as pa
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
-from tests.unit.checkpoint.helpers import ManualClock
 from tests.unit.state.reader.histories import (
-    GROUPS,
     NAMES,
     History,
     Row,
@@ -25,7 +22,6 @@ from tests.unit.state.reader.histories import (
 from tests.unit.state.reader.test_location_state import live_names
 
 import statelog
-from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.operations.publish import PublishReport, TablePublisher
 from statelog.operations.publish_commit import CHECKPOINT
 from statelog.state.kinds import StateKind
@@ -58,18 +54,8 @@ class Published:
 
     def rewind(self, older: int) -> None:
         """Let the query continue an older checkpoint, with the schema and the state of then."""
-        history = self.history
-        history.coordinator = CheckpointCoordinator(
-            history.store,
-            owner_id="again",
-            max_parallelism=GROUPS,
-            options=CheckpointOptions(retained=2),
-            clock_ms=ManualClock(),
-        )
-        history.coordinator.claim()
-        history.coordinator.restore(older)
-        history.model = copy.deepcopy(history.expected[older])
-        history.checkpoint_id = older
+        self.history.rewind(older, retained=2)
+        self.history.checkpoint_id = older
 
     def publisher(self, retain: int = 4, variables: Any = None) -> TablePublisher:
         return statelog.publisher(

@@ -7,7 +7,6 @@ That is what it is grouped by, the nodes of its plan, its size, and the ids of i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
@@ -20,13 +19,10 @@ from statelog.spark.jvm.gateway import (
 )
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
 
-if TYPE_CHECKING:
+try:
     from pyspark.sql.classic.column import Column as ClassicColumn
-else:
-    try:
-        from pyspark.sql.classic.column import Column as ClassicColumn
-    except ImportError:  # Spark 3.5
-        ClassicColumn = Column
+except ImportError:  # Spark 3.5
+    ClassicColumn = Column  # type: ignore[assignment,misc]
 
 _UNKNOWN_BYTES = 1 << 50
 """Sources without a known size report the largest possible one."""

@@ -197,7 +197,7 @@ def from_spark(processor: StatefulProcessor) -> StatefulProcessor:
         )
 
     Args:
-        processor: A processor; it needs no `handleInitialState`.
+        processor: A processor; `handleInitialState` may be missing.
 
     Raises:
         UsageError: In a task: the rows have a variable that its `init` does not create.

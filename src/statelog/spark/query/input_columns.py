@@ -55,7 +55,7 @@ def parse_input_columns(value: object, *, key: str) -> str | tuple[str, ...]:
 
 
 def columns_to_read(
-    columns: Sequence[str], chosen: str | tuple[str, ...], method: object
+    columns: Sequence[str], chosen: str | tuple[str, ...], function: FunctionType | None
 ) -> frozenset[str]:
     """
     Return the input columns that the tasks need.
@@ -63,7 +63,7 @@ def columns_to_read(
     Args:
         columns: Names of the input's columns.
         chosen: The setting `inputColumns`.
-        method: The bound method that gets the rows as Rows; None where rows have another form.
+        function: The method that gets the rows as Rows; None where rows have another form.
 
     Raises:
         UsageError: The setting names a column that the input does not have.
@@ -75,17 +75,16 @@ def columns_to_read(
                 f"are {', '.join(columns)}"
             )
         return frozenset(chosen)
-    function = getattr(method, "__func__", None)
-    proven = None
-    if chosen == AUTO and isinstance(function, FunctionType):
-        proven = columns_read(function, columns)
+    if chosen == ALL or function is None:
+        return frozenset(columns)
+    proven = columns_read(function, columns)
     if proven is None:
         return frozenset(columns)
     if len(proven) < len(columns):
         _log.info(
             "%s reads %s of %d input columns; the others are not read or sent (inputColumns='all' keeps "
             "them)",
-            function.__qualname__ if isinstance(function, FunctionType) else "the processor",
+            function.__qualname__,
             ", ".join(sorted(proven)) or "none",
             len(columns),
         )

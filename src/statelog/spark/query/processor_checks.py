@@ -121,12 +121,12 @@ def missing_yields(
         else ("handleInputRows", "handleExpiredTimer", "handleInitialState")
     )
     name, messages = type(processor).__name__, []
-    timers = None if time_mode == "none" else _function(processor, of_timer)
+    timers = None if time_mode == "none" else plain_function(processor, of_timer)
     is_inherited = timers in (StatefulProcessor.handleExpiredTimer, ColumnarProcessor.expired)
     has_timers = time_mode != "none" and not is_inherited
     if (
         columns
-        and _returns_only_none(_function(processor, of_rows))
+        and _returns_only_none(plain_function(processor, of_rows))
         and (not has_timers or _returns_only_none(timers))
     ):
         methods = f"{of_rows} and {of_timer} have" if has_timers else f"{of_rows} has"
@@ -137,7 +137,7 @@ def missing_yields(
             f"is ever output, though the output has the columns {some}{more}: write `yield` in front "
             "of each output row, or `return iter(())` where no row is meant"
         )
-    initial = _function(processor, of_initial) if has_initial else None
+    initial = plain_function(processor, of_initial) if has_initial else None
     if initial is not None and initial.__code__.co_flags & _SUSPENDED:
         messages.append(
             f"{name}.{of_initial} has a `yield`, so its body never runs and the initial state is lost: "
@@ -146,7 +146,7 @@ def missing_yields(
     return messages
 
 
-def _function(processor: AnyProcessor, name: str) -> FunctionType | None:
+def plain_function(processor: AnyProcessor, name: str) -> FunctionType | None:
     """Return a method as a plain function; None if it is something else."""
     method = getattr(processor, name, None)
     function = getattr(method, "__func__", method)

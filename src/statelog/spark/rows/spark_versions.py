@@ -26,8 +26,13 @@ from pyspark.sql.functions import expr
 from statelog.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql.classic.dataframe import DataFrameNaFunctions
     from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+try:
+    from pyspark.sql.classic.dataframe import DataFrameNaFunctions
+except ImportError:  # Spark 3.5
+    from pyspark.sql import DataFrameNaFunctions  # type: ignore[assignment]
+try:
     from pyspark.sql.streaming.stateful_processor import (
         ExpiredTimerInfo,
         ListState,
@@ -37,31 +42,16 @@ if TYPE_CHECKING:
         TimerValues,
         ValueState,
     )
-else:
-    try:
-        from pyspark.sql.classic.dataframe import DataFrameNaFunctions
-    except ImportError:  # Spark 3.5
-        from pyspark.sql import DataFrameNaFunctions
-    try:
-        from pyspark.sql.streaming.stateful_processor import (
-            ExpiredTimerInfo,
-            ListState,
-            MapState,
-            StatefulProcessor,
-            StatefulProcessorHandle,
-            TimerValues,
-            ValueState,
-        )
-    except ImportError:  # Spark 3.5
-        from statelog.spark.rows.stateful_processor import (
-            ExpiredTimerInfo,
-            ListState,
-            MapState,
-            StatefulProcessor,
-            StatefulProcessorHandle,
-            TimerValues,
-            ValueState,
-        )
+except ImportError:  # Spark 3.5
+    from statelog.spark.rows.stateful_processor import (  # type: ignore[assignment]
+        ExpiredTimerInfo,
+        ListState,
+        MapState,
+        StatefulProcessor,
+        StatefulProcessorHandle,
+        TimerValues,
+        ValueState,
+    )
 
 __all__ = [  # classes that are imported from here
     "DataFrameNaFunctions",

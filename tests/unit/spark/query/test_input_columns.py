@@ -320,10 +320,9 @@ def test_code_without_source_needs_all_columns():
 
 
 def test_the_setting_names_columns():
-    processor = Processor()
     assert columns_to_read(COLUMNS, ("at", "key"), None) == {"at", "key"}
-    assert columns_to_read(COLUMNS, "all", processor.loop) == set(COLUMNS)
-    assert columns_to_read(COLUMNS, "auto", processor.loop) == {"amount"}
+    assert columns_to_read(COLUMNS, "all", Processor.loop) == set(COLUMNS)
+    assert columns_to_read(COLUMNS, "auto", Processor.loop) == {"amount"}
     assert columns_to_read(COLUMNS, "auto", None) == set(COLUMNS)
     with pytest.raises(
         UsageError, match=r"inputColumns names amuont, .* its columns are key, amount"

@@ -27,7 +27,7 @@ from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot
-from statelog.model.checkpoint import MaterializedHandle
+from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
 from statelog.runtime.driver import system_runtime
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
@@ -152,21 +152,32 @@ class History:
             ),
             runtime=replace(system_runtime(), ids=self.ids),
         )
-        self.coordinator = CheckpointCoordinator(
-            store,
-            owner_id="writer",
-            max_parallelism=GROUPS,
-            options=CheckpointOptions(retained=retained),
-            clock_ms=ManualClock(),
-        )
-        self.coordinator.claim()
-        self.coordinator.restore()
+        self.restart(retained=retained, owner_id="writer")
         states = tuple(self.descriptor(name) for name in NAMES)
         timers = StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([]))
         self.model = Model(OperatorStateSchema("op", KEY, (*states, timers)))
         self.expected: dict[int, Model] = {}
         self.taken_at_ms: dict[int, int] = {}
         self.checkpoint_id = -1
+
+    def restart(
+        self, checkpoint_id: int | None = None, retained: int = 3, owner_id: str = "again"
+    ) -> CompletedCheckpoint | None:
+        """Let a new run of the query continue a checkpoint, the newest by default; return it."""
+        self.coordinator = CheckpointCoordinator(
+            self.store,
+            owner_id=owner_id,
+            max_parallelism=GROUPS,
+            options=CheckpointOptions(retained=retained),
+            clock_ms=ManualClock(),
+        )
+        self.coordinator.claim()
+        return self.coordinator.restore(checkpoint_id)
+
+    def rewind(self, checkpoint_id: int, retained: int = 3) -> None:
+        """Let a new run of the query continue an older checkpoint, with the state of then."""
+        self.restart(checkpoint_id, retained)
+        self.model = copy.deepcopy(self.expected[checkpoint_id])
 
     def descriptor(self, name: str) -> StateDescriptor:
         names = self.rng.sample(sorted(FIELDS), self.rng.randrange(1, 4))

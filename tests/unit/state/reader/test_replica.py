@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import threading
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.checkpoint.helpers import ManualClock
 from tests.unit.state.reader.histories import (
     GROUPS,
     KEYS,
@@ -25,7 +23,6 @@ from tests.unit.state.reader.histories import (
 from tests.unit.state.reader.test_location_state import as_python, live_names
 
 import statelog as sl
-from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.errors import (
     CheckpointError,
     ClosedError,
@@ -73,20 +70,6 @@ def check(replica: Replica, history: History, groups: KeyGroupRange | None = Non
             (answer,) = replica.sql("select count(*) as n from timers").to_pylist()
             assert sum(map(len, held.values())) == answer["n"]
     return found
-
-
-def go_back(history: History, checkpoint_id: int) -> None:
-    """Let a new run of the query continue from an older checkpoint, and give up later ones."""
-    history.coordinator = CheckpointCoordinator(
-        history.store,
-        owner_id="after the rewind",
-        max_parallelism=GROUPS,
-        options=CheckpointOptions(retained=3),
-        clock_ms=ManualClock(),
-    )
-    history.coordinator.claim()
-    history.coordinator.restore(checkpoint_id)
-    history.model = copy.deepcopy(history.expected[checkpoint_id])
 
 
 class FlakyStore:
@@ -137,7 +120,7 @@ def test_a_replica_holds_the_model_of_each_checkpoint(seed: int) -> None:
                     for one in LocationState(history.store).checkpoints()
                     if one.is_retained
                 ]
-                go_back(history, rng.choice(retained))
+                history.rewind(rng.choice(retained))
             history.run(1)
         assert history.checkpoint_id == replica.refresh() == replica.checkpoint
         found += check(replica, history)
@@ -277,7 +260,7 @@ def test_lineage_is_decided_for_each_key_group() -> None:
     assert groups_to_reload(last, last, everything) == ()
     touched = {kg for one in last.log if one.checkpoint_id > 1 for kg in one.key_group_range}
     assert set(groups_to_reload(last, first, everything)) == touched
-    go_back(history, 1)
+    history.rewind(1)
     history.micro_batch()
     newest = LocationState(history.store).reader().checkpoint
     assert set(groups_to_reload(last, newest, everything)) == touched
