@@ -66,6 +66,7 @@ _ALL_FAST = (
     "statelog-columns-staged,statelog-columns-direct,statelog-aggregate-staged,"
     "statelog-aggregate-direct"
 )
+_AGGREGATES = "spark-agg-rocksdb,spark-agg-heap,statelog-aggregate-staged,statelog-aggregate-direct"
 _QUICK_CASES = "--events 500 --batches 3 --rounds 1"
 BENCHMARKS = {
     "peers-100k": _peers(
@@ -85,6 +86,20 @@ BENCHMARKS = {
         f"--events 50 --batches 16 --rounds 3 --peers floor,{_ALL_FAST}",
         12,
         "the same with 50 events",
+    ),
+    "peers-7cols": _peers(
+        "peers-7cols",
+        "--workload w7cols --events 100000 --batches 16 --rounds 5 --seconds 100 "
+        f"--peers {_AGGREGATES}",
+        8,
+        "aggregations over events of seven columns",
+    ),
+    "peers-7cols-1m": _peers(
+        "peers-7cols-1m",
+        "--workload w7cols --events 1000000 --batches 10 --rounds 3 --seconds 100 "
+        f"--peers {_AGGREGATES}",
+        8,
+        "the same with a million events",
     ),
     "queries": Benchmark(
         "bench.beside --name queries --cases "

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from bench.harness import page
 from bench.harness.blocks import BLOCKS, Source, ratios
+from bench.harness.blocks.peers import PEERS
 from bench.harness.blocks.source import number, size, times
 from bench.harness.figures import Ratio
 from bench.harness.plots import Axis, Bar, Curve, bars, curves, short
@@ -78,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
         "statelog-direct": batches(100) | {"title": "statelog, <rows>"},
         "statelog-columns-direct": {"runs": [], "skipped": "not there", "title": "columns"},
     }
-    for name in ("peers-50", "peers-100k", "peers-1m"):
+    for name in PEERS:
         write(tmp_path / f"{name}.json", document(name, peers, events=1000))
     jobs = {
         f"top-k/{engine}": batches(ms, compared_rows=1) | {"compared_rows": 1234}

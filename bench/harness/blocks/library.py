@@ -56,6 +56,26 @@ def read_state(source: Source) -> str:
     return "\n".join([table(["", "median", "range"], rows), "", f"{ratio} {origin} {forks}"])
 
 
+def publish(source: Source) -> str:
+    """Return how long publications of one location took."""
+    document = source.document("publish")
+    arguments, seconds = document["arguments"], document["seconds"]
+    names = {
+        "first": "the first publication, s",
+        "next": f"following, {arguments['changed']:,} keys changed, s",
+        "again": "another process, nothing new, s",
+        "restart": "another process, one checkpoint later, s",
+    }
+    rows = [[title, *_of(seconds[name])] for name, title in names.items()]
+    written = number(statistics.median(document["written_bytes"]) / 1024)
+    said = (
+        f"{arguments['keys']:,} keys in 64 snapshots; {len(seconds['next'])} checkpoints followed, with "
+        f"{written} KiB written for each (median)."
+    )
+    origin = _from("publish", "bench/publish.py", document)
+    return "\n".join([table(["", "median", "range"], rows), "", f"{said} {origin}"])
+
+
 def record(source: Source) -> str:
     """Return what recording costs a task."""
     document = source.document("record")
@@ -319,6 +339,7 @@ def flink_job(source: Source) -> str:
 
 BLOCKS: dict[str, Block] = {
     "read-state": read_state,
+    "publish": publish,
     "record": record,
     "encryption": encryption,
     "latency": latency,

@@ -24,8 +24,15 @@ import msgspec
 from statelog.arguments import text, whole_number
 from statelog.checkpoint.history import Entries, may_be_claim, present_ids
 from statelog.core.pins import Pin, pinned
-from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+    UsageError,
+)
 from statelog.format.bounds import decode_json, decode_msgpack
+from statelog.format.claim_record import CLAIM_BYTES_MAX
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
 from statelog.model.object_path import checked_path
@@ -150,7 +157,7 @@ def retained_ids(
     Raises:
         StoreError: The store failed.
 
-    Blocks: On the store, one listing, and a read of each entry that only a pin of a reader holds.
+    Blocks: On the store: one listing, and a request for each entry that only a pin holds.
     """
     return _retained(store, read_pins(store), newest, ids)
 
@@ -166,8 +173,17 @@ def _retained(
     return tuple(
         checkpoint_id
         for checkpoint_id in kept
-        if checkpoint_id in newest.retained or not may_be_claim(store, checkpoint_id)
+        if checkpoint_id in newest.retained or not _is_claim(store, checkpoint_id)
     )
+
+
+def _is_claim(store: ObjectStore, number: int) -> bool:
+    """Return whether an entry is a claim; one that is too large to be one is not read."""
+    try:
+        is_small = store.head(PATHS.metadata(number)).size_bytes <= CLAIM_BYTES_MAX
+    except ObjectNotFoundError:
+        return False
+    return is_small and may_be_claim(store, number)
 
 
 def retained_among(

@@ -1,4 +1,4 @@
-"""How often a restart reads a checkpoint: its object is read whole, and once."""
+"""How often a checkpoint is read: by a restart whole, and once; to know which are retained, not at all."""
 
 from collections import Counter
 
@@ -8,6 +8,7 @@ from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
 
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import find_restore_point
+from statelog.checkpoint.tags import Tag, TagKind, put_tag, retained_checkpoints
 from statelog.store import PATHS
 
 TAG = b"MINE"
@@ -83,3 +84,15 @@ def test_sections_are_read_from_the_store_once_a_checkpoint_began():
     heir = started(store, "b")
     assert small_checkpoint(heir, 4, sections={TAG: b"4"}).checkpoint_id == 4
     assert [heir.section(one, TAG) for one in (2, 4)] == [b"2", b"4"]
+
+
+def test_large_checkpoints_that_are_pinned_are_not_read_to_tell_them_from_claims():
+    store = CountingStore()
+    one = started(store, retained=1)
+    for checkpoint_id in range(1, 7):
+        small_checkpoint(one, checkpoint_id, sections={TAG: bytes(2000)})
+        pin = Tag(kind=TagKind.READER, name=f"r{checkpoint_id}", checkpoint_id=checkpoint_id)
+        put_tag(store, pin, clock_ms=lambda: 0)
+    store.reads.clear()
+    assert retained_checkpoints(store) == (1, 2, 3, 4, 5, 6)
+    assert {path for path in store.reads if "_metadata" in path} == {PATHS.metadata(6)}
