@@ -18,7 +18,7 @@ from statelog.operations import publish as publish_module
 from statelog.store import open_location
 
 
-def published_on_s3(published: Published, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def published_on_s3(published: Published, bucket: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Publish six checkpoints of a location in the bucket; the table keeps three."""
     published.location = f"s3://{bucket}/jobs/totals"
     published.history = type(published.history)("on S3", open_location(published.location), 2)
@@ -29,7 +29,7 @@ def published_on_s3(published: Published, bucket: str, monkeypatch: pytest.Monke
         report = published.publish(retain=3)
         snapshot_files += report.snapshot_files
         assert 3 >= len(report.checkpoints)
-    assert snapshot_files > 0
+    return snapshot_files
 
 
 def test_a_location_and_its_iceberg_table_on_s3(
@@ -43,25 +43,37 @@ def test_a_location_and_its_iceberg_table_on_s3(
         "s3.access-key-id": KEY,
         "s3.secret-access-key": SECRET,
     }
-    published_on_s3(published, s3_bucket, monkeypatch)
+    assert published_on_s3(published, s3_bucket, monkeypatch) > 0
     assert 3 == len(published.snapshots())
     for snapshot, checkpoint_id in published.snapshots().items():
         expected = published.expected(checkpoint_id, None)
         assert expected == rows_of_table(scanned(published.table(), snapshot), expected)
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_a_location_and_its_delta_table_on_s3(
-    s3_environment: S3Server, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_elsewhere: bool,
+    s3_environment: S3Server,
+    s3_bucket: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Readers of Delta do not follow a path to another bucket, so that a table there has copies."""
     published = DeltaPublished("publish to S3", tmp_path)
-    place = f"s3://{s3_bucket}/tables/totals"
-    published.target = {"delta": place}
-    published_on_s3(published, s3_bucket, monkeypatch)
+    bucket = s3_bucket
+    if is_elsewhere:
+        bucket = f"{s3_bucket}-tables"
+        s3_environment.make_bucket(bucket)
+    published.target = {"delta": f"s3://{bucket}/tables/totals"}
+    snapshot_files = published_on_s3(published, s3_bucket, monkeypatch)
+    assert is_elsewhere == (snapshot_files == 0)
     versions = published.publish().versions
     assert 3 == len(versions)
     options = {**s3_environment.environment, "AWS_ALLOW_HTTP": "true"}
     for checkpoint_id, version in versions.items():
-        table = deltalake.DeltaTable(place, version=version, storage_options=options)
+        table = deltalake.DeltaTable(
+            published.target["delta"], version=version, storage_options=options
+        )
         query = deltalake.QueryBuilder().register("t", table)
         rows = pa.table(query.execute("select * from t"))
         expected = published.expected(checkpoint_id, None)

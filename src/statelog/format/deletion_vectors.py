@@ -32,6 +32,7 @@ _B85: Final = (
     b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 )
 _ID_LENGTH: Final = 20
+_ID_BYTES: Final = 16
 
 RowNumbers = npt.NDArray[np.int64]
 
@@ -96,4 +97,7 @@ def referenced_name(reference: str) -> str:
         ValueError: It is not the name of a file of vectors.
     """
     encoded = reference[-_ID_LENGTH:].encode().translate(bytes.maketrans(_Z85, _B85))
-    return vector_file_name(base64.b85decode(encoded))
+    number = base64.b85decode(encoded)
+    if len(number) != _ID_BYTES:
+        raise ValueError(f"{reference!r:.60} is not the name of a file of deletion vectors")
+    return vector_file_name(number)

@@ -274,11 +274,11 @@ def has_local_times(schema: str) -> bool:
     return '"timestamp_ntz"' in schema
 
 
-def _struct(fields: Iterable[pa.Field]) -> dict[str, Json]:
+def _struct(fields: Iterable[pa.Field], where: str = "") -> dict[str, Json]:
     members: Sequence[Json] = [
         {
             "name": field.name,
-            "type": _type(field.type, field.name),
+            "type": _type(field.type, f"{where}{field.name}"),
             "nullable": True,
             "metadata": {},
         }
@@ -289,7 +289,7 @@ def _struct(fields: Iterable[pa.Field]) -> dict[str, Json]:
 
 def _type(kind: pa.DataType, name: str) -> Json:
     if pa.types.is_struct(kind):
-        return _struct(kind)
+        return _struct(kind, f"{name}.")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         element = _type(kind.value_type, name)
         return {"type": "array", "elementType": element, "containsNull": True}

@@ -240,7 +240,7 @@ class TablePublisher:
         self._operator = None if operator is None else text(operator, "operator")
         self._retain = whole_number(retain, "retain", low=1)
         self._variables = None if variables is None else list(variables)
-        self._rows = TableRows(variables, lambda path: readable_url(store, path), table.deletes)
+        self._rows = TableRows(variables, self._url_of, table.deletes)
         self._published_id: int | None = None
         self._written_bytes = 0
         self._until_clean_up = 0
@@ -374,6 +374,10 @@ class TablePublisher:
         after = self._table.commit(self._rows, facts, tags, retain=self._retain)
         fail_point("publish-committed")
         return after
+
+    def _url_of(self, path: str) -> str | None:
+        url = readable_url(self._store, path)
+        return url if url is not None and self._table.can_name(url) else None
 
     def _write(self, kind: str, data: pa.Buffer) -> str:
         self._written_bytes += data.size

@@ -21,7 +21,8 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -29,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, ObjectNotFoundError, UsageError
+from statelog.format.bounds import decode_json
 from statelog.format.deletion_vectors import (
     referenced_name,
     uuid_text,
@@ -74,6 +76,9 @@ _CHECKPOINTS: Final = "statelog.checkpoints"
 """Property of the table with the version of each checkpoint, in JSON."""
 _TAGS: Final = "statelog.tags"
 """Property of the table with the version of each tag, in JSON."""
+_VERSIONS: Final = msgspec.json.Decoder(dict[int, int])
+_TAGGED: Final = msgspec.json.Decoder(dict[str, int])
+_Numbers = TypeVar("_Numbers")
 _ATTEMPT: Final = "statelog.attempt"
 _VECTORS: Final = "deletionVectors"
 _LOCAL_TIMES: Final = "timestampNtz"
@@ -113,19 +118,23 @@ class _Version:
         text = self.facts.get(CHECKPOINT, "")
         return int(text) if text.isdecimal() else None
 
-    def numbers(self, name: str) -> dict[str, int]:
-        """Return a property of the table that has numbers by name."""
-        text = self.metadata.configuration.get(name, "{}")
-        try:
-            return {key: int(number) for key, number in json.loads(text).items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise CorruptionError(f"the table's property {name} is damaged: {error}") from error
-
     @property
     def versions(self) -> dict[int, int]:
         """The version of each checkpoint that is kept, ascending."""
-        pairs = ((int(key), number) for key, number in self.numbers(_CHECKPOINTS).items())
-        return dict(sorted(pairs, key=lambda pair: pair[1]))
+        versions = self._property(_CHECKPOINTS, _VERSIONS)
+        return dict(sorted(versions.items(), key=lambda pair: pair[1]))
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """The version of each tag."""
+        return self._property(_TAGS, _TAGGED)
+
+    def _property(self, name: str, decoder: msgspec.json.Decoder[_Numbers]) -> _Numbers:
+        text = self.metadata.configuration.get(name, "{}")
+        try:
+            return decode_json(text, decoder)
+        except msgspec.DecodeError as error:
+            raise CorruptionError(f"the table's property {name} is damaged: {error}") from error
 
 
 class DeletionVectors:
@@ -181,6 +190,8 @@ class DeltaTable:
     ) -> None:
         self._store = open_store(place, options=options)
         self.kind, self.name = "delta", self._store.url
+        root = self._store.local_root
+        self._root = self.name if root is None else f"file://{root}"
         self.label = self.name.rstrip("/").rpartition("/")[2]
         self.deletes = DeletionVectors()
         self._version: _Version | None = None
@@ -256,7 +267,7 @@ class DeltaTable:
             checkpoints=checkpoints,
             tags={
                 name: checkpoints[number]
-                for name, number in version.numbers(_TAGS).items()
+                for name, number in version.tags.items()
                 if number in checkpoints
             },
         )
@@ -293,6 +304,10 @@ class DeltaTable:
             )
 
     # --- files ------------------------------------------------------------------------------------
+
+    def can_name(self, url: str) -> bool:
+        """Return whether an object is in the store of the table: readers do not follow it elsewhere."""
+        return url.removesuffix(_path(url)) == self._root.removesuffix(_path(self._root))
 
     def write(self, kind: str, data: pa.Buffer) -> str:
         """Write a file of the table; return its path, or the reference of a file of vectors."""
@@ -337,8 +352,10 @@ class DeltaTable:
     ) -> PublishedTable:
         """Make rows the table; without a change of the table nothing is written."""
         before = self._loaded()
-        self._put_checkpoint(before)
-        versions, protocol, metadata = before.versions, before.protocol, before.metadata
+        self._write_checkpoints()
+        protocol, metadata = before.protocol, before.metadata
+        present = self._numbers("json")
+        versions = {each: at for each, at in before.versions.items() if at in present}
         text, files = metadata.schema_string, before.files
         if rows is None:
             facts = before.facts
@@ -360,7 +377,7 @@ class DeltaTable:
             )
             after = _Version(before.number + 1, protocol, metadata, files, facts)
             self._put(before, after)
-            self._put_checkpoint(self._loaded())
+            self._write_checkpoints()
         self._delete_versions()
         return self._published(self._loaded())
 
@@ -381,11 +398,10 @@ class DeltaTable:
         return {file.path: file for file in files}
 
     def _path_of(self, url: str) -> str:
-        """Return the path of a file relative to the table, or its URL if it is in another store."""
-        store = "/".join(url.split("/", 3)[:3])
-        if "://" not in url or store != "/".join(self.name.split("/", 3)[:3]):
+        """Return the path of a file relative to the table."""
+        if "://" not in url:
             return url
-        return posixpath.relpath(url[len(store) :], self.name[len(store) :] or "/")
+        return posixpath.relpath(_path(url), _path(self._root) or "/")
 
     def _put(self, before: _Version | None, after: _Version) -> None:
         """Commit a version; find out after an error whether the commit succeeded."""
@@ -399,15 +415,21 @@ class DeltaTable:
         self._listed.add(path)
         self._version = replace(after, data=data)
 
-    def _put_checkpoint(self, version: _Version) -> None:
-        """Write the checkpoint of the log at a version that statelog committed, if it is missing."""
-        path = _object(version.number, "checkpoint.parquet")
-        if path in self._listed or version.checkpoint is None:
-            return
-        data = encode_checkpoint(_state(version))
-        # Another process may have written it: from the same version, so that either will do.
-        put_or_find(self._store, path, data, lambda: self._store.head(path), pause)
-        self._listed.add(path)
+    def _write_checkpoints(self) -> None:
+        """Write the missing checkpoints of the log, at this version of statelog's and all that are kept."""
+        current = self._loaded()
+        due = set(current.versions.values()) & self._numbers("json")
+        if current.checkpoint is not None:
+            due.add(current.number)
+        for number in sorted(due - self._numbers("checkpoint.parquet")):
+            version = current
+            if number != current.number:
+                version = self._replayed(number, bytes(self._store.get(_object(number))))
+            path = _object(number, "checkpoint.parquet")
+            data = encode_checkpoint(_state(version))
+            # Another process may have written it: from the same version, so that either will do.
+            put_or_find(self._store, path, data, partial(self._store.head, path), pause)
+            self._listed.add(path)
 
     def _delete_versions(self) -> None:
         """Delete from the log all versions that are not kept."""
@@ -461,6 +483,11 @@ def _state(version: _Version) -> list[Action]:
     if version.checkpoint is not None:
         actions.append(Action(txn=_transaction(version.checkpoint)))
     return [*actions, *(Action(add=file) for file in version.files.values())]
+
+
+def _path(url: str) -> str:
+    """Return what follows the server or the bucket in a URL."""
+    return url[len("/".join(url.split("/", 3)[:3])) :]
 
 
 def _transaction(checkpoint: int) -> Transaction:

@@ -149,6 +149,10 @@ class IcebergTable:
 
     # --- files ------------------------------------------------------------------------------------
 
+    def can_name(self, url: str) -> bool:
+        """Return True: readers follow any URL."""
+        return True
+
     def write(self, kind: str, data: pa.Buffer) -> str:
         """Write a file of the table; return its URL."""
         table = self._loaded()

@@ -116,6 +116,10 @@ class PublishableTable(Protocol):
         """
         ...
 
+    def can_name(self, url: str) -> bool:
+        """Return whether an object at a URL can be a file of the table, as it is."""
+        ...
+
     def write(self, kind: str, data: pa.Buffer) -> str:
         """
         Write a file of the table, see `publish_rows.Write`.
