@@ -2,7 +2,7 @@
 The log of a Delta table: actions as JSON, one a line, and as the rows of a checkpoint in Parquet.
 
 A version of the table is a file of actions.  A checkpoint of the log has all that a version consists of,
-so that a reader needs no file before it.  Actions and fields that statelog does not use are left out.
+so that a reader does not read a file before it.  Actions and fields that statelog does not use are left out.
 Source: the protocol of Delta, "Actions" and "Checkpoints".
 """
 
@@ -69,7 +69,7 @@ class Add(_Part, frozen=True, kw_only=True):
 
 
 class Remove(_Part, frozen=True, kw_only=True):
-    """A file, with its deletion vector, ceases to be part of the table; fields as those of `Add`."""
+    """A file, with its deletion vector, ceases to be part of the table; fields as in `Add`."""
 
     path: str
     deletion_timestamp: int | None = None

@@ -198,7 +198,7 @@ class DeltaTable:
         self._listed: set[str] = set()
 
     def close(self) -> None:
-        """Do nothing: a store needs no end."""
+        """Do nothing: a store is not closed."""
 
     def load(self) -> PublishedTable | None:
         """Read what the table has; None if it does not exist."""
@@ -274,11 +274,7 @@ class DeltaTable:
 
     def create(self, schema: pa.Schema, source: Mapping[str, str]) -> PublishedTable:
         """Make the table, without rows."""
-        if f"{source[LOCATION]}/".startswith(f"{self.name}/"):
-            raise UsageError(
-                f"the location {source[LOCATION]} is in the folder {self.name}, where the VACUUM of a "
-                "table deletes its objects: publish to another folder"
-            )
+        self._check_place(source[LOCATION])
         text = delta_schema(schema)
         metadata = Metadata(
             id=uuid_text(os.urandom(16)),
@@ -290,6 +286,18 @@ class DeltaTable:
         )
         self._put(None, _Version(0, _protocol(text), metadata, {}, {}))
         return self._published(self._loaded())
+
+    def _check_place(self, location: str) -> None:
+        """Check that the VACUUM of an engine does not see the objects of the location."""
+        if not f"{location}/".startswith(f"{self.name}/"):
+            return
+        folder = location[len(self.name) + 1 :].partition("/")[0]
+        if not folder.startswith(("_", ".")) or folder in (_LOG, _FILES):
+            raise UsageError(
+                f"the location {location} is in the folder {self.name}, where the VACUUM of a table "
+                "deletes its objects: publish to another folder, or move the location to a folder in it "
+                "whose name begins with _, which VACUUM leaves alone"
+            )
 
     def check_source(self, source: Mapping[str, str]) -> None:
         """Check that the table was made for the same state."""

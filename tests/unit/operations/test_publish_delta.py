@@ -5,20 +5,26 @@ from __future__ import annotations
 import datetime as dt
 import json
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import deltalake
+import polars
 import pyarrow as pa
 import pytest
 from tests.unit.operations.published import FOREIGN, DeltaPublished, rows_of_table
 from tests.unit.operations.test_publish import checkpoints, pins, tag
 from tests.unit.state.reader import histories
 
+from statelog.checkpoint import verify_location
 from statelog.errors import CorruptionError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.operations import publish as publish_module
 from statelog.operations.publish_delta import DeltaTable
+from statelog.store import open_location
 
 
 @pytest.fixture
@@ -193,6 +199,28 @@ def test_a_table_around_its_location_is_refused(above: str, published: DeltaPubl
         published.publish()
 
 
+def test_a_hidden_location_in_the_folder_of_its_table(
+    published: DeltaPublished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each path is in the folder of the table, as Polars expects, and a VACUUM leaves it alone."""
+    monkeypatch.setattr(published, "folder", published.root / "table")
+    published.target = {"delta": published.folder}
+    published.location = str(published.folder / "_state")
+    published.history = type(published.history)("hidden", open_location(published.location), 2)
+    for _ in range(6):
+        published.history.run(1)
+        published.publish()
+    table = deltalake.DeltaTable(published.folder)
+    assert [] == table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert any("/_state/taskowned/" in path for path in published.data_files())
+    for version, checkpoint_id in published.snapshots().items():
+        rows = polars.scan_delta(str(published.folder), version=version).collect().to_arrow()
+        expected = published.expected(checkpoint_id, None)
+        assert expected == rows_of_table(rows, expected)
+    published.check()
+    assert all(each.problem == "" for each in verify_location(published.history.store))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -224,3 +252,41 @@ def test_a_damaged_property_is_reported(published: DeltaPublished) -> None:
     assert text != path.read_text()
     with pytest.raises(CorruptionError, match=r"statelog\.checkpoints"):
         DeltaTable(published.folder).load()
+
+
+@pytest.mark.campaign
+def test_two_processes_that_follow_and_are_killed_publish_each_checkpoint_once(
+    tmp_path: Path,
+) -> None:
+    published = DeltaPublished("processes", tmp_path, retained=3)
+    published.history.run(1)
+    call = [sys.executable, "-m", "statelog", "publish", published.location, "--retain=6"]
+    call += [*published.arguments, "--follow", "--interval=0.01", "--json"]
+    rng = random.Random("two processes")
+    output = (tmp_path / "output").open("a+")
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for at in range(40):
+            processes = [each for each in processes if each.poll() is None]
+            while len(processes) < 2:
+                processes.append(subprocess.Popen(call, stdout=output, stderr=output))
+            published.history.run(1)
+            until = time.monotonic() + 60
+            while not checkpoints(published):
+                assert time.monotonic() < until, (tmp_path / "output").read_text()
+                time.sleep(0.05)
+            time.sleep(rng.random() / 2)
+            if at % 8 == 7:
+                rng.choice(processes).kill()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        output.close()
+    published.publish(retain=6)
+    lines = (tmp_path / "output").read_text().splitlines()
+    reports = [json.loads(line) for line in lines if line.startswith("{")]
+    ids = [checkpoint_id for report in reports for checkpoint_id in report["published"]]
+    assert len(ids) == len(set(ids)) > 15
+    assert checkpoints(published) == pins(published)
+    published.check()
