@@ -264,9 +264,9 @@ def delta_schema(columns: pa.Schema) -> str:
     Return columns as the schema of a Delta table.
 
     Raises:
-        UsageError: A column has a type that Delta lacks.
+        UsageError: A column has a type that Delta lacks, or two names differ in case only.
     """
-    return msgspec.json.encode(_struct(columns)).decode()
+    return msgspec.json.encode(_struct(list(columns))).decode()
 
 
 def has_local_times(schema: str) -> bool:
@@ -274,22 +274,30 @@ def has_local_times(schema: str) -> bool:
     return '"timestamp_ntz"' in schema
 
 
-def _struct(fields: Iterable[pa.Field], where: str = "") -> dict[str, Json]:
+def _struct(fields: Sequence[pa.Field], where: str = "") -> dict[str, Json]:
+    names = [f"{where}{field.name}" for field in fields]
+    distinct = {name.lower(): name for name in reversed(names)}
+    for name in names:
+        if distinct[name.lower()] != name:
+            raise UsageError(
+                f"the state cannot be a table of Delta: the names {distinct[name.lower()]} and {name} "
+                "differ in case only; publish other variables with --state"
+            )
     members: Sequence[Json] = [
         {
             "name": field.name,
-            "type": _type(field.type, f"{where}{field.name}"),
+            "type": _type(field.type, name),
             "nullable": True,
             "metadata": {},
         }
-        for field in fields
+        for field, name in zip(fields, names, strict=True)
     ]
     return {"type": "struct", "fields": members}
 
 
 def _type(kind: pa.DataType, name: str) -> Json:
     if pa.types.is_struct(kind):
-        return _struct(kind, f"{name}.")
+        return _struct(list(kind), f"{name}.")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         element = _type(kind.value_type, name)
         return {"type": "array", "elementType": element, "containsNull": True}

@@ -66,9 +66,12 @@ from statelog.operations.publish_table import (
 from statelog.runtime.clock import pause, wall_clock_seconds
 from statelog.store import open_store, verify_put_if_absent
 from statelog.store.conditional_put import put_or_find
+from statelog.store.paths import TEMPORARY_FOLDER
 
 _LOG: Final = "_delta_log"
 _FILES: Final = "_statelog"
+_CLEANED: Final = (f"{_FILES}/", f"{TEMPORARY_FOLDER}/{_LOG}-")
+"""Files of statelog; on local disk a process that is killed leaves temporary ones."""
 _HINT: Final = f"{_LOG}/_last_checkpoint"
 _VERSION_OBJECT: Final = re.compile(rf"{_LOG}/(\d{{20}})\.(.+)")
 _APPLICATION: Final = "statelog"
@@ -326,7 +329,12 @@ class DeltaTable:
 
     def clean_up(self, older_than: dt.datetime) -> int:
         """Delete files that statelog wrote and no version of the table names; return how many."""
-        old = [info.path for info in self._store.list(_FILES) if info.last_modified < older_than]
+        listed = [*self._store.list(_FILES), *self._store.list(TEMPORARY_FOLDER)]
+        old = [
+            info.path
+            for info in listed
+            if info.last_modified < older_than and info.path.startswith(_CLEANED)
+        ]
         named = self._names() if old else set()
         doomed = [path for path in old if path not in named]
         self._store.delete(doomed)

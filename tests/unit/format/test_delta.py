@@ -147,6 +147,12 @@ def all_nullable(schema: object) -> object:
     return [all_nullable(part) for part in schema] if isinstance(schema, list) else schema
 
 
+def test_names_that_differ_in_case_only_are_refused() -> None:
+    kind = pa.struct({"x": pa.int64(), "y": pa.int64(), "X": pa.int64()})
+    with pytest.raises(UsageError, match=r"a\.x and a\.X differ .* --state"):
+        delta_log.delta_schema(pa.schema({"a": kind, "x": pa.int64()}))
+
+
 @pytest.mark.parametrize(
     "kind", [pa.duration("us"), pa.uint64(), pa.timestamp("ns"), pa.time64("us"), pa.null()]
 )

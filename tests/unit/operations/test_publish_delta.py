@@ -57,6 +57,9 @@ def test_the_log_has_the_versions_that_are_kept(
     published: DeltaPublished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish_module, "_CLEAN_UP_AGE", dt.timedelta(days=-1))
+    temporary = published.folder / "tmp" / "_delta_log-0.json-ab"
+    temporary.parent.mkdir(parents=True)
+    temporary.write_bytes(b"of a process that was killed")
     for at in range(5):
         published.history.run(1)
         if at == 1:
