@@ -78,3 +78,21 @@ def test_a_location_and_its_delta_table_on_s3(
         rows = pa.table(query.execute("select * from t"))
         expected = published.expected(checkpoint_id, None)
         assert expected == rows_of_table(rows, expected)
+
+
+def test_options_of_the_store_reach_the_table_in_a_store_of_its_scheme(
+    s3_server: S3Server, s3_bucket: str, tmp_path: Path
+) -> None:
+    published = DeltaPublished("options", tmp_path)
+    published.location = f"s3://{s3_bucket}/jobs/totals"
+    store = open_location(published.location, options=s3_server.options)
+    published.history = type(published.history)("on S3", store, 2)
+    place, snapshot_files = f"s3://{s3_bucket}/table", 0
+    for _ in range(4):
+        published.history.micro_batch()
+        report = published.publish(delta=place, storage_options=s3_server.options)
+        snapshot_files += report.snapshot_files
+    assert snapshot_files > 0
+    on_disk = published.publish(delta=published.folder, storage_options=s3_server.options)
+    assert 0 == on_disk.snapshot_files
+    published.check()

@@ -75,7 +75,7 @@ def actions() -> list[Action]:
         format=Format(provider="parquet", options={}),
         schema_string="{}",
         partition_columns=(),
-        configuration={"a": "b", "c": ""},
+        configuration={"a": "", "statelog.checkpoints": '{"7":1}', "statelog.tags": '{"a":1}'},
         created_time=7,
     )
     protocol = Protocol(

@@ -82,7 +82,7 @@ class Published:
         return statelog.publisher(self.location, retain=retain, variables=variables, **self.target)
 
     def publish(self, **more: Any) -> PublishReport:
-        return statelog.publish(self.location, **more, **self.target)
+        return statelog.publish(self.location, **{**self.target, **more})
 
     def snapshots(self) -> dict[int, int]:
         """Return the checkpoint of each snapshot of the table; none if it does not exist."""
@@ -199,8 +199,11 @@ class DeltaPublished(Published):
     def log(self, version: int, kind: str) -> Path:
         return self.folder / "_delta_log" / f"{version:020}.{kind}"
 
+    def log_files(self) -> list[Path]:
+        return sorted((self.folder / "_delta_log").glob("*.json"))
+
     def newest(self) -> int:
-        return max(int(path.stem) for path in (self.folder / "_delta_log").glob("*.json"))
+        return max(int(path.stem) for path in self.log_files())
 
     def properties(self) -> dict[str, str]:
         return deltalake.DeltaTable(self.folder).metadata().configuration
@@ -281,7 +284,7 @@ class DeltaPublished(Published):
         return {f"file://{self.path(add)}" for add in self.actions(self.newest())["add"]}
 
     def orphans(self) -> set[str]:
-        named = set()
+        named = {self.log(self.newest() - 1, "json")}
         for version in {*self.snapshots(), self.newest()}:
             named |= {self.log(version, kind) for kind in ("json", "checkpoint.parquet")}
             for add in self.actions(version)["add"]:

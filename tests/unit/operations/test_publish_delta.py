@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import polars
@@ -65,6 +66,8 @@ def test_the_log_has_the_versions_that_are_kept(
         if at == 1:
             tag(published, "release", published.history.checkpoint_id)
         report = published.publish(retain=2)
+        # A reader that listed the log before the commit reads the version before it.
+        assert published.log(published.newest() - 1, "json").exists()
     assert [2, 4, 5] == sorted(report.versions.values())
     assert {"release": report.checkpoints[0]} == published.tags()
     assert set() == published.orphans()
@@ -255,6 +258,37 @@ def test_a_damaged_property_is_reported(published: DeltaPublished) -> None:
     assert text != path.read_text()
     with pytest.raises(CorruptionError, match=r"statelog\.checkpoints"):
         DeltaTable(published.folder).load()
+
+
+def test_a_stalled_publisher_does_not_take_a_number_that_became_free(
+    published: DeltaPublished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another publisher committed that version, and later ones, and deleted it from the log."""
+    stalled, other = published.publisher(retain=1), published.publisher(retain=1)
+    put = DeltaTable._put
+    stalls = False
+
+    def put_late(table: DeltaTable, *versions: Any) -> None:
+        nonlocal stalls
+        if stalls:
+            stalls = False
+            for _ in range(3):
+                published.history.run(1)
+                other.publish()
+            stalled_at.append(published.newest())
+        put(table, *versions)
+
+    stalled_at: list[int] = []
+    monkeypatch.setattr(DeltaTable, "_put", put_late)
+    for _ in range(3):
+        published.history.run(1)
+        stalls = True
+        report = stalled.publish()
+        assert published.history.checkpoint_id == report.checkpoint_id
+        assert {published.history.checkpoint_id} == checkpoints(published) == pins(published)
+        assert [published.newest()] == [int(each.stem) for each in published.log_files()]
+        published.check()
+    assert [3, 6, 9] == stalled_at
 
 
 @pytest.mark.campaign
