@@ -2,8 +2,8 @@
 How long a publication of a location with millions of keys takes.
 
 Question: does a checkpoint that a following publisher publishes cost what it changed?  The location has
-`--keys` keys in 64 snapshots, as a job of that size has them, on local disk; the table is in a catalog
-of SQLite.  Measured are the first publication, `--rounds` checkpoints that change `--changed` keys each, a
+`--keys` keys in 64 snapshots, as a job of that size has them, on local disk; the table is an Iceberg table
+in a catalog of SQLite, or a Delta table.  Measured are the first publication, `--rounds` checkpoints that change `--changed` keys each, a
 call of a new process at the end of them (a restart), and a call that has nothing to do.
 """
 
@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=5_000_000)
     parser.add_argument("--changed", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--table", choices=["iceberg", "delta"], default="iceberg")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="statelog-publish-") as scratch:
@@ -47,6 +48,8 @@ def main() -> int:
         location.snapshot(np.arange(arguments.keys, dtype=np.int64))
 
         def publisher() -> statelog.TablePublisher:
+            if arguments.table == "delta":
+                return statelog.publisher(Path(scratch) / "state", delta=Path(scratch) / "table")
             return statelog.publisher(
                 Path(scratch) / "state",
                 iceberg="bench.jobs.totals",

@@ -23,8 +23,7 @@ from statelog.cli.output import (
     size_text,
 )
 from statelog.errors import StoreError, UnavailableError, UsageError
-from statelog.operations.publish import RETAIN, PublishReport, TablePublisher
-from statelog.operations.publish_iceberg import IcebergTable
+from statelog.operations.publish import RETAIN, PublishReport, TablePublisher, open_table
 from statelog.runtime.clock import pause, wall_clock_seconds
 
 
@@ -32,12 +31,19 @@ def publish(
     location: LocationArgument,
     *,
     iceberg: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="CATALOG.NAMESPACE.TABLE",
             help="The Iceberg table, which is made if it does not exist; the catalog is one of pyiceberg's configuration.",
         ),
-    ],
+    ] = None,
+    delta: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Instead of it, path or URL of the folder of a Delta table, which is made if it does not exist.",
+        ),
+    ] = None,
     state: Annotated[
         list[str] | None,
         typer.Option(help="State variable, a column; may be given several times. All by default."),
@@ -50,7 +56,7 @@ def publish(
     catalog_option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Property of the catalog; may be given several times."
+            metavar="KEY=VALUE", help="Property of Iceberg's catalog; may be given several times."
         ),
     ] = None,
     follow: Annotated[
@@ -62,15 +68,15 @@ def publish(
     as_json: JsonLinesOption = False,
 ) -> None:
     """
-    Publish a checkpoint as the newest snapshot of an Iceberg table.
+    Publish a checkpoint as the newest snapshot of an Iceberg or a Delta table.
 
-    The table has a row per key and a column per state variable.  Its data files are the snapshots of LOCATION, as they are, and small files of what changed after them.  Tags of LOCATION are tags of the table.  What a snapshot of the table needs is kept in LOCATION until the snapshot is removed from the table.  A call for a checkpoint that the table has changes nothing.
+    The table has a row per key and a column per state variable.  Its data files are the snapshots of LOCATION, as they are, and small files of what changed after them.  Tags of LOCATION are tags of the table; a property of a Delta table has their versions.  What a snapshot of the table needs is kept in LOCATION until the snapshot is removed from the table.  A call for a checkpoint that the table has changes nothing.
     """
     if follow and checkpoint is not None:
         raise UsageError("--follow publishes the newest checkpoints; leave --checkpoint out")
     with TablePublisher(
         open_location(location),
-        IcebergTable(iceberg, _options(catalog_option or ())),
+        open_table(iceberg, delta, catalog_options=_options(catalog_option or ())),
         variables=state or None,
         operator=operator,
         retain=retain,
@@ -104,6 +110,7 @@ def _show(report: PublishReport, seconds: float, as_json: bool) -> None:
                 "checkpoint_id": report.checkpoint_id,
                 "published": report.published,
                 "checkpoints": report.checkpoints,
+                "versions": {str(each): at for each, at in report.versions.items()},
                 "tags": report.tags,
                 "rows": report.row_count,
                 "snapshot_files": report.snapshot_files,

@@ -30,16 +30,23 @@ from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
-from statelog.errors import CheckpointError, UnavailableError
-from statelog.operations.publish_commit import CHECKPOINT
-from statelog.operations.publish_iceberg import CommitConflictError, IcebergTable, PublishedTable
+from statelog.errors import CheckpointError, UnavailableError, UsageError
+from statelog.operations.publish_delta import DeltaTable
+from statelog.operations.publish_iceberg import IcebergTable
 from statelog.operations.publish_rows import TableRows
+from statelog.operations.publish_table import (
+    CHECKPOINT,
+    LOCATION,
+    CommitConflictError,
+    PublishableTable,
+    PublishedTable,
+)
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.replica import newest_after
-from statelog.store import LocationStore
+from statelog.store import LocationStore, open_store
 from statelog.store.location_store import parse_parent_path
 
 _ATTEMPTS: Final = 10
@@ -60,6 +67,7 @@ class PublishReport:
         checkpoint_id: The checkpoint that is the table's current snapshot.
         published: Checkpoints that this call made snapshots of the table, ascending.
         checkpoints: All checkpoints that are snapshots of the table, ascending.
+        versions: By these checkpoints, the id of the Iceberg snapshot, or the version of the Delta table.
         tags: Checkpoints by the tags of the table.
         row_count: Rows of the table; None if nothing was published.
         snapshot_files: Snapshots of the location among the table's files.
@@ -70,6 +78,7 @@ class PublishReport:
     checkpoint_id: int
     published: tuple[int, ...]
     checkpoints: tuple[int, ...]
+    versions: Mapping[int, int]
     tags: Mapping[str, int]
     row_count: int | None
     snapshot_files: int
@@ -79,7 +88,8 @@ class PublishReport:
 def publish(
     location: str | os.PathLike[str],
     *,
-    iceberg: str,
+    iceberg: str | None = None,
+    delta: str | os.PathLike[str] | None = None,
     checkpoint: CheckpointName | None = None,
     variables: Sequence[str] | None = None,
     operator: str | None = None,
@@ -88,7 +98,7 @@ def publish(
     storage_options: Mapping[str, object] | None = None,
 ) -> PublishReport:
     """
-    Make a checkpoint of a location the current snapshot of an Iceberg table.
+    Make a checkpoint of a location the current snapshot of an Iceberg or a Delta table.
 
     The table has one row per key and one column per state variable.  Its data files are the snapshots of
     the location, as they are, and small files with what changed after them.  A call for a checkpoint that
@@ -101,16 +111,20 @@ def publish(
         location: Path or URL of the state location.
         iceberg: `CATALOG.NAMESPACE.TABLE`; the catalog is one of pyiceberg's configuration.  The table is
             made if it does not exist.
+        delta: Instead of *iceberg*: path or URL of the folder of a Delta table, which is made if it does
+            not exist.
         checkpoint: As for `LocationState.reader`; None for the newest one.
         variables: State variables that are columns; None for all.
         operator: Name of the operator, where the query has several.
         retain: Snapshots of the table to keep besides those with a tag; >= 1.
-        catalog_options: Properties of the catalog.
-        storage_options: Options of the store's client, as for `open_store`.
+        catalog_options: Properties of the catalog, for Iceberg.
+        storage_options: Options of the store's client, as for `open_store`; also of the Delta table's
+            store, if its URL has the scheme of the location's.
 
     Raises:
         CheckpointError: The checkpoint does not exist, is damaged, or is older than the published one.
-        UsageError: The table belongs to another location, or cannot have these columns.
+        UsageError: The table belongs to another location, or cannot have these columns; or *iceberg* and
+            *delta* are both given, or neither.
         RequirementError: pyiceberg is not installed: `pip install 'statelog[iceberg]'`.
         UnavailableError: Other processes changed the table again and again.
         StoreError: The store or the catalog failed; repeat the call.
@@ -120,6 +134,7 @@ def publish(
     with publisher(
         location,
         iceberg=iceberg,
+        delta=delta,
         variables=variables,
         operator=operator,
         retain=retain,
@@ -132,7 +147,8 @@ def publish(
 def publisher(
     location: str | os.PathLike[str],
     *,
-    iceberg: str,
+    iceberg: str | None = None,
+    delta: str | os.PathLike[str] | None = None,
     variables: Sequence[str] | None = None,
     operator: str | None = None,
     retain: int = RETAIN,
@@ -150,13 +166,48 @@ def publisher(
 
     Blocks: On the store.
     """
+    store = open_state(location, options=storage_options)
+    options = storage_options
+    if delta is not None and _scheme(open_store(delta).url) != _scheme(store.url):
+        options = None
     return TablePublisher(
-        open_state(location, options=storage_options),
-        IcebergTable(iceberg, catalog_options),
+        store,
+        open_table(iceberg, delta, catalog_options=catalog_options, storage_options=options),
         variables=variables,
         operator=operator,
         retain=retain,
     )
+
+
+def open_table(
+    iceberg: str | None,
+    delta: str | os.PathLike[str] | None,
+    *,
+    catalog_options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> PublishableTable:
+    """
+    Return the table that is named, which may not exist yet.
+
+    Args:
+        iceberg: As for `publish`.
+        delta: As for `publish`.
+        catalog_options: Properties of the catalog.
+        storage_options: Options of the Delta table's store.
+
+    Raises:
+        UsageError: Both tables are named, or neither, or a name is not valid.
+        RequirementError: pyiceberg is not installed.
+    """
+    if (iceberg is None) == (delta is None):
+        raise UsageError(
+            "name one table to publish to: iceberg (CATALOG.NAMESPACE.TABLE) or delta (a folder)"
+        )
+    if delta is None:
+        return IcebergTable(iceberg or "", catalog_options)
+    if catalog_options:
+        raise UsageError("options of a catalog are for an Iceberg table; a Delta table is a folder")
+    return DeltaTable(delta, storage_options)
 
 
 class TablePublisher:
@@ -178,7 +229,7 @@ class TablePublisher:
     def __init__(
         self,
         store: LocationStore,
-        table: IcebergTable,
+        table: PublishableTable,
         *,
         variables: Sequence[str] | None = None,
         operator: str | None = None,
@@ -189,7 +240,7 @@ class TablePublisher:
         self._operator = None if operator is None else text(operator, "operator")
         self._retain = whole_number(retain, "retain", low=1)
         self._variables = None if variables is None else list(variables)
-        self._rows = TableRows(variables, lambda path: readable_url(store, path))
+        self._rows = TableRows(variables, self._url_of, table.deletes)
         self._published_id: int | None = None
         self._written_bytes = 0
         self._until_clean_up = 0
@@ -201,7 +252,7 @@ class TablePublisher:
         self.close()
 
     def close(self) -> None:
-        """Close the catalog; further calls do nothing."""
+        """Close the table; further calls do nothing."""
         self._table.close()
 
     def publish(self, checkpoint: CheckpointName | None = None) -> PublishReport:
@@ -276,7 +327,7 @@ class TablePublisher:
         for name in self._variables or ():
             reader.arrow_schema(name)  # raises: it names the variables
         return {
-            "statelog.location": self._store.url,
+            LOCATION: self._store.url,
             "statelog.operator": reader.schema.operator_id,
             "statelog.variables": "all" if self._variables is None else json.dumps(self._variables),
         }
@@ -324,6 +375,10 @@ class TablePublisher:
         fail_point("publish-committed")
         return after
 
+    def _url_of(self, path: str) -> str | None:
+        url = readable_url(self._store, path)
+        return url if url is not None and self._table.can_name(url) else None
+
     def _write(self, kind: str, data: pa.Buffer) -> str:
         self._written_bytes += data.size
         return self._table.write(kind, data)
@@ -332,7 +387,7 @@ class TablePublisher:
 
     def _pin(self, published: PublishedTable, checkpoint_id: int, pins: list[Tag]) -> None:
         """Keep a checkpoint, and with it the files that a snapshot of the table is about to name."""
-        name = pin_name(self._table.name, published.uuid)
+        name = pin_name(self._table, published.uuid)
         if all((pin.name, pin.checkpoint_id) != (name, checkpoint_id) for pin in pins):
             pin = Tag(kind=TagKind.READER, name=name, checkpoint_id=checkpoint_id)
             facts = {"table": self._table.name}
@@ -342,7 +397,7 @@ class TablePublisher:
         """Release the checkpoints that no snapshot of the table names, and clean up its files."""
         named = set(published.checkpoints.values())
         newest = -1 if published.newest is None else published.newest
-        name = pin_name(self._table.name, published.uuid)
+        name = pin_name(self._table, published.uuid)
         for pin in pins:
             # A newer one may be pinned by a process that is about to commit it.
             if pin.name == name and pin.checkpoint_id not in named and pin.checkpoint_id < newest:
@@ -360,6 +415,7 @@ class TablePublisher:
             checkpoint_id=-1 if published.newest is None else published.newest,
             published=due,
             checkpoints=tuple(sorted(set(published.checkpoints.values()))),
+            versions={each: at for at, each in sorted(published.checkpoints.items())},
             tags=published.tags,
             row_count=self._rows.row_count if due else None,
             snapshot_files=sum(bool(file.snapshot) for file in files),
@@ -367,10 +423,10 @@ class TablePublisher:
         )
 
 
-def pin_name(table: str, uuid: str) -> str:
+def pin_name(table: PublishableTable, uuid: str) -> str:
     """Return the name of the tags that keep the checkpoints of a table."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "-", table)
-    return f"iceberg.{safe[:60]}.{uuid[:8]}"
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", table.label)
+    return f"{table.kind}.{safe[:60]}.{uuid[:8]}"
 
 
 def readable_url(store: LocationStore, path: str) -> str | None:
@@ -382,6 +438,10 @@ def readable_url(store: LocationStore, path: str) -> str | None:
         return None
     root = store.local_root
     return f"{store.url if root is None else f'file://{root}'}/{path}"
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0]
 
 
 def _now_ms() -> int:

@@ -15,13 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from statelog.operations.publish_rows import TableRows
+import numpy as np
+import pyarrow as pa
+
+from statelog.operations.publish_rows import TableFile, TableRows, Write, parquet
 from statelog.operations.publish_schema import (
     check_types,
     iceberg_schema,
     mapped_paths,
     mapping_json,
 )
+from statelog.operations.publish_table import CHECKPOINT
+from statelog.state.kinds.kind import RowNumbers
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry, ManifestFile
@@ -30,12 +35,12 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableUpdate
 
-CHECKPOINT: Final = "statelog.checkpoint-id"
-"""Name of the checkpoint's id in the summary of a table snapshot."""
 TAGS: Final = "statelog.tags"
 """Property of the table with the names of the tags that statelog put, in JSON."""
 PREFIX: Final = "statelog-"
 """What the names of all files that statelog writes begin with."""
+_DELETES_MAX: Final = 24
+"""Files with deleted positions; beyond it the smaller half is merged."""
 MAIN: Final = "main"
 _MAPPING: Final = "schema.name-mapping.default"
 _COMPRESSION: Final = "deflate"
@@ -75,6 +80,86 @@ class NewSnapshot:
     updates: Sequence[TableUpdate]
 
 
+@dataclass(eq=False, slots=True)
+class DeleteFile:
+    """
+    A Parquet file with deleted positions.
+
+    Args:
+        positions: By the number of a file, ascending positions.
+        url: Where it is stored.
+        size_bytes: Its size.
+        row_count: Its rows.
+    """
+
+    positions: dict[int, RowNumbers]
+    url: str
+    size_bytes: int
+    row_count: int
+
+
+class PositionDeletes:
+    """The files of deleted positions of a table; see `publish_rows.Deletes`."""
+
+    def __init__(self) -> None:
+        self.files: list[DeleteFile] = []
+
+    def clear(self) -> None:
+        """Forget all files."""
+        self.files = []
+
+    def settle(self, files: Mapping[int, TableFile], write: Write) -> None:
+        """Write the positions that no file has; raises as *write*."""
+        for delete in self.files:
+            delete.positions = {at: rows for at, rows in delete.positions.items() if at in files}
+        self.files = [each for each in self.files if each.positions]
+        new = {
+            at: np.flatnonzero(~file.live & ~file.deleted)
+            for at, file in files.items()
+            if not (file.live | file.deleted).all()
+        }
+        merged: list[DeleteFile] = []
+        if len(self.files) >= _DELETES_MAX:
+            self.files.sort(key=lambda each: each.row_count)
+            merged = self.files[: _DELETES_MAX // 2]
+            for number in {at for each in merged for at in each.positions}:
+                parts = [each.positions[number] for each in merged if number in each.positions]
+                new[number] = np.sort(np.concatenate([new.get(number, parts[0][:0]), *parts]))
+        if new:
+            written = _delete_file(files, new, write)
+            self.files = [*(each for each in self.files if each not in merged), written]
+            for number, rows in new.items():
+                files[number].deleted[rows] = True
+
+
+def _delete_file(
+    files: Mapping[int, TableFile], positions: dict[int, RowNumbers], write: Write
+) -> DeleteFile:
+    by_url = sorted(positions, key=lambda at: files[at].url)
+    urls = [files[at].url for at in by_url]
+    counts = [len(positions[at]) for at in by_url]
+    paths = pa.DictionaryArray.from_arrays(
+        pa.array(np.repeat(np.arange(len(urls)), counts), pa.int32()),
+        pa.array(urls, pa.string()),
+    )
+    table = pa.Table.from_arrays(
+        [paths.cast(pa.string()), pa.array(np.concatenate([positions[at] for at in by_url]))],
+        schema=_DELETES,
+    )
+    data = parquet(table)
+    return DeleteFile(positions, write("deletes", data), data.size, table.num_rows)
+
+
+def _field(name: str, kind: pa.DataType, number: int) -> pa.Field:
+    return pa.field(name, kind, nullable=False, metadata={"PARQUET:field_id": str(number)})
+
+
+_DELETES: Final = pa.schema(
+    [_field("file_path", pa.string(), 2147483546), _field("pos", pa.int64(), 2147483545)]
+)
+"""Columns of a file of deleted positions.  Source: Iceberg's specification, position delete files."""
+
+
 def stored_entries(table: Table, snapshot: Snapshot) -> dict[str, Entry]:
     """Return the files of a snapshot by URL; blocks on the store."""
     return {
@@ -87,7 +172,11 @@ def stored_entries(table: Table, snapshot: Snapshot) -> dict[str, Entry]:
 
 
 def new_snapshot(
-    table: Table, rows: TableRows, facts: Mapping[str, str], before: Mapping[str, Entry]
+    table: Table,
+    rows: TableRows,
+    deletes: Sequence[DeleteFile],
+    facts: Mapping[str, str],
+    before: Mapping[str, Entry],
 ) -> NewSnapshot:
     """
     Write the manifests of rows whose files are written, and return their snapshot.
@@ -95,6 +184,7 @@ def new_snapshot(
     Args:
         table: The table.
         rows: What the snapshot has.
+        deletes: Which rows of its files are deleted.
         facts: Its summary, with the checkpoint.
         before: The files of the current snapshot.
 
@@ -110,7 +200,7 @@ def new_snapshot(
     metadata = table.metadata
     snapshot_id, sequence = metadata.new_snapshot_id(), metadata.next_sequence_number()
     schema, updates = _evolved(table, rows)
-    after = _files_of(rows)
+    after = _files_of(rows, deletes)
     manifests = []
     for content in (DataFileContent.DATA, DataFileContent.POSITION_DELETES):
         entries = _manifest_entries(before, after, content, snapshot_id)
@@ -132,7 +222,7 @@ def new_snapshot(
         "parent-snapshot-id": parent,
         "sequence-number": sequence,
         "manifest-list": url,
-        "summary": Summary(operation=Operation.OVERWRITE, **facts, **_totals(rows)),
+        "summary": Summary(operation=Operation.OVERWRITE, **facts, **_totals(rows, deletes)),
         "schema-id": schema.schema_id,
     }
     updates.append(AddSnapshotUpdate(snapshot=Snapshot.model_validate(facts_of_snapshot)))
@@ -316,7 +406,7 @@ def write_entries(
     return writer.to_manifest_file()
 
 
-def _files_of(rows: TableRows) -> dict[str, DataFile]:
+def _files_of(rows: TableRows, deletes: Sequence[DeleteFile]) -> dict[str, DataFile]:
     """Return the files of rows by URL, as a manifest has them."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
@@ -327,7 +417,7 @@ def _files_of(rows: TableRows) -> dict[str, DataFile]:
     ]
     sized += [
         (DataFileContent.POSITION_DELETES, each.url, each.row_count, each.size_bytes)
-        for each in rows.deletes
+        for each in deletes
     ]
     return {
         url: DataFile.from_args(
@@ -353,15 +443,15 @@ def _files_of(rows: TableRows) -> dict[str, DataFile]:
     }
 
 
-def _totals(rows: TableRows) -> dict[str, str]:
+def _totals(rows: TableRows, deletes: Sequence[DeleteFile]) -> dict[str, str]:
     """Return the figures that Iceberg has in a summary."""
     totals = {
         "total-records": sum(each.rows.num_rows for each in rows.files.values()),
         "total-data-files": len(rows.files),
-        "total-delete-files": len(rows.deletes),
-        "total-position-deletes": sum(each.row_count for each in rows.deletes),
+        "total-delete-files": len(deletes),
+        "total-position-deletes": sum(each.row_count for each in deletes),
         "total-equality-deletes": 0,
         "total-files-size": sum(each.size_bytes for each in rows.files.values())
-        + sum(each.size_bytes for each in rows.deletes),
+        + sum(each.size_bytes for each in deletes),
     }
     return {name: str(number) for name, number in totals.items()}

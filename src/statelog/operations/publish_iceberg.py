@@ -18,7 +18,6 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -27,10 +26,10 @@ import pyarrow.fs as pafs
 from statelog.errors import StatelogError, StoreError, UsageError
 from statelog.extras import load, require
 from statelog.operations.publish_commit import (
-    CHECKPOINT,
     MAIN,
     PREFIX,
     Entry,
+    PositionDeletes,
     fact,
     new_name,
     new_snapshot,
@@ -40,6 +39,12 @@ from statelog.operations.publish_commit import (
 )
 from statelog.operations.publish_rows import TableRows
 from statelog.operations.publish_schema import iceberg_schema
+from statelog.operations.publish_table import (
+    CHECKPOINT,
+    CommitConflictError,
+    PublishedTable,
+    check_properties,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -48,31 +53,9 @@ if TYPE_CHECKING:
 _ATTEMPT: Final = "statelog.attempt"
 
 
-class CommitConflictError(StatelogError):
-    """Another process changed the table since it was read."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTable:
-    """
-    What a table has.
-
-    Args:
-        uuid: The id of the table.
-        newest: The checkpoint of its current snapshot; None without one.
-        checkpoints: The checkpoint of each of its snapshots, by the id of the snapshot.
-        tags: The checkpoint of each tag that statelog put.
-    """
-
-    uuid: str
-    newest: int | None
-    checkpoints: Mapping[int, int]
-    tags: Mapping[str, int]
-
-
 class IcebergTable:
     """
-    A table in a catalog of pyiceberg.
+    A table in a catalog of pyiceberg; see `publish_table.PublishableTable`.
 
     Args:
         name: `CATALOG.NAMESPACE.TABLE`; the catalog is one of pyiceberg's configuration.
@@ -88,7 +71,8 @@ class IcebergTable:
     def __init__(self, name: str, options: Mapping[str, str] | None = None) -> None:
         require("publishing to Iceberg", "iceberg", "pyiceberg")
         catalogs = load("publishing to Iceberg", "iceberg", "pyiceberg.catalog")
-        self.name = name
+        self.kind, self.name, self.label = "iceberg", name, name
+        self.deletes = PositionDeletes()
         catalog, _, self._identifier = name.partition(".")
         if not catalog or "." not in self._identifier:
             raise UsageError(f"{name!r} is not the name of a table: write CATALOG.NAMESPACE.TABLE")
@@ -102,14 +86,7 @@ class IcebergTable:
         self._catalog.close()
 
     def load(self) -> PublishedTable | None:
-        """
-        Read what the table has; None if it does not exist.
-
-        Raises:
-            StoreError: The catalog failed.
-
-        Blocks: On the catalog.
-        """
+        """Read what the table has; None if it does not exist."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with _explained(f"the table {self.name} cannot be loaded"):
@@ -120,20 +97,7 @@ class IcebergTable:
         return None if self._table is None else self._published(self._table)
 
     def create(self, schema: pa.Schema, source: Mapping[str, str]) -> PublishedTable:
-        """
-        Make the table, without rows.
-
-        Args:
-            schema: Its columns.
-            source: What the table has, see `check_source`.
-
-        Raises:
-            UsageError: A column has a type that Iceberg lacks.
-            CommitConflictError: Another process made it.
-            StoreError: The catalog failed.
-
-        Blocks: On the catalog.
-        """
+        """Make the table, without rows."""
         from pyiceberg.exceptions import TableAlreadyExistsError
 
         new, _ = iceberg_schema(schema, schema, {}, 0)
@@ -156,22 +120,8 @@ class IcebergTable:
         return self._published(self._table)
 
     def check_source(self, source: Mapping[str, str]) -> None:
-        """
-        Check that the table was made for the same state.
-
-        Args:
-            source: Properties that statelog gives its tables: location, operator, variables.
-
-        Raises:
-            UsageError: The table has other ones.
-        """
-        properties = self._loaded().properties
-        for key, text in source.items():
-            if properties.get(key) != text:
-                raise UsageError(
-                    f"the table {self.name} has the property {key} {properties.get(key)!r}, not {text!r}: "
-                    "publish to another table, or drop this one"
-                )
+        """Check that the table was made for the same state."""
+        check_properties(self.name, self._loaded().properties, source)
 
     def _loaded(self) -> Table:
         if self._table is None:
@@ -199,8 +149,12 @@ class IcebergTable:
 
     # --- files ------------------------------------------------------------------------------------
 
+    def can_name(self, url: str) -> bool:
+        """Return True: readers follow any URL."""
+        return True
+
     def write(self, kind: str, data: pa.Buffer) -> str:
-        """Write a data file of the table; return its URL.  Raises `StoreError`; blocks on the store."""
+        """Write a file of the table; return its URL."""
         table = self._loaded()
         url = f"{table.location().rstrip('/')}/data/{new_name()}-{kind}.parquet"
         with _explained(f"{url} cannot be written"), table.io.new_output(url).create() as file:
@@ -212,14 +166,6 @@ class IcebergTable:
         Delete files that statelog wrote and no snapshot of the table names; return how many.
 
         Only where the files of the table are reached through PyArrow, which lists them.
-
-        Args:
-            older_than: Younger files are kept: another process may be about to commit them.
-
-        Raises:
-            StoreError: The store failed.
-
-        Blocks: On the store.
         """
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
@@ -274,22 +220,7 @@ class IcebergTable:
         *,
         retain: int,
     ) -> PublishedTable:
-        """
-        Make rows the table; without a change of the table nothing is written.
-
-        Args:
-            rows: The rows, whose files are written; None for the rows that the table has.
-            facts: The summary of the new snapshot.
-            tags: The checkpoint of each tag of the location.
-            retain: Number of snapshots to keep besides those with a tag; >= 1.
-
-        Raises:
-            CommitConflictError: Another process changed the table since `load`.
-            UsageError: The table cannot have the columns of the rows.
-            StoreError: The catalog or the store failed.  The commit may have succeeded: `load` tells.
-
-        Blocks: On the catalog and the store.
-        """
+        """Make rows the table; without a change of the table nothing is written."""
         from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 
         table = self._loaded()
@@ -298,7 +229,8 @@ class IcebergTable:
         with _explained(f"the metadata of the table {self.name} cannot be written"):
             added = None
             if rows is not None:
-                added = new_snapshot(table, rows, facts, self._stored_entries(table))
+                before = self._stored_entries(table)
+                added = new_snapshot(table, rows, self.deletes.files, facts, before)
             refs = ref_updates(table, added, tags, retain)
             updates = (*(() if added is None else added.updates), *refs)
         if not updates:

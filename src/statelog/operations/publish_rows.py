@@ -3,8 +3,8 @@ Which rows a published table has, and in which files they are stored.
 
 A table consists of the snapshots of a checkpoint, as they are stored in the location, and of files with
 the rows that its log changed since.  A row of a file that no longer counts is *deleted by its position*:
-another file names the file and the position.  So a newer checkpoint costs what it changed, not the size
-of the state.
+the kind of table says how (`Deletes`).  So a newer checkpoint costs what it changed, not the size of the
+state.
 
 `TableRows` holds the state of one checkpoint in columns, one row per key, and comes to a newer checkpoint
 as a replica does: by the log after it, or by the snapshot that took the place of the log.  Rows have
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,11 +52,11 @@ _PORTION_BYTES: Final = 32 * 1024 * 1024
 _FILE_BYTES: Final = 256 * 1024 * 1024
 """Bytes of rows in memory that are written to one file."""
 _FILES_MAX: Final = 24
-"""Files with changed rows, and files with deleted positions; beyond it the smaller half is merged."""
+"""Files with changed rows; beyond it the smaller half is merged."""
 _SPARE_SLOTS: Final = 65_536
 
 Write = Callable[[str, pa.Buffer], str]
-"""Writes an object of a kind ("rows" or "deletes") under a new name, and returns its URL."""
+"""Writes an object of a kind, such as "rows", under a new name, and returns how the table names it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,10 +68,10 @@ class TableFile:
         rows: Its rows, in the columns of a snapshot.
         live: Which of them are rows of the table.
         first_expiry: For each row the earliest expiry of its entries, in milliseconds.
-        url: Where it is stored; "" before it is written.
+        url: Where it is stored, as `Write` returns it; "" before it is written.
         size_bytes: Its size.
         snapshot: The name of the snapshot in the location; "" for a file of changed rows.
-        deleted: Which positions are in a file of deleted positions.
+        deleted: Which positions are stored as deleted.
     """
 
     rows: pa.RecordBatch
@@ -86,22 +86,27 @@ class TableFile:
         self.deleted = np.zeros(self.rows.num_rows, np.bool_)
 
 
-@dataclass(eq=False, slots=True)
-class DeleteFile:
-    """
-    A Parquet file with deleted positions.
+class Deletes(Protocol):
+    """How a kind of table stores which rows of its files are deleted."""
 
-    Args:
-        positions: By the number of a file, ascending positions.
-        url: Where it is stored.
-        size_bytes: Its size.
-        row_count: Its rows.
-    """
+    def clear(self) -> None:
+        """Forget all files: the rows begin again."""
+        ...
 
-    positions: dict[int, RowNumbers]
-    url: str
-    size_bytes: int
-    row_count: int
+    def settle(self, files: Mapping[int, TableFile], write: Write) -> None:
+        """
+        Store the positions of the rows that are not live, where they are not stored yet.
+
+        Args:
+            files: The files of the table by number, all written.
+            write: See `Write`.
+
+        Raises:
+            Exception: As *write*; the call can be repeated.
+
+        Blocks: In *write*.
+        """
+        ...
 
 
 class TableRows:
@@ -112,17 +117,21 @@ class TableRows:
         variables: The state variables that are columns of the table; None for all.
         url_of: Returns the URL of an object of the location that any reader can open; None if it is
             encrypted.
+        deletes: The deleted positions of the table.
 
     Thread: one at a time.
     """
 
     def __init__(
-        self, variables: Sequence[str] | None, url_of: Callable[[str], str | None]
+        self,
+        variables: Sequence[str] | None,
+        url_of: Callable[[str], str | None],
+        deletes: Deletes,
     ) -> None:
         self._variables = variables
         self._url_of = url_of
+        self._deletes = deletes
         self.files: dict[int, TableFile] = {}
-        self.deletes: list[DeleteFile] = []
         self._reader: StateReader | None = None
         self._now_ms = -1
 
@@ -218,7 +227,8 @@ class TableRows:
         self._file_of = np.empty(0, np.int64)
         self._row_of = np.empty(0, np.int64)
         self._versions = dict.fromkeys(reader.key_groups, -1)
-        self.files, self.deletes = {}, []
+        self.files = {}
+        self._deletes.clear()
         self._numbers = 0
 
     def _remove(self, key_groups: Collection[int]) -> None:
@@ -453,30 +463,9 @@ class TableRows:
                 self._replace([number], [file])
         for file in self.files.values():
             if not file.url:
-                data = _parquet(pa.Table.from_batches([file.rows.select(self._columns)]))
+                data = parquet(pa.Table.from_batches([file.rows.select(self._columns)]))
                 file.url, file.size_bytes = write("rows", data), data.size
-        for delete in self.deletes:
-            delete.positions = {
-                at: rows for at, rows in delete.positions.items() if at in self.files
-            }
-        self.deletes = [each for each in self.deletes if each.positions]
-        new = {
-            at: np.flatnonzero(~file.live & ~file.deleted)
-            for at, file in self.files.items()
-            if not (file.live | file.deleted).all()
-        }
-        merged: list[DeleteFile] = []
-        if len(self.deletes) >= _FILES_MAX:
-            self.deletes.sort(key=lambda each: each.row_count)
-            merged = self.deletes[: _FILES_MAX // 2]
-            for number in {at for each in merged for at in each.positions}:
-                parts = [each.positions[number] for each in merged if number in each.positions]
-                new[number] = np.sort(np.concatenate([new.get(number, parts[0][:0]), *parts]))
-        if new:
-            written = self._delete_file(new, write)
-            self.deletes = [*(each for each in self.deletes if each not in merged), written]
-            for number, rows in new.items():
-                self.files[number].deleted[rows] = True
+        self._deletes.settle(self.files, write)
 
     def _merge_files(self) -> None:
         """Merge the smaller half of the files of changed rows, once they are many."""
@@ -493,33 +482,9 @@ class TableRows:
         self._file_of[is_gone] = _NO_FILE
         self._place_all(rows)
 
-    def _delete_file(self, positions: dict[int, RowNumbers], write: Write) -> DeleteFile:
-        by_url = sorted(positions, key=lambda at: self.files[at].url)
-        urls = [self.files[at].url for at in by_url]
-        counts = [len(positions[at]) for at in by_url]
-        paths = pa.DictionaryArray.from_arrays(
-            pa.array(np.repeat(np.arange(len(urls)), counts), pa.int32()),
-            pa.array(urls, pa.string()),
-        )
-        table = pa.Table.from_arrays(
-            [paths.cast(pa.string()), pa.array(np.concatenate([positions[at] for at in by_url]))],
-            schema=DELETES,
-        )
-        data = _parquet(table)
-        return DeleteFile(positions, write("deletes", data), data.size, table.num_rows)
 
-
-def _field(name: str, kind: pa.DataType, number: int) -> pa.Field:
-    return pa.field(name, kind, nullable=False, metadata={"PARQUET:field_id": str(number)})
-
-
-DELETES: Final = pa.schema(
-    [_field("file_path", pa.string(), 2147483546), _field("pos", pa.int64(), 2147483545)]
-)
-"""Columns of a file of deleted positions.  Source: Iceberg's specification, position delete files."""
-
-
-def _parquet(table: pa.Table) -> pa.Buffer:
+def parquet(table: pa.Table) -> pa.Buffer:
+    """Return a table as a Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue()
