@@ -86,7 +86,7 @@ class MicroBatchEngine:
         ]
         self._running = self._operators[0]
         """The operator that ran last, which a failed job belongs to."""
-        self._reports = BatchReports(query.settings, query.location)
+        self._reports = BatchReports(query.observers, query.location)
         self._cost = RecordedCosts(self._location)
         self._has_run = False
         self._is_processing = self._is_closed = False

@@ -23,6 +23,7 @@ from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import describe_newest_claim, new_owner_id
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
+from statelog.metrics import Metrics
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause
@@ -87,7 +88,7 @@ class StateLocation:
             query.location, options=dict(settings.storage_options), fsync=settings.fsync
         )
         self._entries = Entries(self._store)
-        recorder = CheckpointRecorder(settings.metrics)
+        recorder = CheckpointRecorder(query.observers.metrics or Metrics())
         self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
             self._store,

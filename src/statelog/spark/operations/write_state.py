@@ -122,7 +122,7 @@ def write_state(
     """
     named = check_frames(frames)
     time_mode = mode_of("timeMode", timeMode, TIME_MODES)
-    refuse_unknown_arguments(settings)
+    refuse_unknown_arguments(settings, "write_state")
     session = session_of_frames(named)
     if not is_connect(session):
         use_this_python(session)
