@@ -34,7 +34,7 @@ from statelog.errors import CheckpointError, UnavailableError
 from statelog.operations.publish_commit import CHECKPOINT
 from statelog.operations.publish_iceberg import CommitConflictError, IcebergTable, PublishedTable
 from statelog.operations.publish_rows import TableRows
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms, wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import as_of_ms
@@ -336,7 +336,7 @@ class TablePublisher:
         if all((pin.name, pin.checkpoint_id) != (name, checkpoint_id) for pin in pins):
             pin = Tag(kind=TagKind.READER, name=name, checkpoint_id=checkpoint_id)
             facts = {"table": self._table.name}
-            pins.append(put_tag(self._store, pin, clock_ms=_now_ms, facts=facts))
+            pins.append(put_tag(self._store, pin, clock_ms=wall_clock_ms, facts=facts))
 
     def _release(self, published: PublishedTable, pins: Sequence[Tag]) -> None:
         """Release the checkpoints that no snapshot of the table names, and clean up its files."""
@@ -382,7 +382,3 @@ def readable_url(store: LocationStore, path: str) -> str | None:
         return None
     root = store.local_root
     return f"{store.url if root is None else f'file://{root}'}/{path}"
-
-
-def _now_ms() -> int:
-    return int(wall_clock_seconds() * 1000)
