@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import UsageError
-from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange, StreamStateHandle
+from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp
 from statelog.state.encoding.changes import OperatorCodec
@@ -266,13 +266,9 @@ def _parts(
     handles: dict[int, list[str]] = {group: [] for group in key_groups}
     for snapshot in whole.materialized:
         for group in snapshot.key_group_range:
-            handles[group].append(_name(snapshot.handle))
+            handles[group].append(snapshot.handle.name)
     for log in whole.log:
         if log.checkpoint_id <= upto:
             for group in log.key_group_range:
                 handles[group].append(log.state_handle_id)
     return handles
-
-
-def _name(handle: StreamStateHandle) -> str:
-    return handle.path if isinstance(handle, FileStateHandle) else handle.name
