@@ -34,6 +34,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "iceberg": {"pyiceberg": "pyiceberg"},
     "sketches": {"datasketches": "datasketches"},
     "kafka": {"confluent_kafka": "confluent-kafka"},
+    "feast": {"feast": "feast"},
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
 

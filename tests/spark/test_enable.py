@@ -14,7 +14,8 @@ from tests.spark.versions import ROWS, row_operator
 
 from statelog.checkpoint.history import Entries
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.spark import StatefulStream, disable, enable
+from statelog.metrics import Metrics
+from statelog.spark import BatchProgress, StatefulStream, disable, enable
 from statelog.store import open_store
 
 if TYPE_CHECKING:
@@ -171,3 +172,22 @@ def test_a_query_on_sparks_own_state_does_not_go_on_without_it(
     source.add([(1, 3)])
     with pytest.raises(Exception, match="initialState=spark_state"):
         run(totals(source), tmp_path / "query")
+
+
+@ROWS
+def test_the_observers_of_an_enabled_session_see_its_unmodified_queries(
+    session: "SparkSession", tmp_path: Path
+) -> None:
+    seen: list[BatchProgress] = []
+    metrics = Metrics()
+    enable(session, onProgress=seen.append, metrics=metrics)
+    for name, keys in (("a", 2), ("b", 3)):
+        source = BatchSource(session, tmp_path / name / "in", INPUT)
+        source.add([(key, 1) for key in range(keys)])
+        run(totals(source), tmp_path / name / "query", name)
+    assert [2, 3] == [batch.rows for batch in seen if batch.rows]
+    assert 5 == metrics.snapshot()["num_records_in"]
+    enable(session)
+    source.add([(1, 1)])
+    run(totals(source), tmp_path / "b" / "query", "b")
+    assert 5 == metrics.snapshot()["num_records_in"]

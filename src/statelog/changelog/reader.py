@@ -216,10 +216,10 @@ def _read_sets(
             yield from _read_entries(store, stream, entries)
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(
-                f"changelog file {_name(stream)} of handle {handle.state_handle_id} (checkpoint "
+                f"changelog file {stream.name} of handle {handle.state_handle_id} (checkpoint "
                 f"{handle.checkpoint_id}) is missing in {store.url}: it was deleted, or the handle "
                 "belongs to another store; check the location",
-                path=_name(stream),
+                path=stream.name,
                 state_handle_id=handle.state_handle_id,
             ) from error
 
@@ -369,10 +369,6 @@ def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
         end = max(start + 1, end)
         yield values.slice(start, end - start).cast(pa.binary()), start
         start = end
-
-
-def _name(stream: StreamStateHandle) -> str:
-    return stream.path if isinstance(stream, FileStateHandle) else stream.name
 
 
 def whole_file_handle(store: FileSource, path: str) -> ChangelogStateHandle:

@@ -31,7 +31,7 @@ from statelog.format.bounds import decode_json
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import Json, JsonObject
 from statelog.redaction import redacted
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.store import (
     PATHS,
     LocationStore,
@@ -288,7 +288,7 @@ class AuditedOperation:
         first.set_result(None)
 
     def _put_begin(self) -> None:
-        began_at_ms = _now_ms()
+        began_at_ms = wall_clock_ms()
         line = _name(began_at_ms)
         part = BeginPart(
             version=VERSION,
@@ -323,7 +323,7 @@ class AuditedOperation:
             result=_short(self._result),
             # Its text may contain keys.
             error="" if error is None else type(error).__name__,
-            ended_at_ms=_now_ms(),
+            ended_at_ms=wall_clock_ms(),
         )
         try:
             self._store.put_if_absent(PATHS.audit_part(self._line, END), encoded(part))
@@ -402,7 +402,3 @@ def _shortened(fact: Json) -> Json:
         items = [_shortened(each) for each in fact[:_ITEMS_MAX]]
         return items if len(fact) <= _ITEMS_MAX else [*items, f"and {len(fact) - _ITEMS_MAX} more"]
     return fact
-
-
-def _now_ms() -> int:
-    return int(wall_clock_seconds() * 1000)

@@ -50,6 +50,11 @@ class FileStateHandle(FlinkNames):
         if self.crc32c is not None:
             _check_count(self, "crc32c", 0)
 
+    @property
+    def name(self) -> str:
+        """The identity of the handle, as of one with bytes."""
+        return self.path
+
     def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {"file": self.path, "size": self.size_bytes, "crc32c": self.crc32c}

@@ -36,7 +36,7 @@ from statelog.operations.copy_plan import (
 )
 from statelog.renamed import renamed
 from statelog.runtime.clock import pause as pause_thread
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.store import (
     PATHS,
     ObjectStore,
@@ -431,7 +431,7 @@ def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
         number=number,
         owner_id=new_owner_id(_OWNER.removesuffix("-")),
         attempt=os.urandom(8).hex(),
-        created_at_ms=int(wall_clock_seconds() * 1000),
+        created_at_ms=wall_clock_ms(),
         newest=entries.newest_id(),
         next_number=newest,
     )

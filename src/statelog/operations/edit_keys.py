@@ -21,7 +21,7 @@ from statelog.operations.change_writer import ChangeWriter
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
 from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
 from statelog.renamed import dry_run_by_default
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import UNENCODABLE
@@ -111,7 +111,7 @@ class EditTarget:
         self.codec = OperatorCodec(reader.schema)
         self.key_groups = reader.key_groups
         self.position = reader.key_groups.start // len(reader.key_groups)
-        self._now_ms = max(int(wall_clock_seconds() * 1000), BatchRecord.of(base).now_ms)
+        self._now_ms = max(wall_clock_ms(), BatchRecord.of(base).now_ms)
 
     @property
     def names(self) -> str:

@@ -41,7 +41,7 @@ from statelog.operations.publish_table import (
     PublishableTable,
     PublishedTable,
 )
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms, wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import as_of_ms
@@ -391,7 +391,7 @@ class TablePublisher:
         if all((pin.name, pin.checkpoint_id) != (name, checkpoint_id) for pin in pins):
             pin = Tag(kind=TagKind.READER, name=name, checkpoint_id=checkpoint_id)
             facts = {"table": self._table.name}
-            pins.append(put_tag(self._store, pin, clock_ms=_now_ms, facts=facts))
+            pins.append(put_tag(self._store, pin, clock_ms=wall_clock_ms, facts=facts))
 
     def _release(self, published: PublishedTable, pins: Sequence[Tag]) -> None:
         """Release the checkpoints that no snapshot of the table names, and clean up its files."""
@@ -442,7 +442,3 @@ def readable_url(store: LocationStore, path: str) -> str | None:
 
 def _scheme(url: str) -> str:
     return url.partition(":")[0]
-
-
-def _now_ms() -> int:
-    return int(wall_clock_seconds() * 1000)

@@ -57,7 +57,6 @@ from statelog.operations.publish_delta_log import (
     checkpoint_actions,
     commit_actions,
     compact_json,
-    now_ms,
     protocol_of,
     replayed,
 )
@@ -69,7 +68,7 @@ from statelog.operations.publish_table import (
     PublishedTable,
     check_properties,
 )
-from statelog.runtime.clock import pause
+from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.store import open_store, verify_put_if_absent
 from statelog.store.conditional_put import put_or_find
 from statelog.store.paths import TEMPORARY_FOLDER
@@ -223,7 +222,7 @@ class DeltaTable:
             schema_string=text,
             partition_columns=(),
             configuration={**_PROPERTIES, **source},
-            created_time=now_ms(),
+            created_time=wall_clock_ms(),
         )
         self._put(None, Version(0, protocol_of(text), metadata, {}, {}))
         return self._published(self._loaded())
@@ -344,7 +343,7 @@ class DeltaTable:
                 path=quote(self._path_of(file.url), safe="/:@"),
                 partition_values={},
                 size=file.size_bytes,
-                modification_time=now_ms(),
+                modification_time=wall_clock_ms(),
                 data_change=True,
                 stats=compact_json({"numRecords": file.rows.num_rows}),
                 deletion_vector=self.deletes.vectors.get(at),

@@ -27,7 +27,7 @@ from statelog.format.delta_log import (
 )
 from statelog.model import Json
 from statelog.operations.publish_table import CHECKPOINT
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 
 _APPLICATION: Final = "statelog"
 _FACTS: Final = "statelog."
@@ -125,7 +125,7 @@ def replayed(
 def commit_actions(before: Version | None, after: Version) -> list[Action]:
     """Return what makes one version the next one."""
     info: dict[str, Json] = {
-        "timestamp": now_ms(),
+        "timestamp": wall_clock_ms(),
         "operation": "WRITE" if before else "CREATE TABLE",
         "operationParameters": {},
         "engineInfo": _APPLICATION,
@@ -141,7 +141,7 @@ def commit_actions(before: Version | None, after: Version) -> list[Action]:
         if stays is None or stays.deletion_vector != file.deletion_vector:
             gone = Remove(
                 path=path,
-                deletion_timestamp=now_ms(),
+                deletion_timestamp=wall_clock_ms(),
                 data_change=True,
                 deletion_vector=file.deletion_vector,
             )
@@ -179,8 +179,3 @@ def protocol_of(schema: str) -> Protocol:
 def compact_json(value: Mapping[str, int]) -> str:
     """Return numbers by name as JSON."""
     return json.dumps(value, separators=(",", ":"))
-
-
-def now_ms() -> int:
-    """Return milliseconds since 1970."""
-    return int(wall_clock_seconds() * 1000)

@@ -27,10 +27,10 @@ from statelog.changelog.reader import read_logs
 from statelog.checkpoint.state_stream import read_materialized
 from statelog.errors import CorruptionError
 from statelog.format.arrow_data import open_parquet
-from statelog.model import FileStateHandle, KeyGroupRange
+from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.model.handles import ChangelogStateHandle
-from statelog.state.cache import logs_ahead, snapshots_ahead
+from statelog.state.cache import logs_ahead, path_of, snapshots_ahead
 from statelog.state.columnar.run_set import contiguous
 from statelog.state.columnar.sorted_run import RowLayout, one_batch
 from statelog.state.encoding.changes import OperatorCodec
@@ -209,7 +209,7 @@ class TableRows:
         present = {file.snapshot for file in self.files.values() if file.snapshot}
         for snapshot in handle.materialized:
             # Its rows were deleted from the table, which cannot be taken back.
-            if _path_of(snapshot) in present and any(
+            if path_of(snapshot) in present and any(
                 group in snapshot.key_group_range for group in stale
             ):
                 return None
@@ -245,11 +245,11 @@ class TableRows:
         ahead = snapshots_ahead(handle, reader.key_groups, self._versions.__getitem__)
         for number, (snapshot, _, old) in enumerate(ahead):
             self._versions.update(dict.fromkeys(old, snapshot.checkpoint_id))
-            path = _path_of(snapshot) or f"inline {number}"
+            path = path_of(snapshot) or f"inline {number}"
             groups.setdefault(path, (snapshot, set()))[1].update(old)
         for snapshot, stale in groups.values():
             data = read_materialized(reader.store, snapshot)
-            path = _path_of(snapshot)
+            path = path_of(snapshot)
             url = self._url_of(path) if path else None
             if url is not None and is_of_schema(self._codec, data):
                 self._take_snapshot(data, url, path, stale)
@@ -504,7 +504,3 @@ def _grouped(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         size += part.nbytes
     if held:
         yield one_batch(pa.Table.from_batches(held))
-
-
-def _path_of(snapshot: MaterializedHandle) -> str:
-    return snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""

@@ -23,7 +23,7 @@ from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
 from statelog.model import CompletedCheckpoint, FileStateHandle, Json, TaskStateSnapshot
 from statelog.operations.key_edits import EditCounts
 from statelog.options import CheckpointOptions
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.store import ObjectStore
 
@@ -115,7 +115,7 @@ class Recommit:
             owner_id=new_owner_id(self._owner),
             max_parallelism=expected.max_parallelism,
             options=CheckpointOptions(retained=self._retained or max(2, len(expected.retained))),
-            clock_ms=lambda: int(wall_clock_seconds() * 1000),
+            clock_ms=wall_clock_ms,
         )
         coordinator.claim()
         fail_point("recommit-claimed")

@@ -39,7 +39,7 @@ from statelog.operations.fork import (
 )
 from statelog.redaction import redacted
 from statelog.renamed import renamed
-from statelog.runtime.clock import pause, wall_clock_seconds
+from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.store import (
     LocationStore,
     ObjectStore,
@@ -155,7 +155,7 @@ def _tagged(
         "query_id": record.query_id,
     }
     new = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint)
-    return put_tag(store, new, clock_ms=_now_ms, facts=facts, files=source.files)
+    return put_tag(store, new, clock_ms=wall_clock_ms, facts=facts, files=source.files)
 
 
 def _same_tag(store: LocationStore, name: str, checkpoint: int, comment: str) -> Tag | None:
@@ -326,7 +326,7 @@ def fork(
         audited(store, "fork", fork=new.url, copy=copy) as line,
         audited(new, "fork", parent=store.url, copy=copy) as new_line,
     ):
-        forked = apply_fork(source, new, new_query, _now_ms, copy=copy)
+        forked = apply_fork(source, new, new_query, wall_clock_ms, copy=copy)
         for each in (line, new_line):
             each.result(fork_id=forked.fork_id, checkpoint_id=forked.checkpoint_id)
     return forked
@@ -410,7 +410,3 @@ def _of(
     else:
         same = text.partition(":")[0] == store.url.partition(":")[0]
     return split_options(options)[0] if same else None
-
-
-def _now_ms() -> int:
-    return int(wall_clock_seconds() * 1000)

@@ -24,7 +24,7 @@ from statelog.report.bill import PRICES, Prices, bill_of
 from statelog.report.figures import CheckpointFigures, Figures, StoredObjects, findings_of
 from statelog.report.restart import Speeds, restart_of
 from statelog.report.skew import KeyGroups, key_groups_of
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms, wall_clock_seconds
 from statelog.store import PATHS, ObjectStore
 from statelog.store.paths import parse_checkpoint_folder
 
@@ -87,7 +87,7 @@ def collect(store: ObjectStore, location: str, plan: ReportPlan) -> Figures:
     stored = _stored(sizes, _orphans(store))
     figures = Figures(
         location=shown_location(location),
-        made_at_ms=int(wall_clock_seconds() * 1000),
+        made_at_ms=wall_clock_ms(),
         version=__version__,
         checkpoints=_checkpoints(listing, sizes),
         older_changes=_older_changes(listing),

@@ -27,6 +27,11 @@ def wall_clock_seconds() -> float:
     return time.time()
 
 
+def wall_clock_ms() -> int:
+    """Return milliseconds since 1970 (UTC)."""
+    return time.time_ns() // 1_000_000
+
+
 def pause(seconds: float) -> None:
     """Block the calling thread for a number of seconds."""
     time.sleep(seconds)

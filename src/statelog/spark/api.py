@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.extras import require
+from statelog.metrics import Metrics
 from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
@@ -38,6 +39,7 @@ from statelog.spark.query.input_plan import (
 )
 from statelog.spark.query.keyed_frame import ColumnsToRead, grouping_of, initial_state
 from statelog.spark.query.processor_checks import plain_function, warn_of_missing_yield
+from statelog.spark.query.progress import NO_OBSERVERS, Observers, OnProgress
 from statelog.spark.query.query import (
     OUTPUT_MODES,
     TIME_MODES,
@@ -84,6 +86,7 @@ class OperatorArguments:
     initial: GroupedData | None = None
     event_time_output: str = ""
     keys: KeyedInputPlan = field(default_factory=EachRow)
+    observers: Observers = NO_OBSERVERS
 
 
 @names_settings
@@ -95,6 +98,9 @@ def transform_with_state(
     timeMode: str = "None",
     initialState: GroupedData | None = None,
     eventTimeColumnName: str = "",
+    *,
+    onProgress: OnProgress | None = None,
+    metrics: Metrics | None = None,
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
     """
@@ -124,6 +130,9 @@ def transform_with_state(
             `handleInitialState` is called with its rows in the first micro-batch of an empty state.
         eventTimeColumnName: Output column that holds the event time; rows older than the
             watermark are an error.  A stateful operator after this one uses it.  Empty for none.
+        onProgress: Called on the driver after each micro-batch of the query.
+        metrics: Where the driver counts checkpoints, snapshots and micro-batches; see
+            `statelog.exporters`.
         settings: See `OperatorSettings`.
 
     Returns:
@@ -142,6 +151,7 @@ def transform_with_state(
         timeMode,
         initialState,
         eventTimeColumnName,
+        observers=Observers(onProgress, metrics),
     )
     row_format: RowFormat = SparkRowFormat()
     if isinstance(statefulProcessor, ColumnarProcessor):
@@ -158,6 +168,9 @@ def transform_with_state_in_pandas(
     timeMode: str = "None",
     initialState: GroupedData | None = None,
     eventTimeColumnName: str = "",
+    *,
+    onProgress: OnProgress | None = None,
+    metrics: Metrics | None = None,
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
     """
@@ -177,6 +190,8 @@ def transform_with_state_in_pandas(
         timeMode: As for `transform_with_state`.
         initialState: As for `transform_with_state`; `handleInitialState` gets DataFrames.
         eventTimeColumnName: As for `transform_with_state`.
+        onProgress: As for `transform_with_state`.
+        metrics: As for `transform_with_state`.
         settings: See `OperatorSettings`.
 
     Returns:
@@ -194,6 +209,7 @@ def transform_with_state_in_pandas(
         timeMode,
         initialState,
         eventTimeColumnName,
+        observers=Observers(onProgress, metrics),
     )
     if isinstance(statefulProcessor, ColumnarProcessor):
         raise UsageError(
@@ -222,9 +238,10 @@ def stateful_frame(
     session = session_of(arguments.grouped)
     client = client_of(session)
     before, given = _chain(arguments.grouped, settings)
+    observers = arguments.observers.after(before[-1].observers if before else NO_OBSERVERS)
     # The frame depends on the number of key groups, so the settings are resolved first.
     resolved = resolve_settings(settings_of(session), given)
-    client.prepare(session, resolved, settings)
+    client.prepare(session, resolved, arguments.observers)
     _check_chain(before, time_mode, resolved)
     groups = resolved.max_parallelism
     key_groups = KeyGroupRange(len(before) * groups, (len(before) + 1) * groups - 1)
@@ -256,6 +273,7 @@ def stateful_frame(
         arguments=given,
         of_upstream=source.of_upstream,
         pre_aggregation=arguments.keys.aggregation,
+        observers=observers,
     )
     has_initial = initial is not None
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
@@ -368,7 +386,7 @@ def _classic_stream(operators: Sequence[OperatorDefinition], output: StructType)
 
 
 _CLASSIC = Client(
-    prepare=lambda session, settings, arguments: use_this_python(session),
+    prepare=lambda session, settings, observers: use_this_python(session),
     grouping=grouping_of,
     input_plan=input_plan,
     apply=lambda steps: steps.apply,

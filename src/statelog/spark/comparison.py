@@ -26,10 +26,10 @@ from statelog.checkpoint.history import Entries, StoredCheckpoint, read_checkpoi
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.state_stream import read_stream
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
-from statelog.errors import CheckpointError, CorruptionError, UsageError
-from statelog.format.arrow_data import python_rows
+from statelog.errors import CheckpointError, UsageError
 from statelog.format.checkpoint_metadata import decode_streams
 from statelog.operations.fork import Fork, apply_fork, fork_source
+from statelog.operations.key_traces import staged_rows as values_of
 from statelog.operations.position_files import batch_files
 from statelog.operations.rewind import check_sources
 from statelog.operations.savepoints import query_store
@@ -180,7 +180,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
         The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*), and
         those of the tables.
     """
-    counts = [Counter(map(_frozen, _rows(table))) for table in (before, after)]
+    counts = [Counter(map(_frozen, values_of(table))) for table in (before, after)]
     parts = []
     for change, table, mine, other in (
         (ONLY_BEFORE, before, counts[0], counts[1]),
@@ -188,7 +188,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
     ):
         left = mine - other
         rows = []
-        for at, row in enumerate(_rows(table)):
+        for at, row in enumerate(values_of(table)):
             key = _frozen(row)
             if left[key] > 0:
                 left[key] -= 1
@@ -202,13 +202,6 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
                 )
             )
     return pa.concat_tables(parts, promote_options="permissive") if parts else pa.table({})
-
-
-def _rows(table: pa.Table) -> list[dict[str, object]]:
-    try:
-        return python_rows(table)
-    except pa.ArrowInvalid as error:
-        raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
 def _frozen(value: object) -> Hashable:

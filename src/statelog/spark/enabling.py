@@ -15,14 +15,18 @@ from typing import Final
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from statelog.errors import UsageError
+from statelog.metrics import Metrics
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.jvm.gateway import is_connect, session_id, settings_of
+from statelog.spark.query.progress import OnProgress
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.rows.spark_versions import refuse_before
 
 _log = logging.getLogger("statelog.spark")
 
 _SESSIONS: Final = "__statelog_sessions__"
+"""Sessions that are enabled, by id, and what each gives to every operator."""
+_Sessions = dict[str, dict[str, object]]
 _CHOSEN: Final = "__statelog_chosen__"
 """Sessions that were enabled or disabled, or warned of."""
 _ADDED: Final = "__statelog_added__"
@@ -35,14 +39,17 @@ _OPERATORS: Final[dict[str, Callable[..., DataFrame]]] = {
 """Spark's methods, and the functions that replace them."""
 
 
-def enable(spark: SparkSession) -> None:
+def enable(
+    spark: SparkSession, *, onProgress: OnProgress | None = None, metrics: Metrics | None = None
+) -> None:
     """
     Run `transformWithState` on statelog in one session.
 
     The state of each query is stored in the folder `statelog` of its checkpointLocation.  With
     `spark.statelog.stateLocation` at the time of the call of `transformWithState` it is stored elsewhere: in a
     base folder, under the queryName.  The other settings of `OperatorSettings`, and the options of
-    docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call has no effect.
+    docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call replaces the
+    observers.
 
     Spark 4.0 does not have a `transformWithState` of Rows, and Spark 3.5 of frames neither.  They are
     added for as long as a session is enabled.
@@ -58,6 +65,9 @@ def enable(spark: SparkSession) -> None:
     Args:
         spark: A session.  Sessions made from it by `newSession` are not enabled: each needs a call of
             its own, and a warning names the first call of `transformWithState` in one without.
+        onProgress: Called on the driver after each micro-batch of each query of the session; see
+            `transform_with_state`.
+        metrics: Where the driver counts for all queries of the session; see `transform_with_state`.
 
     Raises:
         InvalidOptionsError: Its configuration has a setting that is unknown or wrong.
@@ -69,7 +79,7 @@ def enable(spark: SparkSession) -> None:
         if not hasattr(method, _SESSIONS):
             method = _switch(method, operator)
             setattr(kind, name, method)
-        getattr(method, _SESSIONS).add(_id_of(spark))
+        getattr(method, _SESSIONS)[_id_of(spark)] = {"onProgress": onProgress, "metrics": metrics}
         getattr(method, _CHOSEN).add(_id_of(spark))
 
 
@@ -85,8 +95,8 @@ def disable(spark: SparkSession) -> None:
     kind = _grouped_data(spark)
     for name in _OPERATORS:
         method = getattr(kind, name, None)
-        sessions: set[str] = getattr(method, _SESSIONS, set())
-        sessions.discard(_id_of(spark))
+        sessions: _Sessions = getattr(method, _SESSIONS, {})
+        sessions.pop(_id_of(spark), None)
         getattr(method, _CHOSEN, set[str]()).add(_id_of(spark))
         if method is None or not hasattr(method, _SESSIONS) or sessions:
             continue
@@ -130,7 +140,7 @@ def _switch(
     original: Callable[..., DataFrame], operator: Callable[..., DataFrame]
 ) -> Callable[..., DataFrame]:
     """Return a method that calls *operator* in enabled sessions only."""
-    sessions: set[str] = set()
+    sessions: _Sessions = {}
     chosen: set[str] = set()
 
     @functools.wraps(original)
@@ -145,7 +155,9 @@ def _switch(
                 "disable(session) says that Spark's state is meant",
                 original.__name__,
             )
-        return (operator if uuid in sessions else original)(self, *args, **kwargs)
+        if uuid not in sessions:
+            return original(self, *args, **kwargs)
+        return operator(self, *args, **{**sessions[uuid], **kwargs})
 
     setattr(method, _SESSIONS, sessions)
     setattr(method, _CHOSEN, chosen)

@@ -20,7 +20,7 @@ NOW_MS = 2_000_000_000_000
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    monkeypatch.setattr("statelog.operations.edit_keys.wall_clock_seconds", lambda: NOW_MS / 1000)
+    monkeypatch.setattr("statelog.operations.edit_keys.wall_clock_ms", lambda: NOW_MS)
 
 
 def value_of(history: History, name: str) -> tuple[dict[str, Any], int | None]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column, DataFrame, GroupedData
 
 from statelog.errors import UsageError
+from statelog.metrics import Metrics
 from statelog.renamed import warn_renamed
 from statelog.spark.aggregation.functions import Aggregate
 from statelog.spark.aggregation.planning import AggregationPlan, plan_aggregates
@@ -23,6 +24,7 @@ from statelog.spark.aggregation.processor import AggregateProcessor
 from statelog.spark.api import OperatorArguments, client_of, stateful_frame
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.input_plan import PreAggregated
+from statelog.spark.query.progress import Observers, OnProgress
 from statelog.spark.query.query import OUTPUT_MODES, mode_of
 from statelog.spark.query.session import session_of
 from statelog.spark.query.settings import SETTINGS, OperatorSettings, names_settings
@@ -55,6 +57,8 @@ def aggregate(
     /,
     *aggregates: Aggregate,
     outputMode: str = "Update",
+    onProgress: OnProgress | None = None,
+    metrics: Metrics | None = None,
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
     """
@@ -76,6 +80,8 @@ def aggregate(
         outputMode: "Update": the keys that had rows in the micro-batch, with their new results.
             "Append": each key once, when the watermark has reached the end of its window or its event
             time; for keys with one of them.  In both modes a key's state is dropped then.
+        onProgress: As for `transform_with_state`.
+        metrics: As for `transform_with_state`.
         settings: See `OperatorSettings`.
 
     Returns:
@@ -114,6 +120,7 @@ def aggregate(
             outputMode,
             "None" if plan.event_time is None else "EventTime",
             keys=_pre_aggregated(plan),
+            observers=Observers(onProgress, metrics),
         ),
         lambda session, output: ColumnarFormat(is_distinct=True),
         keywords,  # type: ignore[arg-type]

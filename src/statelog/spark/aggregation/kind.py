@@ -127,12 +127,3 @@ def doubles(column: pa.Array) -> Floats:
     """Return a column of doubles, 0 where it is null."""
     filled: Floats = pc.fill_null(column, 0.0).to_numpy()
     return filled
-
-
-def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as one array."""
-    if isinstance(column, pa.Array):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -46,7 +46,7 @@ from statelog.spark.driver.failures import reported_in
 from statelog.spark.driver.no_data_batches import has_no_data_source
 from statelog.spark.query.delivery import Delivery, FileOutput, Sink
 from statelog.spark.query.keyed_frame import Grouping, not_plain
-from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.progress import BatchProgress, Observers
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.session import Client
 from statelog.spark.query.settings import BESIDE_CHECKPOINT, QuerySettings
@@ -237,10 +237,11 @@ def _started(writer: Any) -> SparkQuery:
 # Settings that cannot work on Spark Connect, with what to do instead.
 
 
-def refuse_callbacks(arguments: Mapping[str, object]) -> None:
+def refuse_observers(observers: Observers) -> None:
     """Reject functions and objects that the server would have to call in the client."""
-    for name in ("onProgress", "metrics"):
-        if arguments.get(name) is not None:
+    given = {"onProgress": observers.on_progress, "metrics": observers.metrics}
+    for name, observer in given.items():
+        if observer is not None:
             raise UsageError(
                 f"{name} does not work on Spark Connect: micro-batches run in the server, which "
                 "cannot call an object of this process. Leave it out, and read the same figures "
@@ -291,10 +292,8 @@ def _input_name(column: object) -> str | None:
     return name[1:-1].replace("``", "`") if name[:1] == name[-1:] == "`" else name
 
 
-def _prepare(
-    session: SparkSession, settings: QuerySettings, arguments: Mapping[str, object]
-) -> None:
-    refuse_callbacks(arguments)
+def _prepare(session: SparkSession, settings: QuerySettings, observers: Observers) -> None:
+    refuse_observers(observers)
     refuse_direct(settings)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from pyspark import cloudpickle
@@ -20,7 +20,6 @@ from pyspark.sql.connect.session import SparkSession
 
 from statelog import __version__
 from statelog.errors import InvariantError, StatelogError, UsageError
-from statelog.metrics import Metrics
 from statelog.spark.connect.query_files import files_in_worker
 from statelog.spark.connect.recorded_steps import (
     RecordedSteps,
@@ -32,7 +31,7 @@ from statelog.spark.connect.sinks import MemoryInWorker
 from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.query.delivery import Sink, set_query
-from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.progress import BatchProgress, Observers
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.stream.query_progress import Observations, observed_operators
 from statelog.spark.worker.failures import END_OF_REPORT, with_message
@@ -156,7 +155,7 @@ class ConnectEngine:
 
 
 def _to_send(start: QueryStart) -> QueryStart:
-    """Return *start* without its input, whose plan may be large, and metrics, which have locks."""
+    """Return *start* without its input, whose plan may be large."""
     query = start.query
     empty = query.source.frame.sparkSession.range(0)
     return replace(
@@ -164,7 +163,6 @@ def _to_send(start: QueryStart) -> QueryStart:
         query=replace(
             query,
             operators=tuple(replace(operator, frame=empty) for operator in query.operators),
-            settings=replace(query.settings, metrics=cast("Metrics", None)),
         ),
     )
 
@@ -174,7 +172,7 @@ def _with_frames(query: Query, session: Any, note: Callable[[BatchProgress], Non
     return replace(
         query,
         operators=tuple(_with_frame(operator, session) for operator in query.operators),
-        settings=replace(query.settings, on_progress=note, metrics=Metrics()),
+        observers=Observers(note),
     )
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.state_location import now_ms
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.query.keyed_frame import by_task, with_initial_rows
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
@@ -43,7 +43,7 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
             definition.processor,
             0,
             time_mode,
-            now_ms() if time_mode != "none" else -1,
+            wall_clock_ms() if time_mode != "none" else -1,
             zone=definition.zone,
         ),
         rows=TaskRows(

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.snapshot_schedule import LogDistances
-from statelog.metrics import add_entries
+from statelog.metrics import Metrics, add_entries
 from statelog.spark.driver.dead_letters import FailureLog
 from statelog.spark.driver.progress import (
     UploadFigures,
@@ -17,8 +17,7 @@ from statelog.spark.driver.progress import (
     summed_catch_up,
     upload_figures,
 )
-from statelog.spark.query.progress import BatchProgress, LargeKey, LargeKeyGroup
-from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.progress import BatchProgress, LargeKey, LargeKeyGroup, Observers
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.row_counter import MIN_LARGE_ROWS, REPORTED_MAX
 from statelog.spark.worker.stopwatch import Stopwatch
@@ -163,10 +162,10 @@ class CommittedBatch(NamedTuple):
 class BatchReports:
     """Reports the micro-batches of one query; *location* is for messages."""
 
-    def __init__(self, settings: QuerySettings, location: str = "") -> None:
+    def __init__(self, observers: Observers, location: str = "") -> None:
         self._failures = FailureLog(location)
-        self._on_progress = settings.on_progress
-        self._metrics = settings.metrics
+        self._on_progress = observers.on_progress
+        self._metrics = observers.metrics or Metrics()
         self._last_warning = ""
         self._repeated = RepeatedSince()
         self.current: BatchProgress | None = None

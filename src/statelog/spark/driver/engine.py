@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import StatelogError
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
+from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch, RecordedCosts
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
@@ -28,7 +29,7 @@ from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
 from statelog.spark.driver.recordings import record_keys
 from statelog.spark.driver.restart import FirstBatch
-from statelog.spark.driver.state_location import StateLocation, now_ms
+from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.driver.task_runner import TaskRunner
 from statelog.spark.query.delivery import Delivery, Sink, set_rewound
 from statelog.spark.query.progress import BatchProgress
@@ -86,7 +87,7 @@ class MicroBatchEngine:
         ]
         self._running = self._operators[0]
         """The operator that ran last, which a failed job belongs to."""
-        self._reports = BatchReports(query.settings, query.location)
+        self._reports = BatchReports(query.observers, query.location)
         self._cost = RecordedCosts(self._location)
         self._has_run = False
         self._is_processing = self._is_closed = False
@@ -236,7 +237,7 @@ class MicroBatchEngine:
         ranges = [operator.ranges(frame, times) for operator in self._operators]
         every = [*chain(*ranges)]
         # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
-        snapshots = {} if times.is_idle else self._location.snapshots.choose(every, now_ms())
+        snapshots = {} if times.is_idle else self._location.snapshots.choose(every, wall_clock_ms())
         checkpoint_id = self._coordinator.next_checkpoint_id
         self._coordinator.trigger(checkpoint_id, every)
         return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id)
@@ -346,7 +347,7 @@ class MicroBatchEngine:
             operator.unnamed_output.committed(batch.batch_id, acks)
             if not batch.times.is_idle:  # a no-data batch does not predict the cost of rows
                 operator.ran(acks)
-        self._location.snapshots.committed(batch.snapshots, [*chain(*answers)], now_ms())
+        self._location.snapshots.committed(batch.snapshots, [*chain(*answers)], wall_clock_ms())
         self._location.advance(completed, record, [bool(acks) for acks in answers])
 
     def _clean_up(self, answers: Sequence[Sequence[TaskAck]]) -> None:

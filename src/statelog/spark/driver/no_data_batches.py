@@ -20,9 +20,9 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.query_files import QueryFiles, newest_offsets
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import UsageError
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.progress import source_metrics
-from statelog.spark.driver.state_location import now_ms
 from statelog.spark.jvm.queries import RunningQuery
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import OperatorDefinition, time_mode_of
@@ -204,7 +204,7 @@ class QueryTriggers:
             last_ms = self._query.last_watermark_ms() if has_event_time else -1
             self._decision = NoDataDecision(self._time_mode, last_ms, run_ends=run_ends)
         return self._decision.handle(
-            now_ms=now_ms(),
+            now_ms=wall_clock_ms(),
             watermark_ms=self._query.watermark_ms() if has_event_time else -1,
             next_due_ms=self._timers.next_due_ms(),
             is_first=not self._timers.has_run(),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -23,9 +22,10 @@ from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import describe_newest_claim, new_owner_id
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
+from statelog.metrics import Metrics
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.background import in_background
-from statelog.runtime.clock import pause
+from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.dead_letters import committed_letters
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
@@ -87,14 +87,14 @@ class StateLocation:
             query.location, options=dict(settings.storage_options), fsync=settings.fsync
         )
         self._entries = Entries(self._store)
-        recorder = CheckpointRecorder(settings.metrics)
+        recorder = CheckpointRecorder(query.observers.metrics or Metrics())
         self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
             self._store,
             owner_id=new_owner_id("query"),
             max_parallelism=groups,
             options=settings.checkpoints,
-            clock_ms=now_ms,
+            clock_ms=wall_clock_ms,
             recorder=recorder,
             pause=self._pause,
         )
@@ -288,7 +288,7 @@ class StateLocation:
         """
         options = self._query.settings.changelog
         files = partial(recording_files, self._store, options)
-        now = now_ms()
+        now = wall_clock_ms()
         fresh = committed_recordings(files, acks, checkpoint_id, now)
         fresh += committed_letters(files, acks, checkpoint_id, now)
         before = () if self.record is None else self.record.recordings
@@ -367,7 +367,7 @@ class StateLocation:
             evolve(
                 OperatorStateSchema.from_json(stored.schema),
                 operator.schema,
-                now_ms=max(now_ms(), record.now_ms),
+                now_ms=max(wall_clock_ms(), record.now_ms),
             )
             for stored, operator in zip(record.operators, query.operators, strict=True)
         )
@@ -401,8 +401,3 @@ class StateLocation:
                 "state",
                 reason="other_query",
             )
-
-
-def now_ms() -> int:
-    """Return the wall clock in milliseconds."""
-    return time.time_ns() // 1_000_000

@@ -26,7 +26,7 @@ from statelog.checkpoint.at_time import CheckpointName
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.renamed import renamed
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.query.session import refuse_connect, use_this_python
 from statelog.spark.rows.spark_versions import known_arguments
@@ -252,7 +252,7 @@ def to_spark(
             reader.checkpoint_id,
             None if variables is None else tuple(variables),
             reader.key_groups.split(spark.sparkContext.defaultParallelism),
-            int(wall_clock_seconds() * 1000),
+            wall_clock_ms(),
         )
         columns = KeyRows(reader.schema, reader.checkpoint_id, read.variables).schema()
     # The Arrow types have the session's names for a timestamp without a zone only if asked to.

@@ -33,7 +33,7 @@ from statelog.operations.edit_keys import EditTarget
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
 from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
 from statelog.renamed import dry_run_by_default
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.operations.frames import check_frames, deleted_rows, state_id_of, state_rows
 from statelog.spark.operations.snapshot_task import cores_of
@@ -270,7 +270,7 @@ def _rows(
 ) -> DataFrame:
     """Return all edits in one frame."""
     groups = target.key_groups
-    now_ms = int(wall_clock_seconds() * 1000)
+    now_ms = wall_clock_ms()
     parts = []
     if sets:
         parts.append(state_rows(sets, target.codec, len(groups), groups.start, now_ms))

@@ -22,7 +22,7 @@ from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange, TaskStateSnapshot
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.api import DEFAULT_OPERATOR_ID
 from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.operations.frames import (
@@ -122,7 +122,7 @@ def write_state(
     """
     named = check_frames(frames)
     time_mode = mode_of("timeMode", timeMode, TIME_MODES)
-    refuse_unknown_arguments(settings)
+    refuse_unknown_arguments(settings, "write_state")
     session = session_of_frames(named)
     if not is_connect(session):
         use_this_python(session)
@@ -135,7 +135,7 @@ def write_state(
         lambda ddl: parse_schema(session, ddl),
         time_mode=time_mode,
     )
-    now_ms = int(wall_clock_seconds() * 1000)
+    now_ms = wall_clock_ms()
     groups = resolved.max_parallelism
     rows = state_rows(named, OperatorCodec(schema), groups, 0, now_ms)
     store = open_location(place, options=dict(resolved.storage_options), fsync=resolved.fsync)
@@ -175,7 +175,7 @@ def _claimed(store: ObjectStore, settings: QuerySettings) -> CheckpointCoordinat
         owner_id=new_owner_id("write-state"),
         max_parallelism=settings.max_parallelism,
         options=settings.checkpoints,
-        clock_ms=lambda: int(wall_clock_seconds() * 1000),
+        clock_ms=wall_clock_ms,
     )
     coordinator.claim()
     _check_is_empty(store)
@@ -226,7 +226,7 @@ def _commit(
         tasks=len(task.ranges),
         delivery="staged",
         time_mode=time_mode,
-        now_ms=-1 if time_mode == "none" else int(wall_clock_seconds() * 1000),
+        now_ms=-1 if time_mode == "none" else wall_clock_ms(),
         delta_bytes=0,
         output_bytes=0,
         output_files=[],

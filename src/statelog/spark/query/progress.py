@@ -1,11 +1,13 @@
-"""The figures of one micro-batch, for log, callbacks and report."""
+"""The figures of one micro-batch, for log, callbacks and report, and the callers' objects that get them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict
+from typing import Final, TypedDict
 
+from statelog.errors import UsageError
+from statelog.metrics import Metrics
 from statelog.model import JsonObject
 from statelog.notebook import facts_as_html
 
@@ -138,3 +140,38 @@ class BatchProgress:
             f"log_behind_snapshot={self.log_bytes}B/"
             f"{self.log_handles} tasks={self.tasks} ms[{phases}] slowest_task_ms[{slowest}]"
         )
+
+
+OnProgress = Callable[[BatchProgress], None]
+"""Called on the driver after each micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """
+    The objects of the caller that observe a query, on the driver.
+
+    Args:
+        on_progress: Called after each micro-batch; None for none.
+        metrics: Counts checkpoints, snapshots and micro-batches; None for none.
+    """
+
+    on_progress: OnProgress | None = None
+    metrics: Metrics | None = None
+
+    def after(self, before: Observers) -> Observers:
+        """Return them and the observers of earlier operators together; raise `UsageError` for two of a kind."""
+        pairs = {
+            "onProgress": (self.on_progress, before.on_progress),
+            "metrics": (self.metrics, before.metrics),
+        }
+        for name, pair in pairs.items():
+            if None not in pair and pair[0] != pair[1]:
+                raise UsageError(
+                    f"{name} differs here from an operator before this one; it observes the whole query: give "
+                    "it once"
+                )
+        return Observers(self.on_progress or before.on_progress, self.metrics or before.metrics)
+
+
+NO_OBSERVERS: Final = Observers()

@@ -23,6 +23,7 @@ from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.input_plan import InputPlan
 from statelog.spark.query.keyed_frame import InitialState
 from statelog.spark.query.pre_aggregation import PreAggregation
+from statelog.spark.query.progress import NO_OBSERVERS, Observers
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.layout import InputLayout
@@ -62,6 +63,7 @@ class OperatorDefinition:
         event_time_output: The output column that may not be older than the watermark, or None.
         zone: The session's time zone.
         arguments: The settings given in the code, also at the operators before it.
+        observers: The observers given with it, and with the operators before it.
         of_upstream: Makes the input with its key groups from the rows of the operator before it;
             None for the first operator, which reads the input of the query.
         pre_aggregation: Makes partial results of the rows of a micro-batch, in Spark; then *frame* does
@@ -85,6 +87,7 @@ class OperatorDefinition:
     arguments: Mapping[str, object]
     of_upstream: Callable[..., DataFrame] | None = None
     pre_aggregation: PreAggregation | None = None
+    observers: Observers = NO_OBSERVERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Query:
     settings: QuerySettings
     location: str
     task_bounds: TaskBounds
+    observers: Observers = NO_OBSERVERS
 
     @property
     def source(self) -> OperatorDefinition:

@@ -35,6 +35,8 @@ _log = logging.getLogger("statelog.spark")
 
 _OF_ONE_OPERATOR: Final = frozenset(["operatorid", "inputcolumns"])
 """Settings that each operator of a query has for itself, by their plain names."""
+_OBSERVERS: Final = {"onprogress": "onProgress", "metrics": "metrics"}
+"""Arguments that are objects, by the plain names under which they are given as settings."""
 _REFUSAL: Final = {
     Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
     Place.WRITER: "it belongs to the operator: give it to transform_with_state",
@@ -60,9 +62,11 @@ class _Layer:
     options: dict[str, object] = field(default_factory=dict)
 
 
-def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
+def refuse_unknown_arguments(
+    arguments: Mapping[str, object], function: str = "transform_with_state"
+) -> None:
     """
-    Reject arguments of `transform_with_state` that are not settings.
+    Reject arguments of a function, such as `transform_with_state`, that are not settings.
 
     Raises:
         UsageError: An argument is unknown; the message has the nearest name, and all names.
@@ -73,7 +77,7 @@ def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
         nearest = [name for name in map(_nearest, sorted(unknown)) if name]
         hint = f"; did you mean {', '.join(map(repr, nearest))}? It" if nearest else "; it"
         raise UsageError(
-            f"transform_with_state has no argument {', '.join(sorted(unknown))}{hint} takes "
+            f"{function} has no argument {', '.join(sorted(unknown))}{hint} takes "
             f"Spark's and {', '.join(names)}"
         )
 
@@ -244,6 +248,8 @@ def _option(key: str, origin: str) -> str:
     except InvalidOptionsError as error:
         nearest = "" if "." in key else _nearest(key)  # an option has a dot
         hint = f"unknown setting {key!r}; did you mean {nearest!r}?" if nearest else error
+        if (name := _OBSERVERS.get(_plain(key))) is not None:
+            hint = f"{name} is not a setting: give it to transform_with_state as an argument"
         raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
     if isinstance(spec, ForeignKey):
         if spec.allowed is not None:  # `load_options` compares the value

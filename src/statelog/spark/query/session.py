@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from statelog.errors import UsageError
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.input_plan import InputPlan
 from statelog.spark.query.keyed_frame import Grouping
+from statelog.spark.query.progress import Observers
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.spark_versions import parsed_ddl
@@ -69,8 +70,7 @@ class Client:
     The functions that differ between the two kinds of sessions.
 
     Args:
-        prepare: Prepares the session, and rejects settings that cannot work on it; called with the
-            session, the settings and the arguments in the code.
+        prepare: Prepares the session, and rejects settings and observers that cannot work on it.
         grouping: Returns the keys of what `df.groupBy(...)` returned.
         input_plan: Returns the facts from the plan of a frame.
         apply: Returns the function that applies recorded steps to the rows of a micro-batch, where the
@@ -78,7 +78,7 @@ class Client:
         stream: Returns the output of a stream's last operator.
     """
 
-    prepare: Callable[[SparkSession, QuerySettings, Mapping[str, object]], None]
+    prepare: Callable[[SparkSession, QuerySettings, Observers], None]
     grouping: Callable[[Any], Grouping]
     input_plan: Callable[[DataFrame], InputPlan]
     apply: Callable[[Any], Callable[[DataFrame], DataFrame]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, overload
+from typing import Final, TypeVar, cast
 
 from statelog.errors import InvalidOptionsError
 from statelog.options.units import describe_size, parse_count
@@ -116,53 +116,21 @@ def as_given(value: object, *, key: str) -> object:
     return value
 
 
-@overload
 def setting(
     name: str,
     parse: Callable[..., object],
     values: str,
     text: str,
     *,
-    default: T,
-    places: Place = ...,
-    former: str = ...,
-    option: str = ...,
-    least: int | None = ...,
-) -> T: ...
-
-
-@overload
-def setting(
-    name: str,
-    parse: Callable[..., object],
-    values: str,
-    text: str,
-    *,
-    default_factory: Callable[[], T],
-    compare: bool = ...,
-    places: Place = ...,
-    former: str = ...,
-    option: str = ...,
-    least: int | None = ...,
-) -> T: ...
-
-
-def setting(
-    name: str,
-    parse: Callable[..., object],
-    values: str,
-    text: str,
-    *,
-    default: object = None,
-    default_factory: Callable[[], object] | None = None,
-    compare: bool = True,
+    default: T | None = None,
+    default_factory: Callable[[], T] | None = None,
     places: Place = Place.ANY,
     former: str = "",
     option: str = "",
     least: int | None = None,
-) -> object:
+) -> T:
     """Return a dataclass field that declares a setting; see `Setting` for the arguments."""
     declared = {"setting": Setting(name, parse, values, text, places, former, option, least)}
     if default_factory is not None:
-        return field(default_factory=default_factory, compare=compare, metadata=declared)
-    return field(default=default, compare=compare, metadata=declared)
+        return field(default_factory=default_factory, metadata=declared)
+    return field(default=cast("T", default), metadata=declared)

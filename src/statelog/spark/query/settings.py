@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypedDict, TypeVar
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
 from statelog.options import (
     ChangelogOptions,
@@ -40,7 +39,6 @@ from statelog.spark.query.error_policy import (
     parse_max_errors,
 )
 from statelog.spark.query.input_columns import AUTO, parse_input_columns
-from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.record import (
     DEFAULT_AGE,
     DEFAULT_BYTES,
@@ -316,23 +314,6 @@ class QuerySettings:
         "Older dead letters are deleted.",
         default=DEFAULT_LETTER_AGE,
     )
-    on_progress: Callable[[BatchProgress], None] | None = setting(
-        "onProgress",
-        as_given,
-        "a function of `BatchProgress`",
-        "Called on the driver after each micro-batch.",
-        places=Place.CODE,
-        default=None,
-    )
-    metrics: Metrics = setting(
-        "metrics",
-        as_given,
-        "a `Metrics`",
-        "Where the driver counts checkpoints and snapshots; see `statelog.exporters`.",
-        places=Place.CODE,
-        default_factory=Metrics,
-        compare=False,
-    )
 
     def __post_init__(self) -> None:
         for name, declared in SETTINGS.items():
@@ -450,8 +431,6 @@ class OperatorSettings(TypedDict, total=False):
     onError: str | None
     maxErrors: float | str | None
     deadLetterAge: dt.timedelta | str | None
-    onProgress: Callable[[BatchProgress], None] | None
-    metrics: Metrics | None
 
 
 def _documentation() -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import InvariantError, UsageError
+from statelog.format.arrow_data import one_array
 from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.key_order import RowsByKey, rows_by_key
 from statelog.spark.rows.layout import InputLayout
@@ -52,7 +53,7 @@ class ColumnarInput:
         table = pa.Table.from_batches(parts).combine_chunks()
         self.row_count = table.num_rows
         key_groups = table.column(0).to_numpy()
-        columns = [_whole(table.column(at)) for at in self._layout.key_positions]
+        columns = [one_array(table.column(at)) for at in self._layout.key_positions]
         rows = table.select(range(self._layout.first_input, table.num_columns))
         if self._is_distinct:
             starts = np.arange(self.row_count)
@@ -108,10 +109,6 @@ def hash_order(columns: Sequence[pa.Array], schema: pa.Schema) -> RowsByKey | No
         return None
     starts = np.flatnonzero(np.append(True, sorted_hashes[1:] != sorted_hashes[:-1]))
     return RowsByKey(rows, starts, np.append(starts[1:], length), sorted_hashes[starts])
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 class ColumnarOutput:

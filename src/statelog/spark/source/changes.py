@@ -14,7 +14,7 @@ from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import ReaderPosition
 from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit
 from statelog.spark.source.columns import spark_batch
 from statelog.spark.source.opened import Location
@@ -227,7 +227,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             store=self._read.location.store(),
             name=name + suffix,
             newest=newest,
-            clock_ms=lambda: int(wall_clock_seconds() * 1000),
+            clock_ms=wall_clock_ms,
         )
 
 

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.source.changes import ChangeRows, ChangesRead, ChangeStream
 from statelog.spark.source.columns import (
@@ -154,7 +154,7 @@ def _state(options: SourceOptions, location: Location, *, of_table: bool) -> _Vi
             key=reader.schema.key_schema,
             operator_key_groups=reader.key_groups,
             ranges=ranges_of(reader, options.keyGroups, options.partitions),
-            now_ms=int(wall_clock_seconds() * 1000),
+            now_ms=wall_clock_ms(),
             path=path,
         )
     kind = FilteredStateRows if options.filterPushdown else StateRows

@@ -261,7 +261,9 @@ class StatefulStreamWriter(DataStreamWriter):
         settings = resolve_settings(settings_of(session), arguments, self._settings)
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
         bounds = settings.task_bounds(self._cores())
-        return Query(self._operators, settings, normalize_url(location), TaskBounds(*bounds))
+        return Query(
+            self._operators, settings, normalize_url(location), TaskBounds(*bounds), last.observers
+        )
 
     def _kept_progress(self) -> int:
         """Return the number of micro-batches whose progress Spark keeps."""
@@ -299,7 +301,7 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
     return replace(
         query,
         operators=observed_operators(query.operators, observations),
-        settings=replace(query.settings, on_progress=figures.noting(query.settings.on_progress)),
+        observers=replace(query.observers, on_progress=figures.noting(query.observers.on_progress)),
     )
 
 

@@ -33,7 +33,7 @@ from statelog.model import (
 )
 from statelog.model.checkpoint import covered_checkpoints
 from statelog.operations.change_writer import ChangeWriter, put_snapshot, snapshot_of
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.rows.key_order import KeyOrder, key_order
 from statelog.spark.table.options import ROW, TableColumns, TableOptions
@@ -275,7 +275,7 @@ class _Commit:
             owner_id=new_owner_id("table"),
             max_parallelism=groups,
             options=self._options.checkpoints,
-            clock_ms=lambda: int(wall_clock_seconds() * 1000),
+            clock_ms=wall_clock_ms,
         )
         coordinator.claim()
         base = coordinator.restore()
@@ -333,7 +333,7 @@ class _Commit:
         lacking = [field for field in before if field.name not in row.names]
         whole = replace(schema.states[0], value_schema=pa.schema([*row, *lacking]))
         schema = replace(schema, states=(whole,))
-        return evolve(stored, schema, now_ms=int(wall_clock_seconds() * 1000))
+        return evolve(stored, schema, now_ms=wall_clock_ms())
 
     def _record(self, schema: OperatorStateSchema, keys: int, delta_bytes: int) -> BatchRecord:
         rows = sum(part.rows for part in self._batch.parts)

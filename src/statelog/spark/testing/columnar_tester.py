@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import UsageError
+from statelog.format.arrow_data import one_array
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.rows.columnar import ColumnarInput, ColumnarOutput
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
@@ -99,17 +100,13 @@ def _input(tester: _Tester, rows: pa.Table | None) -> ColumnarInput:
     if missing := [name for name in keys.names if name not in rows.column_names]:
         raise UsageError(f"the rows have no column {', '.join(missing)}, which keySchema names")
     whole = rows.combine_chunks()
-    columns = [_array(whole.column(field.name).cast(field.type)) for field in keys]
+    columns = [one_array(whole.column(field.name).cast(field.type)) for field in keys]
     count = np.uint64(len(tester._state.key_group_range))
     groups = (hash_columns(columns, keys).view(np.int64) % np.int64(count)).astype(np.int32)
     names = [INPUT_KEY_GROUP_COLUMN, *(f"__key_{name}" for name in keys.names), *rows.column_names]
-    arrays = [pa.array(groups), *columns, *(_array(column) for column in whole.columns)]
+    arrays = [pa.array(groups), *columns, *(one_array(column) for column in whole.columns)]
     read.read([pa.RecordBatch.from_arrays(arrays, names=names)])
     return read
-
-
-def _array(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 class _Tables:

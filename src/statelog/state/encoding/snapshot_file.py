@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.errors import CorruptionError, InvariantError
-from statelog.format.arrow_data import open_parquet
+from statelog.format.arrow_data import one_array, open_parquet
 from statelog.format.buffers import Buffer
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec, WrittenStates
@@ -178,7 +178,7 @@ def read_snapshot(
         written = codec.written_by((table.schema.metadata or {})[SCHEMA_METADATA])
         key_groups = table.column(KEY_GROUP_COLUMN).to_pylist()
         keys = codec.key.decode(
-            [_whole(table, f"key.{name}") for name in written.schema.key_schema.names]
+            [one_array(table.column(f"key.{name}")) for name in written.schema.key_schema.names]
         )
         return _tables_of(codec, written, table, key_groups, keys)
     except _UNREADABLE as error:
@@ -200,7 +200,7 @@ def _tables_of(
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):
         if state is None or state.descriptor.name not in table.column_names:
             continue
-        column = _whole(table, state.descriptor.name)
+        column = one_array(table.column(state.descriptor.name))
         if column.type != state.encode_cells([]).type:
             raise CorruptionError(
                 f"a state snapshot cannot be read: its column {state.descriptor.name!r} has the type "
@@ -356,8 +356,3 @@ def _row_groups(file: pq.ParquetFile, key_group_range: KeyGroupRange) -> Iterato
         is_inside = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
         if is_inside.any():
             yield index
-
-
-def _whole(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

@@ -13,21 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import UsageError
-from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange, StreamStateHandle
+from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.state_key import StateKey
+from statelog.state.kinds import Key
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.lookup import python_state
+from statelog.state.reader.lookup import KeyVersion
 from statelog.state.reader.rows import VariableRows
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import ObjectStore
@@ -151,20 +153,53 @@ class HeldState:
         """Return the columns of the rows of each variable."""
         return {variable.name: self._rows_of(variable.name).schema for variable in self.variables()}
 
-    def get(self, variable: str, key: object) -> object:
-        """Return the state of one key, as `LocationState.get` does."""
-        sought = StateKey(key, self._codec.schema.key_schema)
-        rows = self._rows_of(variable)
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns."""
+        return self._codec.schema.key_schema
+
+    def versions(self, variables: Sequence[str], keys: Sequence[object]) -> list[KeyVersion]:
+        """Return the state of keys; each value is a dict from variables to what `LocationState.get` returns."""
+        rows = {name: self._rows_of(name) for name in variables}
+        located = [self._located(key) for key in keys]
+        by_group: dict[int, dict[Key, None]] = {}
+        for key_group, key in located:
+            by_group.setdefault(key_group, {})[key] = None
+        batches = self._keyed.table_of_keys(by_group).to_batches() if located and rows else []
+        as_of = self.as_of_ms
+        states: dict[Key, dict[str, object]] = {}
+        for batch in batches:
+            columns = {name: each.states(batch, as_of) for name, each in rows.items()}
+            of_keys = (
+                dict(zip(rows, of_key, strict=True))
+                for of_key in zip(*columns.values(), strict=True)
+            )
+            states |= zip(
+                self._codec.key.decode(batch.columns[1 : 1 + len(self.key_schema)]),
+                of_keys,
+                strict=True,
+            )
+        make = partial(
+            KeyVersion,
+            checkpoint_id=self.checkpoint.checkpoint_id,
+            batch_id=self.batch_id,
+            as_of_ms=as_of,
+        )
+        return [
+            make(value=states.get(key) or {name: each.empty for name, each in rows.items()})
+            for _, key in located
+        ]
+
+    def _located(self, key: object) -> tuple[int, Key]:
+        """Return a key as the tables have it, and its key group."""
+        sought = StateKey(key, self.key_schema)
         key_group = sought.key_groups(self._operator_groups).start
         if key_group not in self.key_groups:
             raise UsageError(
                 f"the key is in key group {key_group}; the replica holds {self.key_groups}"
             )
         (frozen,) = self._codec.key.decode(sought.columns())
-        keys = self._keyed.table_of_key(key_group, frozen)
-        parts = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
-        table = pa.Table.from_batches(parts, schema=rows.schema)
-        return python_state(table, self._codec.schema.states[self._state_id(variable)])
+        return key_group, frozen
 
     def tables(self, names: Sequence[str]) -> Mapping[str, pa.Table]:
         """Return the rows of variables by name."""
@@ -231,13 +266,9 @@ def _parts(
     handles: dict[int, list[str]] = {group: [] for group in key_groups}
     for snapshot in whole.materialized:
         for group in snapshot.key_group_range:
-            handles[group].append(_name(snapshot.handle))
+            handles[group].append(snapshot.handle.name)
     for log in whole.log:
         if log.checkpoint_id <= upto:
             for group in log.key_group_range:
                 handles[group].append(log.state_handle_id)
     return handles
-
-
-def _name(handle: StreamStateHandle) -> str:
-    return handle.path if isinstance(handle, FileStateHandle) else handle.name

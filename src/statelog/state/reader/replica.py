@@ -33,6 +33,7 @@ from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.lock import ThreadLock
 from statelog.state.cache import CatchUp
 from statelog.state.reader.held_state import HeldState
+from statelog.state.reader.lookup import KeyVersion
 from statelog.state.reader.sql import run_sql
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
@@ -234,6 +235,11 @@ class Replica:
         """Return the state variables, as of the checkpoint held; raises `ClosedError`."""
         return self._held().variables()
 
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns of the operator; raises `ClosedError`."""
+        return self._held().key_schema
+
     def refresh(self) -> int:
         """
         Come to the newest checkpoint; return its id.
@@ -414,8 +420,28 @@ class Replica:
 
         Blocks: While changes are applied.
         """
+        (version,) = self.get_all([variable], [key])
+        return version.value[variable]
+
+    def get_all(self, variables: Sequence[str], keys: Sequence[object]) -> list[KeyVersion]:
+        """
+        Return several variables of several keys, as of one checkpoint.
+
+        Args:
+            variables: Their names.
+            keys: Keys, each as for `get`.
+
+        Returns:
+            A version for each key, in the order of *keys*.  Its value is a dict from the variables to
+            what `get` returns.
+
+        Raises:
+            UsageError, CorruptionError, ClosedError: As `get`.
+
+        Blocks: As `get`; other threads wait while the keys are read.
+        """
         with self._lock:
-            return self._whole().get(variable, key)
+            return self._whole().versions(variables, keys)
 
     def table(self, variable: str) -> pa.Table:
         """

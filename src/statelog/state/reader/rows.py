@@ -21,8 +21,10 @@ hash them first, to apply changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint.state_stream import read_materialized
@@ -36,6 +38,7 @@ from statelog.state.encoding.snapshot_file import (
     snapshot_tables,
 )
 from statelog.state.heap.memory import BLOCK
+from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import ObjectStore
 
 _Parts = list[tuple[MaterializedHandle, memoryview]]
@@ -78,6 +81,61 @@ class VariableRows:
         if self._state.expires and expired_ms is not None:
             column = self._state.kind.live_column(column, expired_ms)
         return column
+
+    def states(self, keys: pa.RecordBatch, expired_ms: int) -> list[object]:
+        """Return the state of each key in *keys* as `python_states` does; arguments as for `of`."""
+        cells, columns = self._state.kind.rows(self._live(keys, expired_ms))
+        schema = pa.schema(list(self.schema)[self._key_width :])
+        counts = np.bincount(cells, minlength=keys.num_rows)
+        table = pa.Table.from_arrays(columns, schema=schema)
+        return python_states(table, self._state.descriptor, counts.tolist())
+
+    @property
+    def empty(self) -> object:
+        """The state of a key without rows."""
+        return self._state.kind.from_items([])
+
+
+def python_states(rows: pa.Table, variable: StateDescriptor, counts: Sequence[int]) -> list[object]:
+    """
+    Return the states of keys as Python values.
+
+    A value is a dict of its fields, or None.  A list is a list of dicts.  A map is a dict from map
+    keys to dicts; a map key of several columns is a tuple.  Timers are an ascending list of times
+    in milliseconds.
+
+    Args:
+        rows: The rows of the keys, in the columns of `StateReader`.
+        variable: What they are rows of.
+        counts: How many of the rows each key has, in their order.
+    """
+    kind = variable.kind.rules
+    columns = {
+        name: rows.column(name).to_pylist()
+        for name in kind.row_columns
+        if name in rows.column_names
+    }
+    fields = variable.value_schema.names
+    columns["value"] = [
+        dict(zip(fields, row, strict=True)) for row in _structs(rows, "value", fields)
+    ]
+    names = [] if variable.user_key_schema is None else variable.user_key_schema.names
+    user_keys = [tuple(map(_hashable, row)) for row in _structs(rows, "user_key", names)]
+    columns["user_key"] = [row[0] for row in user_keys] if len(names) == 1 else user_keys
+    items = iter(kind.row_items(columns))
+    return [kind.from_items(list(islice(items, count))) for count in counts]
+
+
+def _structs(rows: pa.Table, prefix: str, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    """Return the fields of a struct as tuples."""
+    return zip(*(rows.column(f"{prefix}.{name}").to_pylist() for name in names), strict=True)
+
+
+def _hashable(value: object) -> object:
+    """Return a part of a map key as a value that a dict takes: structs as tuples."""
+    if isinstance(value, Mapping):
+        return tuple(map(_hashable, value.values()))
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 class CollectionRows(VariableRows):

@@ -33,7 +33,7 @@ from statelog.errors import (
 )
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.renamed import renamed
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.memory import MemoryLimits, blocks
@@ -405,7 +405,7 @@ class StateReader:
 
 
 def _time(now_ms: int | None) -> int:
-    return int(wall_clock_seconds() * 1000) if now_ms is None else now_ms
+    return wall_clock_ms() if now_ms is None else now_ms
 
 
 @contextmanager

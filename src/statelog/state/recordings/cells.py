@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from statelog.format.arrow_data import one_array
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.tables import KeyGroupState, Overlay
@@ -82,12 +83,8 @@ def cells_in(codec: OperatorCodec, schema: bytes, table: pa.Table) -> list[Cells
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):
         if state is None or state.descriptor.name not in table.column_names:
             continue
-        column = _whole(table.column(state.descriptor.name))
+        column = one_array(table.column(state.descriptor.name))
         for cells, cell in zip(by_row, state.decode_cells(column), strict=True):
             if cell:
                 cells[state_id] = cell
     return by_row
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import Row
 
 from statelog.errors import UsageError
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark import StatefulProcessor, with_initial_state
 from statelog.spark.migration.initial_state import _ValueVariable
 from statelog.testing import ProcessorTester
@@ -110,7 +110,7 @@ BOTH = pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
 
 @BOTH
 def test_what_has_not_expired_is_put_back_in_order(pandas: bool) -> None:
-    now = int(wall_clock_seconds() * 1000)
+    now = wall_clock_ms()
     found = starting([row_of(now + HOUR, now - 1)], pandas=pandas)
     (text,) = shown_by(found, pandas=pandas)
     wanted = [(7,), ["ink"], {"pen": 1}, [HOUR, 2 * HOUR]]

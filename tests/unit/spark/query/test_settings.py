@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from statelog.errors import InvalidOptionsError, UsageError
+from statelog.metrics import Metrics
 from statelog.options import (
     OPTIONS,
     ChangelogOptions,
@@ -19,6 +20,7 @@ from statelog.options.declaration import FOREIGN
 from statelog.spark.aggregation import aggregate
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
+from statelog.spark.query.progress import NO_OBSERVERS, BatchProgress, Observers
 from statelog.spark.query.record import RecordRule, parse_record
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
 from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings
@@ -109,6 +111,13 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({"state-locatoin": "x"}, {}, {}, "did you mean 'stateLocation'"),
         ({"checkpoint.retaind": "2"}, {}, {}, "did you mean 'checkpoint.retained'"),
         ({"nonsense": "2"}, {}, {}, "spark.statelog.nonsense.*unknown"),
+        (
+            {"metrics": "x"},
+            {},
+            {},
+            "metrics is not a setting: give it to transform_with_state as an",
+        ),
+        ({}, {}, {"on-progress": print}, "writer's option.*onProgress is not a setting"),
         ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a whole number"),
         ({"delivery": "twice"}, {}, {}, "staged or direct"),
         ({"checkpoint": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
@@ -329,3 +338,19 @@ def test_what_is_recorded_is_nothing_else(given: object) -> None:
 def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"no argument {name}{hint}"):
         refuse_unknown_arguments({name: 1, "tasks": 2, "retained": 3})
+
+
+def test_the_objects_that_observe_a_query_are_no_settings() -> None:
+    with pytest.raises(UsageError, match="write_state has no argument metrics, onProgress"):
+        refuse_unknown_arguments({"metrics": Metrics(), "onProgress": print}, "write_state")
+
+
+def test_observers_are_given_once_in_a_query() -> None:
+    metrics, seen = Metrics(), list[BatchProgress]()
+    first = Observers(seen.append)
+    assert Observers(seen.append, metrics) == Observers(metrics=metrics).after(first)
+    assert first == first.after(NO_OBSERVERS) == NO_OBSERVERS.after(first) == first.after(first)
+    with pytest.raises(UsageError, match="onProgress differs here from an operator before"):
+        Observers(print).after(first)
+    with pytest.raises(UsageError, match="metrics differs here"):
+        Observers(metrics=metrics).after(Observers(metrics=Metrics()))

@@ -55,17 +55,23 @@ def check(replica: Replica, history: History, groups: KeyGroupRange | None = Non
     now_ms = history.taken_at_ms[replica.checkpoint]
     assert live_names(model) == [one.name for one in replica.variables()]
     found = 0
+    numbers = [each for each in range(KEYS) if groups is None or group_of(each) in groups]
+    versions = replica.get_all(
+        live_names(model), [key_of(number) for number in [*numbers, *numbers[:2]]]
+    )
+    assert {(replica.checkpoint, now_ms)} == {
+        (version.checkpoint_id, version.as_of_ms) for version in versions
+    }
+    assert [] == replica.get_all(live_names(model), [])
+    assert [{}, {}] == [version.value for version in replica.get_all([], [key_of(numbers[0])] * 2)]
     for name in live_names(model):
         rows = model.rows(name, now_ms)
-        held = {
-            key: some for key, some in rows.items() if groups is None or group_of(key) in groups
-        }
+        held = {number: rows[number] for number in numbers if number in rows}
         assert held == rows_of(replica.table(name))
-        for number in range(KEYS):
-            if groups is None or group_of(number) in groups:
-                wanted = as_python(name, rows.get(number, []))
-                assert wanted == replica.get(name, key_of(number))
-                found += bool(wanted)
+        for number, version in zip([*numbers, *numbers[:2]], versions, strict=True):
+            wanted = as_python(name, rows.get(number, []))
+            assert wanted == version.value[name] == replica.get(name, key_of(number))
+            found += bool(wanted)
         if name == "$timers" and replica.checkpoint % 4 == 0:
             (answer,) = replica.sql("select count(*) as n from timers").to_pylist()
             assert sum(map(len, held.values())) == answer["n"]

@@ -1,0 +1,115 @@
+"""A location whose checkpoints a test writes by values, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.records import one_operator
+from tests.unit.checkpoint.helpers import ManualClock
+
+import statelog as sl
+from statelog.checkpoint import CheckpointCoordinator
+from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.state import objects
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.keyed_state import KeyedState
+from statelog.state.keys.key_groups import key_group_of
+from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.store import open_store
+
+GROUPS = KeyGroupRange(0, 3)
+
+States = Mapping[tuple[Any, ...], Mapping[str, Any]]
+"""By key and variable: a tuple, a list of tuples, a dict from tuples to tuples, or times of timers."""
+
+
+class WrittenState:
+    """
+    The state of one operator, of which each commit changes some keys.
+
+    Args:
+        location: An empty folder.
+        schema: Key and variables.
+        retained: Checkpoints that can be read.
+    """
+
+    def __init__(self, location: Path, schema: OperatorStateSchema, retained: int = 3) -> None:
+        self.location = str(location)
+        self.schema = schema
+        store = open_store(self.location, fsync=False)
+        self._coordinator = CheckpointCoordinator(
+            store,
+            owner_id="writer",
+            max_parallelism=len(GROUPS),
+            options=sl.CheckpointOptions(retained=retained),
+            clock_ms=ManualClock(),
+        )
+        self._coordinator.claim()
+        self._coordinator.restore()
+        self._codec = OperatorCodec(schema)
+        self._empty = KeyedState(self._codec)
+        self._empty.catch_up(GROUPS, -1, (), lambda: (store, None))  # type: ignore[arg-type,return-value]
+
+    def commit(self, states: States, now_ms: int = -1) -> int:
+        """Replace the given states of some keys, and return the id of the checkpoint."""
+        checkpoint_id = self._coordinator.next_checkpoint_id
+        encoded = self._codec.encode(self._overlays(states))
+        self._coordinator.trigger(checkpoint_id, [GROUPS])
+        with (
+            sl.FsStateChangelogStorage(self.location) as storage,
+            storage.create_writer(self.schema.operator_id, GROUPS) as writer,
+        ):
+            writer.append_meta(self._codec.metadata_change())
+            writer.append_batch(encoded.key_groups, encoded.values)
+            start = writer.initial_sequence_number()
+            log = writer.persist(start, checkpoint_id).result().job_manager_owned
+        self._coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(GROUPS, log, None))
+        record = one_operator(
+            operator_id=self.schema.operator_id, schema=self.schema.to_json(), now_ms=now_ms
+        )
+        self._coordinator.complete(checkpoint_id, properties=record.to_properties())
+        self._coordinator.clean_up()
+        return checkpoint_id
+
+    def _overlays(self, states: States) -> dict[int, Any]:
+        cursor = objects.Cursor(-1)
+        overlays: dict[int, Any] = {}
+        for key, of_key in states.items():
+            group = key_group_of(key, self.schema.key_schema, len(GROUPS))
+            overlay = overlays.setdefault(group, [{} for _ in self.schema.states])
+            for name, state in of_key.items():
+                bound = self._bound(cursor, name)
+                cursor.enter(self._empty.groups[group], overlay)
+                cursor.key = key
+                _replace(bound, state)
+        return overlays
+
+    def _bound(self, cursor: objects.Cursor, name: str) -> Any:
+        state_id = self.schema.state_id(name)
+        codec = self._codec.states[state_id]
+        kind = self.schema.states[state_id].kind
+        if kind is StateKind.TIMER:
+            return objects.Timers(cursor, state_id, codec.value)
+        maker = getattr(objects, f"{kind.value.capitalize()}State")
+        codecs = [codec.value] if codec.user_key is None else [codec.value, codec.user_key]
+        return maker(cursor, state_id, *codecs, None)
+
+
+def _replace(bound: Any, state: Any) -> None:
+    match bound:
+        case objects.Timers():
+            for time_ms in state:
+                bound.register(time_ms)
+        case objects.MapState():
+            bound.clear()
+            for user_key, value in state.items():
+                bound.put(user_key, value)
+        case objects.ListState():
+            bound.put(state)
+        case _ if state is None:
+            bound.clear()
+        case _:
+            bound.update(state)
