@@ -23,7 +23,8 @@ from statelog.spark.driver.recordings import (
     keys_of_operators,
     recording_files,
 )
-from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.driver.side_outputs import SideOutputLog
+from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of
 from statelog.spark.query.settings import QuerySettings
@@ -71,9 +72,12 @@ class RecordedJob:
         self.store = open_store(self.location, fsync=False)
         self.input = arrow_schema(parse_ddl(self.columns))
         self.key = pa.schema([self.input.field(0)])
-        self.schema = operator_schema(
+        self.schema, self.side = declared_by(
             self.processor, self.operator_id, self.key, parse_ddl, time_mode=self.time_mode
         )
+        files = partial(recording_files, self.store, task_changelog_options())
+        age_ms = self.settings.side_output_age.total_seconds() * 1000
+        self.side_log = SideOutputLog(files, age_ms)
         self.coordinator = CheckpointCoordinator(
             self.store,
             owner_id=self.owner_id,
@@ -126,6 +130,7 @@ class RecordedJob:
                 row_format=self.row_format(),
                 output=arrow_schema(parse_ddl(self.output)),
                 input_bytes=self.input_bytes,
+                side=self.side,
             ),
             state=TaskState(
                 location=self.location,
@@ -196,6 +201,8 @@ class RecordedJob:
         fresh = committed_recordings(files, acks, checkpoint_id, now_ms)
         fresh += committed_letters(files, acks, checkpoint_id, now_ms)
         before = () if self.base is None else BatchRecord.of(self.base).recordings
+        sides = () if self.base is None else BatchRecord.of(self.base).side_outputs
+        answers = {self.operator_id: acks}
         record = BatchRecord(
             operators=(
                 OperatorRecord(
@@ -218,8 +225,10 @@ class RecordedJob:
             output_files=[],
             checkpoint_location=self.checkpoint_location,
             recordings=kept_recordings(before, fresh, self.settings, now_ms),
+            side_outputs=self.side_log.entries(sides, answers, checkpoint_id, now_ms),
         )
         self.base = self.coordinator.complete(
             checkpoint_id, properties=record.to_properties(), sections={}
         )
+        self.side_log.committed()
         self.coordinator.clean_up()

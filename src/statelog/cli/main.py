@@ -51,6 +51,7 @@ _VERBS: Final = {
     "report": "report",
     "replay": "replay",
     "dead-letters": "dead_letters",
+    "side-output": "side_output",
     "copy": "savepoints",
     "forget": "edit",
     "edit": "edit",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from rich import box
 from rich.text import Text
 
@@ -83,6 +85,15 @@ def show_rows(
     more = next(remaining, None) is not None
     last = f"the first {plural(len(first), 'row')}; --limit 0 shows all" if more else None
     out.print(last or plural(len(first), "row"), markup=False, soft_wrap=True)
+
+
+def write_parquet(file: Path, table: pa.Table) -> None:
+    """Write a table to a file that must not exist; raises `UsageError` if it cannot be written."""
+    try:
+        with file.open("xb") as sink:
+            pq.write_table(table, sink)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error}") from error
 
 
 def _cell(value: object) -> str:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
+    from statelog.spark.query.side_output import SideOutput
     from statelog.spark.query.tagged_union import tagged_union
     from statelog.spark.rows.spark_versions import (
         ExpiredTimerInfo,
@@ -82,6 +83,7 @@ else:
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
+            "statelog.spark.query.side_output": "SideOutput",
             "statelog.spark.rows.spark_versions": "ExpiredTimerInfo ListState MapState StatefulProcessor StatefulProcessorHandle TimerValues ValueState",
             "statelog.spark.query.tagged_union": "tagged_union",
             "statelog.spark.stream.sinks": "DatabaseSink ExactlyOnceSink SinkBatch exactly_once idempotent writer_id",
@@ -118,6 +120,7 @@ __all__ = [
     "MapState",
     "OperatorSettings",
     "ReplayedStep",
+    "SideOutput",
     "SinkBatch",
     "SnapshotPolicy",
     "StatefulProcessor",

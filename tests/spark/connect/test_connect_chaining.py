@@ -6,18 +6,21 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
-from tests.spark import test_chaining
-from tests.spark.connect.jobs import ConnectJob
+from tests.spark import side_job, test_chaining
+from tests.spark.connect.jobs import ConnectJob, Deliveries
 from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import BatchSource, workers_get_by_value
+from tests.spark.side_job import Sides, expected
+from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
 from tests.spark.test_chaining import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
 
+import statelog as sl
 from statelog.errors import UsageError
 from statelog.spark import disable, enable, transform_with_state
 from statelog.state.reader import StateReader
 
 workers_get_by_value(test_chaining.__name__)
 workers_get_by_value("tests.spark.processors")
+workers_get_by_value(side_job.__name__)
 
 
 @pytest.fixture
@@ -68,3 +71,24 @@ def test_an_enabled_session_chains_its_own_calls_and_others_are_refused(
     finally:
         disable(remote)
         remote.conf.unset("spark.statelog.stateLocation")
+
+
+def test_side_outputs_are_kept_and_delivered(job: ConnectJob) -> None:
+    for rows in BATCHES[:3]:
+        job.source.add(rows)
+    job.processor = Sides()
+    sides = {name: Deliveries(job.folder / name) for name in ("sevens", "first")}
+    writer: Any = job.stream().writeStream.foreachBatch(job.sink)
+    for name, sink in sides.items():
+        writer = writer.sideOutput(name, sink)
+    writer = writer.option("checkpointLocation", str(job.folder / "query"))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(TIMEOUT_SECONDS), "the query hangs"
+    finally:
+        query.stop()
+    for name, batches in expected(BATCHES[:3]).items():
+        delivered = [[tuple(row.values()) for row in rows] for rows in sides[name].batches()]
+        assert [rows for rows in batches if rows] == [sorted(rows) for rows in delivered]
+        with sl.open(job.folder / "state") as state:
+            assert sum(map(len, batches)) == state.side_output(name).num_rows

@@ -117,6 +117,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
                 has_no_data_source=has_source,
                 steps=self._plan.for_worker(),
                 sink=function or self._connect_sink(settings.file_output),
+                side_sinks=self._side_sinks,
             )
         )
         frame = _with_ticks(source.frame) if has_source else source.frame

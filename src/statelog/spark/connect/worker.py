@@ -9,8 +9,8 @@ a new process with a new copy, so the engine begins from the state location, as 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 import msgspec
@@ -70,6 +70,7 @@ class QueryStart:
     has_no_data_source: bool
     steps: RecordedSteps
     sink: Sink
+    side_sinks: Mapping[str, Sink] = field(default_factory=dict)
 
 
 class ConnectEngine:
@@ -135,7 +136,7 @@ class ConnectEngine:
 
         query = _with_frames(start.query, frame.sparkSession, note)
         query = replace(query, operators=observed_operators(query.operators, observations))
-        engine = MicroBatchEngine(query, deliver, times)
+        engine = MicroBatchEngine(query, deliver, times, start.side_sinks)
         engine.open(query_id)
         return engine
 

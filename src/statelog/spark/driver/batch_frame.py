@@ -13,6 +13,7 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.state_location import now_ms
 from statelog.spark.query.keyed_frame import by_task, with_initial_rows
@@ -31,7 +32,16 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
     Args:
         definition: The operator.
         settings: Its settings; those for the store have no effect.
+
+    Raises:
+        UsageError: The processor has side outputs, which a batch frame would lose.
     """
+    if definition.side_outputs:
+        raise UsageError(
+            f"{type(definition.processor).__name__} declares the side output "
+            f"{', '.join(definition.side_outputs)}: rows of side outputs are committed with a "
+            "micro-batch, and a batch frame does not have one. Give transform_with_state a stream"
+        )
     frame, groups, tasks = definition.frame, definition.max_parallelism, settings.tasks
     if tasks is None:  # as many as a shuffle has: a task holds all rows of its keys
         partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)

@@ -9,8 +9,9 @@ after it can be repeated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 
@@ -28,6 +29,7 @@ from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
 from statelog.spark.driver.recordings import record_keys
 from statelog.spark.driver.restart import FirstBatch
+from statelog.spark.driver.side_outputs import SideDelivery
 from statelog.spark.driver.state_location import StateLocation, now_ms
 from statelog.spark.driver.task_runner import TaskRunner
 from statelog.spark.query.delivery import Delivery, Sink, set_rewound
@@ -69,10 +71,18 @@ class MicroBatchEngine:
         query: The query.
         sink: Takes the output frame and the batch id.
         query_times: Times and positions of micro-batches; None if they are unknown, as in tests.
+        side_sinks: Take the rows of side outputs, by name; the other ones are kept only.
     """
 
-    def __init__(self, query: Query, sink: Sink, query_times: QueryTimes | None = None) -> None:
+    def __init__(
+        self,
+        query: Query,
+        sink: Sink,
+        query_times: QueryTimes | None = None,
+        side_sinks: Mapping[str, Sink] = MappingProxyType({}),
+    ) -> None:
         check_error_policy(query)
+        self._side_delivery = SideDelivery(query, side_sinks)
         self._query = query
         self._query_times = query_times
         self._location = StateLocation(query)
@@ -174,7 +184,7 @@ class MicroBatchEngine:
         1. Decide: was it committed before, can it be skipped, and which tasks run it?
         2. Run the operators.
         3. Commit: one put-if-absent.
-        4. Deliver the committed rows to the sink.
+        4. Deliver the committed rows to the sink, and the rows of side outputs to theirs.
         5. Clean up, in batches.
         """
         decided = self._decide(frame, batch_id)
@@ -197,6 +207,7 @@ class MicroBatchEngine:
             raise
         self._advance(batch, answers, completed, record)
         self._delivery.deliver(frame, record, answers[-1])
+        self._side_delivery.deliver(frame, batch_id, answers)
         watch.lap("deliver")
         self._clean_up(answers)
         watch.lap("clean_up")
@@ -324,6 +335,7 @@ class MicroBatchEngine:
             checkpoint_location=self._checkpoint_location,
             **self._cost.before_commit(watch, acks)._asdict(),
             recordings=self._location.recordings(batch.checkpoint_id, acks),
+            side_outputs=self._location.side_outputs(batch.checkpoint_id, answers),
         )
 
     def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
@@ -382,11 +394,12 @@ class MicroBatchEngine:
             # The state of Spark's own operators advances only when the rows are evaluated.
             frame.write.format("noop").mode("append").save()
         self._deliveries[Delivery(record.delivery)].deliver_again(frame, record, base)
+        self._side_delivery.deliver_again(frame, record)
         watch.lap("deliver")
         self._reports.delivered_again(batch_id, base.checkpoint_id, record, watch)
 
 
 def _has_effect(ack: TaskAck) -> bool:
-    """Return whether a task read rows, changed state or yielded output."""
-    wrote = ack.log is not None or ack.snapshot is not None
+    """Return whether a task read rows, changed state, or yielded or emitted output."""
+    wrote = ack.log is not None or ack.snapshot is not None or bool(ack.side)
     return wrote or ack.rows > 0 or ack.output_rows > 0

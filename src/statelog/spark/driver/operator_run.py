@@ -211,7 +211,8 @@ class OperatorRun:
         if definition.of_upstream is not None:
             before = query.operators[self._index - 1]
             inline, files = inline_rows(upstream), row_files(upstream)
-            frame = definition.of_upstream(frame_of_rows(session, query, before, inline, files))
+            rows = frame_of_rows(session, query, before.output, before.arrow_output, inline, files)
+            frame = definition.of_upstream(rows)
         if self._initial is not None:
             frame = with_initial_rows(frame, self._initial)
         if self._pre_aggregator is not None:
@@ -254,6 +255,7 @@ class OperatorRun:
                 late=self._late_rows(times, has_initial_rows=initial is not None),
                 event_time_output=definition.event_time_output,
                 is_read=is_read,
+                side=definition.side_outputs,
             ),
             state=TaskState(
                 location=self._query.location,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
+from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry, SideOutputEntry
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
 from statelog.checkpoint.history import Entries
@@ -35,6 +35,7 @@ from statelog.spark.driver.restart import (
     check_state_is_there,
     is_committed,
 )
+from statelog.spark.driver.side_outputs import SideOutputLog
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
@@ -87,6 +88,8 @@ class StateLocation:
             query.location, options=dict(settings.storage_options), fsync=settings.fsync
         )
         self._entries = Entries(self._store)
+        self._files = partial(recording_files, self._store, settings.changelog)
+        self._side = SideOutputLog(self._files, settings.side_output_age.total_seconds() * 1000)
         recorder = CheckpointRecorder(settings.metrics)
         self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
@@ -265,6 +268,7 @@ class StateLocation:
     ) -> None:
         """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
+        self._side.committed()
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)
         self._last_runs = [
@@ -286,13 +290,27 @@ class StateLocation:
 
         Blocks: On the store, where keys were recorded.
         """
-        options = self._query.settings.changelog
-        files = partial(recording_files, self._store, options)
         now = now_ms()
-        fresh = committed_recordings(files, acks, checkpoint_id, now)
-        fresh += committed_letters(files, acks, checkpoint_id, now)
+        fresh = committed_recordings(self._files, acks, checkpoint_id, now)
+        fresh += committed_letters(self._files, acks, checkpoint_id, now)
         before = () if self.record is None else self.record.recordings
         return kept_recordings(before, fresh, self._query.settings, now)
+
+    def side_outputs(
+        self, checkpoint_id: int, answers: Sequence[Sequence[TaskAck]]
+    ) -> tuple[SideOutputEntry, ...]:
+        """
+        Write the rows of side outputs of a micro-batch; return what its checkpoint names of them.
+
+        Raises:
+            StoreError, UnavailableError: They could not be written.
+
+        Blocks: On the store, where there are rows.
+        """
+        before = () if self.record is None else self.record.side_outputs
+        names = [schema.operator_id for schema in self.schemas]
+        by_operator = dict(zip(names, answers, strict=True))
+        return self._side.entries(before, by_operator, checkpoint_id, now_ms())
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects that no checkpoint names, or log the failure."""

@@ -316,6 +316,13 @@ class QuerySettings:
         "Older dead letters are deleted.",
         default=DEFAULT_LETTER_AGE,
     )
+    side_output_age: dt.timedelta = setting(
+        "sideOutputAge",
+        parse_duration,
+        "duration",
+        "Older rows of side outputs are deleted.",
+        default=DEFAULT_LETTER_AGE,
+    )
     on_progress: Callable[[BatchProgress], None] | None = setting(
         "onProgress",
         as_given,
@@ -450,6 +457,7 @@ class OperatorSettings(TypedDict, total=False):
     onError: str | None
     maxErrors: float | str | None
     deadLetterAge: dt.timedelta | str | None
+    sideOutputAge: dt.timedelta | str | None
     onProgress: Callable[[BatchProgress], None] | None
     metrics: Metrics | None
 

@@ -24,6 +24,8 @@ from statelog.errors import UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.processor_checks import pickled
 from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
+from statelog.spark.query.side_output import operator_of
+from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import OutputCollector, RowLike
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,
@@ -39,7 +41,15 @@ from statelog.spark.testing.key_state import (
     state_shown,
     timers_given,
 )
-from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, check_rows, typed_rows
+from statelog.spark.testing.tester_rows import (
+    TesterOutput,
+    TesterRows,
+    check_rows,
+    format_of,
+    side_outputs_of,
+    side_rows,
+    typed_rows,
+)
 from statelog.spark.testing.tester_state import KnownStates, TesterHandle, TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
@@ -86,6 +96,7 @@ class ProcessorTester(ColumnarTests):
     _stored: OperatorStateSchema | None = None
     """The schema of recorded state that a replay begins with, and the time of it."""
     _stored_ms = 0
+    _side_rows: Mapping[str, list[Row]]
 
     def __init__(
         self,
@@ -119,6 +130,7 @@ class ProcessorTester(ColumnarTests):
         self._shown_watermark_ms = -1
         self._in_pandas = initialStatePandas is not None
         self._batch_id = -1
+        self._side_rows = {}
         keys = None if keySchema is None else arrow_schema(_struct(keySchema))
         self._state = TesterState(processor, self._time_mode, keys, self._stored, self._stored_ms)
         self.handle = TesterHandle(
@@ -240,6 +252,22 @@ class ProcessorTester(ColumnarTests):
             raise UsageError("typedOutput needs a tester with an outputStructType")
         return typed_rows(produced, self._columns, self._batch_id, timezone)
 
+    def sideOutput(self, name: str) -> list[Row]:
+        """
+        Return what the processor emitted to a side output in the last micro-batch.
+
+        Args:
+            name: The side output.
+
+        Returns:
+            Rows, converted to the types of the side output; times are in UTC, structs are dicts.
+
+        Raises:
+            UsageError: `init` declares no such side output.
+        """
+        operator_of(name, [self._state.side_outputs])
+        return list(self._side_rows.get(name, ()))
+
     def setProcessingTime(self, currentTimeMs: int) -> Any:
         """
         Move processing time forward, and fire the timers that are due.
@@ -352,9 +380,14 @@ class ProcessorTester(ColumnarTests):
     ) -> ProcessorRun:
         """Run the processor over rows, then over due timers."""
         state = self._state
-        run = ProcessorRun(self._context(), state.current(), state.key_group_range, output)
+        sides = side_outputs_of(state.side_outputs, self._format(), self._batch_id)
+        run = ProcessorRun(self._context(), state.current(), state.key_group_range, output, sides)
         run.process(rows, initial)
+        self._side_rows = side_rows(sides)
         return run
+
+    def _format(self) -> RowFormat:
+        return format_of(in_pandas=self._in_pandas, timezone=self._zone)
 
     def _commit(self, run: ProcessorRun) -> None:
         try:

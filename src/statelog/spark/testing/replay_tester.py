@@ -96,6 +96,9 @@ class ReplayTester(ProcessorTester):
         self._place = self._state.place_values(step.key)
         self._state.set_cells(step.key, self._cells(step.before))
 
+    def _format(self) -> RowFormat:
+        return self._row_format
+
     def _cells(self, table: pa.Table) -> dict[int, object]:
         return cells_in(self._state.codec, self._step.task.schema, table)[0]
 

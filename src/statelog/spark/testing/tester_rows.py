@@ -10,10 +10,13 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError
+from statelog.spark.query.side_output import SIDE_COLUMNS, SideSchemas
+from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import arrow_schema, make_row
 from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
+from statelog.spark.worker.side_output import SideOutputs, parts_in_memory
 from statelog.state.heap.tables import Key
 
 
@@ -120,6 +123,33 @@ def typed_rows(produced: object, columns: StructType, batch_id: int, timezone: s
     frames = FrameOutput(schema, columns, batch_id, PandasSettings.defaults(timezone))
     frames.extend(produced if isinstance(produced, list) else [produced])
     return rows_in(frames.batch())
+
+
+def format_of(*, in_pandas: bool, timezone: str) -> RowFormat:
+    """Return the row format of a test, with Spark's default settings."""
+    if not in_pandas:
+        return SparkRowFormat()
+    from statelog.spark.rows.pandas_input import PandasSettings  # the import of pandas takes time
+
+    return PandasRowFormat(PandasSettings.defaults(timezone), StructType())
+
+
+def side_outputs_of(schemas: SideSchemas, row_format: RowFormat, batch_id: int) -> SideOutputs:
+    """Return the side outputs of a run in a test."""
+    return SideOutputs(schemas, row_format, parts_in_memory, batch_id=batch_id)
+
+
+def side_rows(sides: SideOutputs) -> dict[str, list[Row]]:
+    """Return the rows that a run emitted, by side output; converts them."""
+    sides.flush()
+    return {
+        name: [
+            row
+            for batch in side.parts.take()
+            for row in rows_in(batch.select(range(len(SIDE_COLUMNS), batch.num_columns)))
+        ]
+        for name, side in sides.by_name.items()
+    }
 
 
 def rows_in(table: pa.RecordBatch | pa.Table) -> list[Row]:

@@ -34,6 +34,11 @@ from statelog.state.reader.lookup import (
     state_of_key,
 )
 from statelog.state.reader.replica import Replica
+from statelog.state.reader.side_outputs import (
+    KeptSideOutput,
+    kept_side_outputs,
+    side_output_rows,
+)
 from statelog.state.reader.sql import run_sql_on
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.recordings.dead_letters import letters_rows, letters_table
@@ -428,7 +433,7 @@ class LocationState:
 
         Blocks: On the store.
         """
-        stored, since = self._letters_of(checkpoint, since_checkpoint)
+        stored, since = self._kept_by(checkpoint, since_checkpoint)
         return letters_table(self._store, stored, self._operator, since)
 
     def dead_letter_rows(
@@ -445,10 +450,49 @@ class LocationState:
 
         Blocks: On the store.
         """
-        stored, since = self._letters_of(checkpoint, since_checkpoint)
+        stored, since = self._kept_by(checkpoint, since_checkpoint)
         return letters_rows(self._store, stored, self._operator, since)
 
-    def _letters_of(
+    def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
+        """
+        Return the side outputs with rows that are kept, by name; arguments and errors: see `reader`.
+
+        Blocks: On the store.
+        """
+        return kept_side_outputs(self._kept_by(checkpoint, None)[0], self._operator)
+
+    def side_output(
+        self,
+        name: str,
+        checkpoint: CheckpointName | None = None,
+        *,
+        since_checkpoint: CheckpointName | None = None,
+    ) -> pa.Table:
+        """
+        Return the rows of a side output that are kept, in the order of their micro-batches.
+
+        Their columns are `checkpoint_id` and `batch_id` of the micro-batch, then those that the
+        processor declared.  A table without columns says that none are kept.
+
+        Args:
+            name: The side output, as `handle.sideOutput` has it.
+            checkpoint: As for `reader`; None for the newest one.
+            since_checkpoint: Only rows of micro-batches after this checkpoint, which may be deleted by
+                now; None for all.
+
+        Raises:
+            UsageError: A column had other types before, which cannot be joined.
+            CorruptionError: An object is damaged.
+            CheckpointError: As `reader`; or the query deleted the rows meanwhile.
+            ClosedError: The state is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        stored, since = self._kept_by(checkpoint, since_checkpoint)
+        return side_output_rows(self._store, stored, name, self._operator, since)
+
+    def _kept_by(
         self, checkpoint: CheckpointName | None, since: CheckpointName | None
     ) -> tuple[CompletedCheckpoint, int]:
         self._open_readers()
