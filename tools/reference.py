@@ -252,7 +252,7 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
         (
             statelog.spark,
             "StatefulProcessor StatefulProcessorHandle ValueState ListState MapState TimerValues "
-            "ExpiredTimerInfo SideOutput",
+            "ExpiredTimerInfo SideOutput Broadcast BroadcastTable",
         ),
     ),
     "Aggregate": (
@@ -266,7 +266,10 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
         (statelog.spark, "ColumnarProcessor ColumnarHandle ColumnState ColumnTimers Keys"),
     ),
     "Read state": (
-        (statelog, "open LocationState KeyVersion KeptSideOutput Replica ReplicaStatus"),
+        (
+            statelog,
+            "open LocationState KeyVersion KeptSideOutput BroadcastVersion Replica ReplicaStatus",
+        ),
     ),
     "Test, replay, compare": (
         (statelog.testing, "ProcessorTester"),

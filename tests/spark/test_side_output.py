@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,16 +172,15 @@ def test_a_sink_that_fails_gets_the_same_rows_again(spark: "SparkSession", tmp_p
 # ------------------------------------------------------------------------------------- kills
 
 
-def run_killed(folder: Path, inline_bytes: int, fail_points: str, delivery: str) -> int:
-    """Run the job as a process that dies at a fail point; return its exit status."""
+def run_killed(folder: Path, program: Sequence[object], fail_points: str, delivery: str) -> int:
+    """Run a job as a process that dies at a fail point; return its exit status."""
     environment = {
         **os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", VARIABLE: fail_points,
         "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
         "DELIVERY": delivery,
     }  # fmt: skip
-    command = [
-        sys.executable, str(ROOT / "tests" / "spark" / "side_job.py"), str(folder), str(inline_bytes),
-    ]  # fmt: skip
+    name, *arguments = map(str, program)
+    command = [sys.executable, str(ROOT / "tests" / "spark" / name), str(folder), *arguments]
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -206,10 +205,10 @@ def test_every_row_is_committed_once_over_kills(
     batches = [[(rng.randrange(400), rng.randrange(1, 99)) for _ in range(500)] for _ in range(6)]
     for rows in batches:
         source.add(rows)
-    assert -9 == run_killed(tmp_path, 0, "before-commit:2", delivery)
-    assert -9 == run_killed(tmp_path, 1 << 20, "after-commit:1", delivery)
-    assert -9 == run_killed(tmp_path, 1 << 20, "after-side-sink:3", delivery)
-    assert run_killed(tmp_path, 1 << 20, "before-acknowledge:2", delivery) > 0
+    assert -9 == run_killed(tmp_path, ["side_job.py", 0], "before-commit:2", delivery)
+    assert -9 == run_killed(tmp_path, ["side_job.py", 1 << 20], "after-commit:1", delivery)
+    assert -9 == run_killed(tmp_path, ["side_job.py", 1 << 20], "after-side-sink:3", delivery)
+    assert run_killed(tmp_path, ["side_job.py", 1 << 20], "before-acknowledge:2", delivery) > 0
     side_job.run(spark, tmp_path, 1 << 20, delivery=delivery)
     twice = 0
     for name, rows_of in expected(batches).items():

@@ -114,6 +114,32 @@ class SideOutputEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return FileStateHandle(self.path, self.size, self.crc)
 
 
+class BroadcastEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A version of a broadcast table.
+
+    Args:
+        name: The table.
+        version: A digest of its content.
+        checkpoint: The first checkpoint whose micro-batch saw it.
+        path, size, crc: The name, length and CRC-32C of its object.
+        rows: Number of its rows.
+    """
+
+    name: str
+    version: str
+    checkpoint: int
+    path: str
+    size: int
+    crc: int
+    rows: int
+
+    @property
+    def handle(self) -> FileStateHandle:
+        """The handle of the object."""
+        return FileStateHandle(self.path, self.size, self.crc)
+
+
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
     The properties of a checkpoint that a micro-batch made.
@@ -149,6 +175,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             and `wait_ms`; None if there were none, or unknown.
         recordings: The recordings of this micro-batch, and the kept ones of those before it.
         side_outputs: Rows of side outputs: of this micro-batch, and the kept ones of those before it.
+        broadcasts: The versions of broadcast tables that this micro-batch and kept recordings saw.
     """
 
     operators: tuple[OperatorRecord, ...]
@@ -178,6 +205,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     uploads: dict[str, int] | None = None
     recordings: tuple[RecordingEntry, ...] = ()
     side_outputs: tuple[SideOutputEntry, ...] = ()
+    broadcasts: tuple[BroadcastEntry, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -207,8 +235,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
                 del properties[name]
         if not self.recordings:  # as in a query without them, byte for byte
             del properties["recordings"]
-        if not self.side_outputs:
-            del properties["side_outputs"]
+        for name in ("side_outputs", "broadcasts"):
+            if not properties[name]:
+                del properties[name]
         for entry in properties.get("recordings", ()):
             if not entry["dead_letters"]:
                 del entry["dead_letters"]
@@ -220,6 +249,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         files = [handle.path for handle in self.staged_files()]
         files += [recording.path for recording in self.recordings]
         files += [rows.path for rows in self.side_outputs]
+        files += [table.path for table in self.broadcasts]
         properties[OBJECTS_PROPERTY] = files
         return properties
 
@@ -259,6 +289,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             checked_path(entry.path)
         for rows in record.side_outputs:
             checked_path(rows.path)
+        for table in record.broadcasts:
+            checked_path(table.path)
         return record
 
     def staged_files(self) -> list[FileStateHandle]:

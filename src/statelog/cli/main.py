@@ -52,6 +52,7 @@ _VERBS: Final = {
     "replay": "replay",
     "dead-letters": "dead_letters",
     "side-output": "side_output",
+    "broadcast": "broadcast",
     "copy": "savepoints",
     "forget": "edit",
     "edit": "edit",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -15,8 +14,8 @@ from statelog.cli.options import (
     LocationArgument,
     OperatorOption,
 )
-from statelog.cli.output import console, plural, progress
-from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows, write_parquet
+from statelog.cli.output import progress
+from statelog.cli.state_rows import LimitOption, ToOption, open_state, show_or_write, show_rows
 from statelog.errors import UsageError
 
 _LISTED: Final = ("name", "operator", "rows", "objects", "checkpoint")
@@ -34,18 +33,8 @@ def side_output(
         typer.Option(help=f"Only rows after this checkpoint: {CHECKPOINT_FORMS}."),
     ] = None,
     operator: OperatorOption = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the rows to this Parquet file, which must not exist.", metavar="FILE"
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Rows to show at most; 0 shows all. 20 by default, and all with --json.", min=0
-        ),
-    ] = None,
+    to: ToOption = None,
+    limit: LimitOption = None,
     as_json: JsonLinesOption = False,
 ) -> None:
     """
@@ -63,14 +52,4 @@ def side_output(
             return
         with progress("reading"):
             table = state.side_output(name, checkpoint, since_checkpoint=since)
-    if to is not None:
-        write_parquet(to, table)
-        written = f"wrote {to}: {plural(table.num_rows, 'row')}"
-        console().print(written, markup=False, soft_wrap=True)
-        return
-    show_rows(
-        rows_of(table.to_batches()),
-        table.column_names,
-        limit=row_limit(limit, as_json),
-        as_json=as_json,
-    )
+    show_or_write(table, to, limit=limit, as_json=as_json)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         with_initial_state,
     )
     from statelog.spark.operations import WrittenState, edit_state, write_state
+    from statelog.spark.query.broadcast import Broadcast, BroadcastTable
     from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
@@ -80,6 +81,7 @@ else:
             "statelog.spark.enabling": "disable enable",
             "statelog.spark.migration": "from_spark spark_checkpoint spark_state to_spark with_initial_state",
             "statelog.spark.operations": "WrittenState edit_state write_state",
+            "statelog.spark.query.broadcast": "Broadcast BroadcastTable",
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
@@ -105,6 +107,8 @@ __all__ = [
     "AggregateFunction",
     "BatchOutcome",
     "BatchProgress",
+    "Broadcast",
+    "BroadcastTable",
     "ColumnState",
     "ColumnTimers",
     "ColumnarHandle",

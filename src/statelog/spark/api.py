@@ -23,6 +23,7 @@ from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.jvm.gateway import is_connect, settings_of
+from statelog.spark.query.broadcast import check_broadcasts
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.error_policy import OnError
@@ -240,6 +241,7 @@ def stateful_frame(
         lambda ddl: parse_schema(session, ddl),
         time_mode=time_mode,
     )
+    check_broadcasts(declared.broadcasts, resolved.broadcast)
     check_side_outputs([*(each.side_outputs for each in before), declared.side_outputs])
     definition = OperatorDefinition(
         frame=source.keyed.frame,

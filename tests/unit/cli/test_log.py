@@ -44,6 +44,7 @@ READ_ONLY = {
     "replay": ["LOC"],
     "dead-letters": ["LOC"],
     "side-output": ["LOC"],
+    "broadcast": ["LOC"],
     "log": ["LOC"],
 }
 """A call of each command that changes no location."""

@@ -71,6 +71,7 @@ class QueryStart:
     steps: RecordedSteps
     sink: Sink
     side_sinks: Mapping[str, Sink] = field(default_factory=dict)
+    repeated: int | None = None
 
 
 class ConnectEngine:
@@ -136,7 +137,7 @@ class ConnectEngine:
 
         query = _with_frames(start.query, frame.sparkSession, note)
         query = replace(query, operators=observed_operators(query.operators, observations))
-        engine = MicroBatchEngine(query, deliver, times, start.side_sinks)
+        engine = MicroBatchEngine(query, deliver, times, start.side_sinks, start.repeated)
         engine.open(query_id)
         return engine
 

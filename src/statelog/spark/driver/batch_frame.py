@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.state_location import now_ms
+from statelog.spark.query.broadcast import read_source
 from statelog.spark.query.keyed_frame import by_task, with_initial_rows
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
@@ -55,6 +56,7 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
             time_mode,
             now_ms() if time_mode != "none" else -1,
             zone=definition.zone,
+            broadcasts={name: read_source(name, each) for name, each in settings.broadcast.items()},
         ),
         rows=TaskRows(
             layout=definition.layout,

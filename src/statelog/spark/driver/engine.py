@@ -72,6 +72,7 @@ class MicroBatchEngine:
         sink: Takes the output frame and the batch id.
         query_times: Times and positions of micro-batches; None if they are unknown, as in tests.
         side_sinks: Take the rows of side outputs, by name; the other ones are kept only.
+        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
     """
 
     def __init__(
@@ -80,12 +81,13 @@ class MicroBatchEngine:
         sink: Sink,
         query_times: QueryTimes | None = None,
         side_sinks: Mapping[str, Sink] = MappingProxyType({}),
+        repeated: int | None = None,
     ) -> None:
         check_error_policy(query)
         self._side_delivery = SideDelivery(query, side_sinks)
         self._query = query
         self._query_times = query_times
-        self._location = StateLocation(query)
+        self._location = StateLocation(query, repeated)
         self._coordinator = self._location.coordinator
         self._deliveries = deliveries(query, sink, self._coordinator.section)
         self._runner = TaskRunner()
@@ -249,8 +251,9 @@ class MicroBatchEngine:
         # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
         snapshots = {} if times.is_idle else self._location.snapshots.choose(every, now_ms())
         checkpoint_id = self._coordinator.next_checkpoint_id
+        broadcasts = self._location.broadcasts(batch_id, checkpoint_id)
         self._coordinator.trigger(checkpoint_id, every)
-        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id)
+        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id, broadcasts)
 
     def _run(self, frame: DataFrame, batch: MicroBatch, watch: Stopwatch) -> list[list[TaskAck]]:
         """Run the operators one after the other, and return the answers of their tasks."""
@@ -311,6 +314,7 @@ class MicroBatchEngine:
     ) -> BatchRecord:
         """Return what the checkpoint says of the micro-batch."""
         times, acks = batch.times, [*chain(*answers)]
+        recordings = self._location.recordings(batch.checkpoint_id, acks)
         return BatchRecord(
             operators=tuple(
                 operator.record(answer)
@@ -334,8 +338,9 @@ class MicroBatchEngine:
             source_folders=list(times.source_folders),
             checkpoint_location=self._checkpoint_location,
             **self._cost.before_commit(watch, acks)._asdict(),
-            recordings=self._location.recordings(batch.checkpoint_id, acks),
+            recordings=recordings,
             side_outputs=self._location.side_outputs(batch.checkpoint_id, answers),
+            broadcasts=self._location.kept_broadcasts(batch.broadcasts, recordings),
         )
 
     def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from statelog.checkpoint.batch_record import OperatorRecord
+from statelog.checkpoint.batch_record import BroadcastEntry, OperatorRecord
 from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_times import BatchTimes
@@ -121,6 +121,7 @@ class MicroBatch:
         ranges: Key groups of each task, by operator.
         snapshots: Key groups of which to write a snapshot, by the key groups of the task.
         query_id: Spark's id of the query; "" where it is unknown.
+        broadcasts: The versions of broadcast tables that it sees.
     """
 
     batch_id: int
@@ -129,6 +130,7 @@ class MicroBatch:
     ranges: Sequence[tuple[KeyGroupRange, ...]]
     snapshots: Mapping[KeyGroupRange, KeyGroupRange]
     query_id: str
+    broadcasts: tuple[BroadcastEntry, ...] = ()
 
 
 class OperatorRun:
@@ -282,6 +284,7 @@ class OperatorRun:
             staged=staged,
             record=record_spec(self._query, self._index, self._recorded_keys, len(ranges)),
             errors=error_policy(settings),
+            broadcasts=batch.broadcasts,
         )
 
     def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.spark.query.broadcast import BroadcastTable, DeclaredBroadcast
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.processor_checks import copy_of, described
 from statelog.spark.query.side_output import DeclaredOutput, SideSchema, SideSchemas, side_schema
@@ -34,12 +35,18 @@ class DriverHandle(StateVariables):
         self.states: list[StateDescriptor] = []
         self.deleted: set[str] = set()
         self.side_outputs: dict[str, SideSchema] = {}
+        self.broadcasts: list[str] = []
 
     def _struct(self, schema: SchemaLike) -> StructType:
         return self._parse(schema) if isinstance(schema, str) else schema
 
     def _arrow(self, schema: SchemaLike) -> pa.Schema:
         return arrow_schema(self._struct(schema))
+
+    def broadcast(self, name: str) -> BroadcastTable:
+        """Note a broadcast table; what is returned cannot be read, because keys do not exist."""
+        self.broadcasts.append(name)
+        return cast("BroadcastTable", DeclaredBroadcast(name))
 
     def sideOutput(self, name: str, schema: SchemaLike) -> DeclaredOutput:
         """Note a side output; what is returned rejects rows, because a key does not exist."""
@@ -132,10 +139,11 @@ def check_not_reserved(name: str) -> None:
 
 
 class Declared(NamedTuple):
-    """What a processor declares in `init`: its state, and its side outputs."""
+    """What a processor asks for in `init`: its state, side outputs, and names of broadcast tables."""
 
     state: OperatorStateSchema
     side_outputs: SideSchemas
+    broadcasts: tuple[str, ...]
 
 
 def operator_schema(
@@ -177,4 +185,4 @@ def declared_by(
         operator_id, key_schema, tuple(handle.states), deleted=frozenset(handle.deleted)
     )
     OperatorCodec(schema)  # a type that cannot be kept is better refused here than in a task
-    return Declared(schema, handle.side_outputs)
+    return Declared(schema, handle.side_outputs, tuple(handle.broadcasts))

@@ -32,6 +32,7 @@ from statelog.options.units import (
     parse_size,
     parse_text,
 )
+from statelog.spark.query.broadcast import Broadcast, parse_broadcast
 from statelog.spark.query.delivery import Delivery, FileOutput
 from statelog.spark.query.error_policy import (
     DEFAULT_LETTER_AGE,
@@ -323,6 +324,16 @@ class QuerySettings:
         "Older rows of side outputs are deleted.",
         default=DEFAULT_LETTER_AGE,
     )
+    broadcast: Mapping[str, Broadcast] = setting(
+        "broadcast",
+        parse_broadcast,
+        "a mapping from names to functions, batch frames or `Broadcast`s",
+        "Small tables that every key sees, by `handle.broadcast(name)`: the same version in all calls of "
+        "a micro-batch, which its checkpoint names.",
+        places=Place.CODE,
+        default_factory=dict,
+        compare=False,
+    )
     on_progress: Callable[[BatchProgress], None] | None = setting(
         "onProgress",
         as_given,
@@ -458,6 +469,7 @@ class OperatorSettings(TypedDict, total=False):
     maxErrors: float | str | None
     deadLetterAge: dt.timedelta | str | None
     sideOutputAge: dt.timedelta | str | None
+    broadcast: Mapping[str, object] | None
     onProgress: Callable[[BatchProgress], None] | None
     metrics: Metrics | None
 

@@ -55,6 +55,11 @@ SideSchemas = Mapping[str, SideSchema]
 """The side outputs of an operator, by name."""
 
 
+def is_name(name: object) -> bool:
+    """Return whether a side output or a broadcast table may have a name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def side_schema(name: object, columns: StructType, declared: SideSchemas) -> SideSchema:
     """
     Return a side output that `init` declares.
@@ -62,14 +67,15 @@ def side_schema(name: object, columns: StructType, declared: SideSchemas) -> Sid
     Raises:
         UsageError: The name cannot be used or is used twice, or a column has a name that statelog uses.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise UsageError(
             f"the name of a side output is up to 100 letters, digits, '_' and '.', not {name!r:.200}"
         )
     if name in declared:
         raise UsageError(f"init() declares the side output {name!r} twice")
     names = columns.names
-    reserved = [field.name for field in SIDE_COLUMNS if field.name in names]
+    # Spark finds columns by their names whatever the case is.
+    reserved = {field.name for field in SIDE_COLUMNS} & {name.lower() for name in names}
     if reserved or len(set(names)) < len(names) or not names:
         raise UsageError(
             f"side output {name!r} has the columns {', '.join(names) or 'none'}: it needs one at least, "

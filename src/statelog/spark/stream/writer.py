@@ -16,7 +16,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from statelog.checkpoint.query_files import QueryFiles, refuse_unfinished_repartition
+from statelog.checkpoint.query_files import (
+    QueryFiles,
+    refuse_unfinished_repartition,
+    unfinished_batch,
+)
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
@@ -248,7 +252,8 @@ class StatefulStreamWriter(DataStreamWriter):
         def deliver(rows: DataFrame, batch_id: int) -> None:
             sink(plan.apply(rows, observations), batch_id)
 
-        engine = MicroBatchEngine(query, deliver, times, self._side_sinks)
+        repeated = unfinished_batch(files) if query.settings.broadcast else None
+        engine = MicroBatchEngine(query, deliver, times, self._side_sinks, repeated)
         engine.open(times.query_id())
         if has_source:
             triggers = QueryTriggers(self._spark, query.time_mode, engine, running_query)

@@ -21,6 +21,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.query.broadcast import BroadcastTable, version_of
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.processor_checks import pickled
 from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
@@ -46,6 +47,7 @@ from statelog.spark.testing.tester_rows import (
     TesterRows,
     check_rows,
     format_of,
+    rows_as,
     side_outputs_of,
     side_rows,
     typed_rows,
@@ -87,6 +89,7 @@ class ProcessorTester(ColumnarTests):
             with the type of the first key; a tuple is then a struct.
         outputStructType: Schema of the output, also as DDL text; Rows that do not fit are an error.
         timeZone: Time zone of the session, in which a `ColumnarProcessor` gets points in time.
+        broadcast: Broadcast tables by name, see `setBroadcast`.
 
     Raises:
         UsageError: An argument is wrong, or the processor cannot be pickled.
@@ -110,6 +113,7 @@ class ProcessorTester(ColumnarTests):
         keySchema: StructType | str | None = None,
         outputStructType: StructType | str | None = None,
         timeZone: str = "UTC",
+        broadcast: Mapping[str, object] | None = None,
     ) -> None:
         self._time_mode = mode_of("timeMode", timeMode, TIME_MODES, WrongArgumentError)
         mode_of("outputMode", outputMode, OUTPUT_MODES, WrongArgumentError)
@@ -131,6 +135,9 @@ class ProcessorTester(ColumnarTests):
         self._in_pandas = initialStatePandas is not None
         self._batch_id = -1
         self._side_rows = {}
+        self._broadcasts: dict[str, BroadcastTable] = {}
+        for name, table in (broadcast or {}).items():
+            self.setBroadcast(name, table)
         keys = None if keySchema is None else arrow_schema(_struct(keySchema))
         self._state = TesterState(processor, self._time_mode, keys, self._stored, self._stored_ms)
         self.handle = TesterHandle(
@@ -268,6 +275,25 @@ class ProcessorTester(ColumnarTests):
         operator_of(name, [self._state.side_outputs])
         return list(self._side_rows.get(name, ()))
 
+    def setBroadcast(
+        self, name: str, table: object, schema: StructType | str | None = None
+    ) -> None:
+        """
+        Set a broadcast table, which the micro-batches from now on see.
+
+        Args:
+            name: The table.
+            table: An Arrow table, a frame of pandas or Polars, a dict of columns, or a list of Rows or
+                dicts.
+            schema: Names and types of the columns, also as DDL text; None takes them from *table*.
+
+        Raises:
+            UsageError: *table* has another form.
+        """
+        if schema is not None:
+            table = rows_as(_struct(schema), table, name)
+        self._broadcasts[name] = version_of(name, table)
+
     def setProcessingTime(self, currentTimeMs: int) -> Any:
         """
         Move processing time forward, and fire the timers that are due.
@@ -403,7 +429,13 @@ class ProcessorTester(ColumnarTests):
         watermark_ms = self._watermark_ms if has_watermark else self._shown_watermark_ms
         processor = pickle.loads(self._pickled)
         return BatchContext(
-            processor, self._batch_id, self._time_mode, self._now(), watermark_ms, self._zone
+            processor,
+            self._batch_id,
+            self._time_mode,
+            self._now(),
+            watermark_ms,
+            self._zone,
+            self._broadcasts,
         )
 
     def _open(self, key: object) -> tuple[KnownStates, Callable[[], None]]:

@@ -89,6 +89,8 @@ class ReplayTester(ProcessorTester):
             eventTimeExtractor=lambda row: 1 << 62,  # the recorded rows were not late
         )
         self._step = step
+        for name, table in step.broadcasts.items():
+            self.setBroadcast(name, table)
         self._row_format = row_format
         task = step.task
         self._now_ms = task.now_ms

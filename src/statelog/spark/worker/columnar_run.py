@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from statelog.errors import InvariantError, ProcessorError, UsageError
 from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.spark.query.broadcast import BroadcastTable, BroadcastTables, broadcast_in
 from statelog.spark.query.columnar_processor import ColumnarProcessor, Tables
 from statelog.spark.query.declared_state import check_not_reserved
 from statelog.spark.query.processor_checks import described
@@ -44,6 +45,7 @@ class ColumnarTaskHandle:
         timers: The timers; None in the time mode None.
         drop: Deletes a variable of all keys, by state id.
         sides: The side outputs.
+        broadcasts: The broadcast tables.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class ColumnarTaskHandle:
         timers: ColumnTimers | None,
         drop: Callable[[int], None],
         sides: SideOutputs,
+        broadcasts: BroadcastTables,
     ) -> None:
         self._table = table
         self._timers = timers
         self._drop = drop
         self._sides = sides
+        self._broadcasts = broadcasts
         self._initialized = False
 
     def initialized(self) -> None:
@@ -81,6 +85,10 @@ class ColumnarTaskHandle:
         if descriptor.kind is not ColumnState.kind:
             raise UsageError(f"state {stateName!r} is a {descriptor.kind_text} state")
         return ColumnState(self._table, state_id)
+
+    def broadcast(self, name: str) -> BroadcastTable:
+        """Return the broadcast table *name*, as the micro-batch sees it."""
+        return broadcast_in(self._broadcasts, name)
 
     def sideOutput(self, name: str, schema: SchemaLike) -> TaskSideOutput:
         """Return the side output *name*; in `init` only."""
@@ -142,7 +150,9 @@ class ColumnarRun:
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
         self._table.forget_pending()
-        handle = ColumnarTaskHandle(self._table, self._timers, self._drop, self._sides)
+        handle = ColumnarTaskHandle(
+            self._table, self._timers, self._drop, self._sides, self._context.broadcasts
+        )
         self._call("init", None, lambda: self._processor.init(handle))
         handle.initialized()
         self._sides.is_open = True

@@ -7,8 +7,10 @@ Source: pyspark.sql.streaming.stateful_processor.StatefulProcessorHandle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 
 from statelog.errors import UsageError
+from statelog.spark.query.broadcast import BroadcastTable, BroadcastTables, broadcast_in
 from statelog.spark.query.declared_state import check_not_reserved
 from statelog.spark.query.state_variables import (
     RefusedState,
@@ -34,6 +36,7 @@ class TaskHandle(StateVariables):
         timers: The operator's timers, or None where the time mode has none.
         drop: Called with the state id when a variable is deleted.
         sides: The side outputs; None for none.
+        broadcasts: The broadcast tables.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class TaskHandle(StateVariables):
         timers: Timers | None,
         drop: Callable[[int], None],
         sides: SideOutputs | None = None,
+        broadcasts: BroadcastTables = MappingProxyType({}),
     ) -> None:
         self._cursor = cursor
         self._codec = codec
         self._timers = timers
         self._drop = drop
         self._sides = no_side_outputs() if sides is None else sides
+        self._broadcasts = broadcasts
         self._initialized = False
         self._given: dict[str, list[BoundState | RefusedState]] = {}
         self._unfounded: dict[str, UsageError] = {}
@@ -91,6 +96,10 @@ class TaskHandle(StateVariables):
     def _only_in_init(self, name: str, what: str) -> None:
         if self._initialized:
             raise UsageError(f"state {name!r}: state variables are {what} in init() only")
+
+    def broadcast(self, name: str) -> BroadcastTable:
+        """Return the broadcast table *name*, as the micro-batch sees it."""
+        return broadcast_in(self._broadcasts, name)
 
     def sideOutput(self, name: str, schema: SchemaLike) -> TaskSideOutput:
         """Return the side output *name*; in `init` only."""

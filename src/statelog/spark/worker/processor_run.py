@@ -168,7 +168,10 @@ class ProcessorRun:
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
         processor = self._processor
-        handle = TaskHandle(self._cursor, self._codec, self._timers, self._drop, self._sides)
+        tables = self._context.broadcasts
+        handle = TaskHandle(
+            self._cursor, self._codec, self._timers, self._drop, self._sides, tables
+        )
         try:
             processor.init(handle)
             handle.initialized()

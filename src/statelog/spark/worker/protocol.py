@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from statelog.checkpoint.batch_record import BroadcastEntry
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
+from statelog.spark.query.broadcast import BroadcastTables
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordSpec
@@ -40,6 +42,7 @@ class BatchContext:
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: The batch's watermark; -1 without.
         zone: The session's time zone, in which a processor of columns gets points in time.
+        broadcasts: The broadcast tables; a task reads them by `TaskSpec.broadcasts`.
     """
 
     processor: AnyProcessor
@@ -48,6 +51,7 @@ class BatchContext:
     now_ms: int = -1
     watermark_ms: int = -1
     zone: str = "UTC"
+    broadcasts: BroadcastTables = field(default_factory=dict)
 
     @property
     def due_until_ms(self) -> int:
@@ -134,6 +138,7 @@ class TaskSpec:
         staged: Whether output rows are sent in the answer (False: they are the task's result).
         record: What to record; None for nothing.
         errors: What to do with keys that fail; None where the task fails with them.
+        broadcasts: The versions of broadcast tables that the micro-batch sees.
     """
 
     context: BatchContext
@@ -149,6 +154,7 @@ class TaskSpec:
     staged: bool
     record: RecordSpec | None = None
     errors: ErrorPolicy | None = None
+    broadcasts: tuple[BroadcastEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

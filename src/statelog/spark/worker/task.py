@@ -31,6 +31,7 @@ from statelog.spark.query.record import NOTHING, RecordSpec
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
+from statelog.spark.worker.broadcasts import broadcast_tables
 from statelog.spark.worker.connection import without_delay
 from statelog.spark.worker.dead_letters import NO_LETTERS, FailedKeys
 from statelog.spark.worker.failures import reported_to_driver
@@ -106,6 +107,9 @@ def _run(
         raise changed_partitions()
     watch = Stopwatch()
     kept = _states.of(spec)
+    if spec.broadcasts:
+        tables = broadcast_tables(kept.store, spec.broadcasts)
+        spec = replace(spec, context=replace(spec.context, broadcasts=tables))
     with task_uploads(kept.storage) as uploads:
         ack, output = _answer(spec, kept, uploads, partition, batches, file=file, watch=watch)
         uploads.hand_over()

@@ -5,6 +5,7 @@ State as of a checkpoint, for everything outside the job that wrote it.
     lookup          one key: its key group, its rows, its state as Python values
     differences     which keys differ between two checkpoints; by joining, in columns
     feed            what each checkpoint changed, from its log: chain, window
+    broadcasts      the versions of broadcast tables that micro-batches saw
     side_outputs    the rows of side outputs that a checkpoint names
     replica         `follow`: a copy in memory that follows the query; held_state
     sql             SQL over the variables, through DuckDB
@@ -12,6 +13,7 @@ State as of a checkpoint, for everything outside the job that wrote it.
     rows            the columns of a snapshot as rows: one for each value, element, entry or timer
 """
 
+from statelog.state.reader.broadcasts import BroadcastVersion
 from statelog.state.reader.location_state import LocationState, open
 from statelog.state.reader.lookup import KeyVersion
 from statelog.state.reader.replica import Replica, ReplicaStatus
@@ -19,6 +21,7 @@ from statelog.state.reader.side_outputs import KeptSideOutput
 from statelog.state.reader.state_reader import StateReader
 
 __all__ = [
+    "BroadcastVersion",
     "KeptSideOutput",
     "KeyVersion",
     "LocationState",

@@ -23,6 +23,11 @@ from statelog.errors import ClosedError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
 from statelog.renamed import renamed
+from statelog.state.reader.broadcasts import (
+    BroadcastVersion,
+    broadcast_table,
+    broadcast_versions,
+)
 from statelog.state.reader.chain import as_of_ms, chain_before
 from statelog.state.reader.differences import Differences
 from statelog.state.reader.feed import ChangeFeed
@@ -491,6 +496,35 @@ class LocationState:
         """
         stored, since = self._kept_by(checkpoint, since_checkpoint)
         return side_output_rows(self._store, stored, name, self._operator, since)
+
+    def broadcasts(self, checkpoint: CheckpointName | None = None) -> tuple[BroadcastVersion, ...]:
+        """
+        Return the versions of broadcast tables that the micro-batch of a checkpoint saw, by name.
+
+        Arguments and errors: see `reader`.
+
+        Blocks: On the store.
+        """
+        return broadcast_versions(self._kept_by(checkpoint, None)[0])
+
+    def broadcast(self, name: str, checkpoint: CheckpointName | None = None) -> pa.Table:
+        """
+        Return the rows of a broadcast table that the micro-batch of a checkpoint saw.
+
+        Args:
+            name: The table, as the setting `broadcast` has it.
+            checkpoint: As for `reader`; None for the newest one.
+
+        Raises:
+            UsageError: The micro-batch saw no table of this name.
+            CorruptionError: The object is damaged.
+            CheckpointError: As `reader`; or the query deleted the version meanwhile.
+            ClosedError: The state is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        return broadcast_table(self._store, self._kept_by(checkpoint, None)[0], name)
 
     def _kept_by(
         self, checkpoint: CheckpointName | None, since: CheckpointName | None

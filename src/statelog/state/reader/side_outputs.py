@@ -133,7 +133,8 @@ def read_side_rows(store: ObjectStore, entry: SideOutputEntry) -> pa.Table:
             table = read_stream_table(data)
         except (pa.ArrowException, OSError) as error:
             raise _damaged(store, path, str(error)) from error
-        if table.schema.names[:2] != [SIDE_CHECKPOINT, SIDE_BATCH]:
+        first = [(field.name, field.type) for field in list(table.schema)[:2]]
+        if first != [(SIDE_CHECKPOINT, pa.int64()), (SIDE_BATCH, pa.int64())]:
             raise _damaged(store, path, "they do not begin with their checkpoint")
         return table
 

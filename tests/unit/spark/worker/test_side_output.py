@@ -287,6 +287,7 @@ def test_rows_are_emitted_while_rows_are_handled(tmp_path: Path) -> None:
     [
         ("", "k string", "letters, digits"),
         ("a/b", "k string", "letters, digits"),
+        ("late", "Batch_Id long", "none is called checkpoint_id or batch_id"),
         ("late", "checkpoint_id long", "none is called checkpoint_id or batch_id"),
         ("late", "k string, k string", "each with another name"),
     ],
@@ -390,3 +391,16 @@ def test_dead_letters_do_not_have_rows_of_side_outputs(tmp_path: Path) -> None:
     with sl.open(job.location) as state:
         assert LETTERS_SCHEMA == state.dead_letters().schema
         assert 1 == state.dead_letters().num_rows == state.side_output("late").num_rows
+
+
+def test_a_copy_has_the_rows_and_a_fork_begins_without(tmp_path: Path) -> None:
+    job = late_job(tmp_path / "state")
+    job.run([("a", "row", 1), ("b", "row", 2)])
+    sl.copy(job.location, tmp_path / "copy")
+    assert rows_of(job.location, "late") == rows_of(str(tmp_path / "copy"), "late")
+    sl.fork(job.location, tmp_path / "fork", state_only=True)
+    assert [] == rows_of(str(tmp_path / "fork"), "late")
+    fork = late_job(tmp_path / "fork")
+    fork.run([("c", "row", 3)])
+    assert ["c"] == [row[2] for row in rows_of(fork.location, "late")]
+    assert 2 == len(rows_of(job.location, "late"))
