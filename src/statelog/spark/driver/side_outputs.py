@@ -44,6 +44,8 @@ SIDE_FILES_MAX: Final = 1_000
 """Most objects with rows of side outputs that a checkpoint names."""
 TAIL_BYTES: Final = 256 * 1024
 """An object up to this size is written again with the rows of the next micro-batch."""
+_TAIL_MEMORY: Final = 4 << 20
+"""The driver holds up to this many bytes of its rows."""
 
 _Place = tuple[str, str]
 """Operator and side output."""
@@ -149,8 +151,9 @@ class SideOutputLog:
             young = tail.younger(oldest_ms)
             both = pa.concat_tables([young.rows, rows]).combine_chunks()
             joined = _Tail("", both, (*young.times, *times))
-            data = write_stream(both.to_batches(), both.schema)
-            if len(data) > TAIL_BYTES:
+            is_small = both.nbytes <= _TAIL_MEMORY
+            data = write_stream(both.to_batches(), both.schema) if is_small else b""
+            if not 0 < len(data) <= TAIL_BYTES:
                 joined, data = _Tail("", rows, times), b""
         data = data or write_stream(rows.combine_chunks().to_batches(), rows.schema)
         with self._files() as files:

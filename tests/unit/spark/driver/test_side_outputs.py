@@ -67,6 +67,18 @@ def test_a_new_run_begins_another_object_and_a_large_one_is_not_written_again(
     assert 2 + 9 * 30 == len(rows_of(job.location, "late"))
 
 
+def test_the_driver_holds_few_bytes_of_rows_however_well_they_compress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_outputs, "_TAIL_MEMORY", 20_000)
+    job = late_job(tmp_path)
+    for _ in range(4):
+        job.run([("a" * 100, "row", 1)] * 100)
+    assert [100] * 4 == [each.rows for each in entries_of(job)]
+    assert max(each.size for each in entries_of(job)) < 4_000
+    assert 400 == len(rows_of(job.location, "late"))
+
+
 def test_rows_are_dropped_by_their_age_also_out_of_an_object_that_grows(tmp_path: Path) -> None:
     age = QuerySettings(side_output_age=dt.timedelta(minutes=10))
     job = late_job(tmp_path, settings=age)
