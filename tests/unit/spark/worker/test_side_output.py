@@ -7,6 +7,7 @@ The model of a job that leaves failed calls out is the same job without the call
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.recorded_job import RecordedJob
 from tests.recorded_processors import COLUMNS, OUTPUT
+from tests.unit.spark.worker.test_large_input import NUMBERS, Query
 from tests.unit.spark.worker.test_tolerant_run import (
     LETTERS,
     Batch,
+    Initial,
     Model,
     ModelOfFrames,
     Poisoned,
@@ -33,6 +36,7 @@ from tests.unit.spark.worker.test_tolerant_run import (
     failed_in,
     fresh,
     histories,
+    of_initial,
     output_of,
 )
 
@@ -40,6 +44,11 @@ import statelog as sl
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import CheckpointError, ProcessorError, UsageError
+from statelog.spark.query.declared_state import declared_by
+from statelog.spark.rows.formats import SparkRowFormat
+from statelog.spark.rows.layout import InitialLayout, InputLayout
+from statelog.spark.rows.types import from_ipc
+from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import output_parts, side_output
 from statelog.state.recordings.dead_letters import SCHEMA as LETTERS_SCHEMA
 
@@ -404,3 +413,55 @@ def test_a_copy_has_the_rows_and_a_fork_begins_without(tmp_path: Path) -> None:
     fork.run([("c", "row", 3)])
     assert ["c"] == [row[2] for row in rows_of(fork.location, "late")]
     assert 2 == len(rows_of(job.location, "late"))
+
+
+class InitialEmits(Initial):
+    """`Initial`, which emits each value before it is added."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.values = handle.sideOutput("values", "key long, n long, value double")
+
+    def add(self, value: float, n: int) -> None:
+        self.values.emit((self.key, n, value))
+        super().add(value, n)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        (self.key,) = key
+        super().handleInitialState(key, initialState, timerValues)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        (self.key,) = key
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+@pytest.mark.parametrize("input_bytes", [sys.maxsize, 20_000])
+def test_initial_state_that_fails_takes_all_rows_along_and_rows_that_fail_only_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_bytes: int
+) -> None:
+    raises, misfits, bad_rows = {3, 4, 50}, {5, 8, 51}, {6: -1.0, 10: -2.0, 4: -1.0}
+    initial = [(number, value) for number in range(60) for value in (1.0, 2.0)]
+    initial += [(number, -1.0) for number in raises] + [(number, -2.0) for number in misfits]
+    rows = [(number, value) for number in range(0, 100, 2) for value in (3.0, 4.0)]
+    rows += bad_rows.items()
+    left = {
+        *((number, 100, value) for number, value in initial if number not in raises | misfits),
+        *(
+            (number, 1, value)
+            for number, value in rows
+            if number not in {*raises, *misfits, *bad_rows}
+        ),
+    }
+    declared = declared_by(InitialEmits(), "op", NUMBERS, parse_ddl, time_mode="none")
+    query = Query(
+        tmp_path, InitialEmits(), SparkRowFormat(), input_bytes,
+        output="key long, n long, total double", key=NUMBERS, errors=LETTERS,
+        initial=InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value")),
+        side=declared.side_outputs,
+    )  # fmt: skip
+    query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)
+    (side,) = query.acks[0].side
+    assert isinstance(side.output, tuple)
+    tables = [from_ipc(query.store.get(each.path)) for each in side.output]
+    emitted = [tuple(row.values())[2:] for table in tables for row in table.to_pylist()]
+    assert sorted(left) == sorted(emitted)
