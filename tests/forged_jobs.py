@@ -100,6 +100,8 @@ CALLS: dict[str, list[list[str]]] = {
                ["LOC", "KEY", "--processor", HOSTILE, "--write-test", "OUT.py"],
                ["LOC", "fails", "--processor", HOSTILE, "--write-test", "OUT.py"]],
     "dead-letters": [["LOC"], ["LOC", "--json"], ["LOC", "--rows", "OUT.parquet"]],
+    "side-output": [["LOC"], ["LOC", "late"], ["LOC", "late", "--json"]],
+    "broadcast": [["LOC"], ["LOC", "--json"]],
     "publish": [["LOC", "--iceberg", "local.jobs.totals"],
                 ["LOC", "--iceberg", "local.jobs.totals", "--catalog-option", "type=sql",
                  "--catalog-option", "uri=sqlite:///OUT.db", "--catalog-option", "warehouse=file://NEW"],

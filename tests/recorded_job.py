@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
 from statelog.spark.driver.dead_letters import committed_letters
 from statelog.spark.driver.recordings import (
     committed_recordings,
@@ -23,7 +25,8 @@ from statelog.spark.driver.recordings import (
     keys_of_operators,
     recording_files,
 )
-from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.driver.side_outputs import SideOutputLog
+from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of
 from statelog.spark.query.settings import QuerySettings
@@ -66,14 +69,19 @@ class RecordedJob:
     owner_id: str = "test"
     checkpoint_location: str | None = None
     errors: ErrorPolicy | None = None
+    repeated: int | None = None
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.store = open_store(self.location, fsync=False)
         self.input = arrow_schema(parse_ddl(self.columns))
         self.key = pa.schema([self.input.field(0)])
-        self.schema = operator_schema(
+        self.schema, self.side, _ = declared_by(
             self.processor, self.operator_id, self.key, parse_ddl, time_mode=self.time_mode
         )
+        files = partial(recording_files, self.store, task_changelog_options())
+        age_ms = self.settings.side_output_age.total_seconds() * 1000
+        self.side_log = SideOutputLog(files, age_ms)
         self.coordinator = CheckpointCoordinator(
             self.store,
             owner_id=self.owner_id,
@@ -85,6 +93,10 @@ class RecordedJob:
         self.base = self.coordinator.restore()
         if self.base is not None:
             self.batch_id = BatchRecord.of(self.base).batch_id
+        self.versions = BroadcastVersions(
+            self.settings, self.store, self.repeated, lambda: self.clock()
+        )
+        self.broadcasts: tuple[BroadcastEntry, ...] = ()
 
     def row_format(self) -> RowFormat:
         if not self.pandas:
@@ -117,6 +129,13 @@ class RecordedJob:
         own = -1 if self.base is None else self.base.checkpoint_id
         handles = () if self.base is None else self.base.log
         each = max(self.record_bytes // len(ranges), 1)
+        record = None if self.base is None else BatchRecord.of(self.base)
+        self.broadcasts = self.versions.choose(
+            self.batch_id,
+            None if self.base is None else own,
+            record,
+            self.coordinator.next_checkpoint_id,
+        )
         return TaskSpec(
             context=BatchContext(
                 self.processor, self.batch_id, self.time_mode, now_ms, watermark_ms
@@ -126,6 +145,7 @@ class RecordedJob:
                 row_format=self.row_format(),
                 output=arrow_schema(parse_ddl(self.output)),
                 input_bytes=self.input_bytes,
+                side=self.side,
             ),
             state=TaskState(
                 location=self.location,
@@ -153,6 +173,7 @@ class RecordedJob:
                 operator_id="",
             ),
             errors=self.errors,
+            broadcasts=self.broadcasts,
         )
 
     def run(
@@ -196,6 +217,10 @@ class RecordedJob:
         fresh = committed_recordings(files, acks, checkpoint_id, now_ms)
         fresh += committed_letters(files, acks, checkpoint_id, now_ms)
         before = () if self.base is None else BatchRecord.of(self.base).recordings
+        sides = () if self.base is None else BatchRecord.of(self.base).side_outputs
+        answers = {self.operator_id: acks}
+        tables = () if self.base is None else BatchRecord.of(self.base).broadcasts
+        recordings = kept_recordings(before, fresh, self.settings, now_ms)
         record = BatchRecord(
             operators=(
                 OperatorRecord(
@@ -217,9 +242,12 @@ class RecordedJob:
             output_bytes=0,
             output_files=[],
             checkpoint_location=self.checkpoint_location,
-            recordings=kept_recordings(before, fresh, self.settings, now_ms),
+            recordings=recordings,
+            broadcasts=kept_broadcasts(tables, self.broadcasts, recordings),
+            side_outputs=self.side_log.entries(sides, answers, checkpoint_id, now_ms),
         )
         self.base = self.coordinator.complete(
             checkpoint_id, properties=record.to_properties(), sections={}
         )
+        self.side_log.committed()
         self.coordinator.clean_up()

@@ -252,7 +252,7 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
         (
             statelog.spark,
             "StatefulProcessor StatefulProcessorHandle ValueState ListState MapState TimerValues "
-            "ExpiredTimerInfo",
+            "ExpiredTimerInfo SideOutput Broadcast BroadcastTable",
         ),
     ),
     "Aggregate": (
@@ -265,7 +265,12 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "Process columns": (
         (statelog.spark, "ColumnarProcessor ColumnarHandle ColumnState ColumnTimers Keys"),
     ),
-    "Read state": ((statelog, "open LocationState KeyVersion Replica ReplicaStatus"),),
+    "Read state": (
+        (
+            statelog,
+            "open LocationState KeyVersion KeptSideOutput BroadcastVersion Replica ReplicaStatus",
+        ),
+    ),
     "Test, replay, compare": (
         (statelog.testing, "ProcessorTester"),
         (statelog.spark, "replay ReplayedStep what_if WhatIf Difference"),

@@ -93,6 +93,7 @@ __all__ = [
     "AvailabilityProvider",
     "BackpressureTimeoutError",
     "BatchingStateChangeUploadScheduler",
+    "BroadcastVersion",
     "ByteStreamStateHandle",
     "ChangeBatch",
     "ChangelogOptions",
@@ -126,6 +127,7 @@ __all__ = [
     "InlineStateChangeUploader",
     "InvalidOptionsError",
     "InvariantError",
+    "KeptSideOutput",
     "KeyGroupOutOfRangeError",
     "KeyGroupRange",
     "KeyTrace",
@@ -208,7 +210,13 @@ if TYPE_CHECKING:
     from statelog.operations.publish import PublishReport, TablePublisher, publish, publisher
     from statelog.operations.recommit import EditReport
     from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
-    from statelog.state.reader import KeyVersion, LocationState, Replica, ReplicaStatus
+    from statelog.state.reader import (
+        KeptSideOutput,
+        KeyVersion,
+        LocationState,
+        Replica,
+        ReplicaStatus,
+    )
     from statelog.state.reader import open as open
 
     MaterializationOptions = SnapshotPolicy
@@ -224,7 +232,7 @@ else:
             "statelog.operations.publish": "PublishReport TablePublisher publish publisher",
             "statelog.operations.recommit": "EditReport",
             "statelog.operations.savepoints": "Fork Tag fork tag tags untag",
-            "statelog.state.reader": "KeyVersion LocationState Replica ReplicaStatus open",
+            "statelog.state.reader": "BroadcastVersion KeptSideOutput KeyVersion LocationState Replica ReplicaStatus open",
         },
         unknown_name,
         MaterializationOptions="SnapshotPolicy",

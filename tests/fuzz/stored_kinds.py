@@ -19,7 +19,7 @@ from tests.unit.format.test_delta import actions as delta_actions
 from tests.unit.state.reader.histories import GROUPS, NAMES, History, key_of
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry, SideOutputEntry
 from statelog.checkpoint.history import Entries, read_checkpoint, read_entry
 from statelog.checkpoint.ownership import describe_claim
 from statelog.checkpoint.query_files import (
@@ -34,6 +34,7 @@ from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError
 from statelog.format import delta_log
 from statelog.format.arrow_data import write_stream
+from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import (
     CHECKPOINT_TAG,
     OUTPUT_TAG,
@@ -62,6 +63,8 @@ from statelog.state.encoding.snapshot_file import (
     snapshot_tables,
 )
 from statelog.state.reader import LocationState
+from statelog.state.reader.broadcasts import read_broadcast
+from statelog.state.reader.side_outputs import read_side_rows
 from statelog.state.recordings.format import decode_file
 from statelog.state.recordings.step import steps_of
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -475,6 +478,38 @@ def read_staged(data: bytes) -> Any:
     return repr(python_rows(from_ipc(data)))
 
 
+def read_side_output(data: bytes) -> Any:
+    entry = SideOutputEntry(
+        name="late", operator_id="op", checkpoint=1, path="output/a", size=len(data),
+        crc=checksum([data]), rows=1, at_ms=0,
+    )  # fmt: skip
+    return repr(python_rows(read_side_rows(store_with(**{"output/a": data}), entry)))
+
+
+def read_broadcast_table(data: bytes) -> Any:
+    entry = BroadcastEntry(
+        name="rules", version="v", checkpoint=1, path="broadcasts/a", size=len(data),
+        crc=checksum([data]), rows=1,
+    )  # fmt: skip
+    return repr(python_rows(read_broadcast(store_with(**{"broadcasts/a": data}), entry)))
+
+
+def side_output_streams() -> list[bytes]:
+    """Return the stored rows of a side output, compressed or not."""
+    batch = pa.record_batch(
+        {
+            "checkpoint_id": [1, 1, 2],
+            "batch_id": [0, 0, 1],
+            "k": ["a", None, "c"],
+            "n": [1.5, 2.0, 3.0],
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return [write_stream([batch, batch], batch.schema), sink.getvalue().to_pybytes()]
+
+
 def staged_streams() -> list[bytes]:
     """Return the Arrow streams that tasks stage, compressed or not, with nested columns."""
     batch = pa.record_batch(
@@ -559,6 +594,8 @@ def all_kinds(folder: Path) -> list[Kind]:
         Kind("snapshot", snapshots, snapshot_reader(codec), (forged_snapshot,)),
         run_file_kind(codec, [parquet_of_history(history, codec)], folder / "local"),
         Kind("staged rows", staged_streams(), read_staged),
+        Kind("side output", side_output_streams(), read_side_output),
+        Kind("broadcast table", staged_streams(), read_broadcast_table),
         Kind("tag", tags(history, TagKind.TAG, job), tag_reader(TagKind.TAG), TAG_FORGERIES),
         Kind("fork pin", tags(history, TagKind.FORK, job), tag_reader(TagKind.FORK), TAG_FORGERIES),
         Kind(

@@ -65,6 +65,22 @@ def test_a_record_with_costs_is_read_and_written_as_it_is_stored() -> None:
     assert stored("1_costs") == json.loads(json.dumps(record.to_properties()))
 
 
+def test_a_record_with_side_outputs_is_read_and_written_as_it_is_stored() -> None:
+    record = read(stored("1_side_outputs"))
+    assert [("late", 6, False), ("late", 7, True)] == [
+        (entry.name, entry.checkpoint, entry.is_fresh) for entry in record.side_outputs
+    ]
+    assert stored("1_side_outputs") == json.loads(json.dumps(record.to_properties()))
+    assert () == read(stored(1)).side_outputs
+
+
+def test_a_record_with_broadcasts_is_read_and_written_as_it_is_stored() -> None:
+    record = read(stored("1_broadcasts"))
+    assert [(3, 2), (7, 3)] == [(entry.checkpoint, entry.rows) for entry in record.broadcasts]
+    assert stored("1_broadcasts") == json.loads(json.dumps(record.to_properties()))
+    assert () == read(stored(1)).broadcasts
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_older_record_has_no_costs(version: int) -> None:
     record = read(stored(version))

@@ -22,6 +22,9 @@ from statelog.model.object_path import checked_path
 
 WRITERS_PROPERTY: Final = "statelog.table.writers"
 """The last micro-batch of each writer of a keyed table, by its name, in the properties of a checkpoint."""
+SIDE_CHECKPOINT: Final = "checkpoint_id"
+SIDE_BATCH: Final = "batch_id"
+"""The first columns of stored rows of a side output: the checkpoint and the micro-batch that has them."""
 _SEVERAL: Final = 2
 """Version of the record of a query with several operators."""
 _OPTIONAL: Final = (
@@ -82,6 +85,61 @@ class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int = 0
 
 
+class SideOutputEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    An object with rows of a side output.
+
+    Args:
+        name, operator_id: The side output, and the operator that declares it.
+        checkpoint: The newest checkpoint that has rows in it.
+        path, size, crc: Its name, length, and CRC-32C.
+        rows: Number of rows in it.
+        at_ms: When the newest of them was written, milliseconds since 1970.
+        is_fresh: Whether the micro-batch of this record has rows in it, which are to be delivered.
+    """
+
+    name: str
+    operator_id: str
+    checkpoint: int
+    path: str
+    size: int
+    crc: int
+    rows: int
+    at_ms: int
+    is_fresh: bool = False
+
+    @property
+    def handle(self) -> FileStateHandle:
+        """The handle of the object."""
+        return FileStateHandle(self.path, self.size, self.crc)
+
+
+class BroadcastEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A version of a broadcast table.
+
+    Args:
+        name: The table.
+        version: A digest of its content.
+        checkpoint: The first checkpoint whose micro-batch saw it.
+        path, size, crc: The name, length and CRC-32C of its object.
+        rows: Number of its rows.
+    """
+
+    name: str
+    version: str
+    checkpoint: int
+    path: str
+    size: int
+    crc: int
+    rows: int
+
+    @property
+    def handle(self) -> FileStateHandle:
+        """The handle of the object."""
+        return FileStateHandle(self.path, self.size, self.crc)
+
+
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
     The properties of a checkpoint that a micro-batch made.
@@ -116,6 +174,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         uploads: Figures of the tasks' uploads: `uploads`, `attempts`, `retries`, `bytes`, `slowest_ms`
             and `wait_ms`; None if there were none, or unknown.
         recordings: The recordings of this micro-batch, and the kept ones of those before it.
+        side_outputs: Rows of side outputs: of this micro-batch, and the kept ones of those before it.
+        broadcasts: The versions of broadcast tables that this micro-batch and kept recordings saw.
     """
 
     operators: tuple[OperatorRecord, ...]
@@ -144,6 +204,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     object_bytes: int | None = None
     uploads: dict[str, int] | None = None
     recordings: tuple[RecordingEntry, ...] = ()
+    side_outputs: tuple[SideOutputEntry, ...] = ()
+    broadcasts: tuple[BroadcastEntry, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -173,6 +235,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
                 del properties[name]
         if not self.recordings:  # as in a query without them, byte for byte
             del properties["recordings"]
+        for name in ("side_outputs", "broadcasts"):
+            if not properties[name]:
+                del properties[name]
         for entry in properties.get("recordings", ()):
             if not entry["dead_letters"]:
                 del entry["dead_letters"]
@@ -182,7 +247,10 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         else:
             properties["version"] = _SEVERAL
         files = [handle.path for handle in self.staged_files()]
-        properties[OBJECTS_PROPERTY] = [*files, *(recording.path for recording in self.recordings)]
+        files += [recording.path for recording in self.recordings]
+        files += [rows.path for rows in self.side_outputs]
+        files += [table.path for table in self.broadcasts]
+        properties[OBJECTS_PROPERTY] = files
         return properties
 
     @classmethod
@@ -219,6 +287,10 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         check_source_folders(record.source_folders, record.source_logs)
         for entry in record.recordings:
             checked_path(entry.path)
+        for rows in record.side_outputs:
+            checked_path(rows.path)
+        for table in record.broadcasts:
+            checked_path(table.path)
         return record
 
     def staged_files(self) -> list[FileStateHandle]:

@@ -46,6 +46,7 @@ from statelog.runtime.background import in_background
 from statelog.store import PATHS, LocationStore, ObjectStore, ask_at_once
 from statelog.store.location_store import is_fork_id, parent_path
 from statelog.store.paths import (
+    BROADCASTS_FOLDER,
     RECORDINGS_FOLDER,
     TEMPORARY_FOLDER,
     parse_checkpoint_folder,
@@ -60,6 +61,8 @@ FAILED_RECORDING_AGE: Final = dt.timedelta(days=7)
 _NEVER_GARBAGE: Final = tuple(
     f"{folder}/" for folder in (PATHS.owners, PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
 )
+_REPEATED_AGE: Final = dt.timedelta(days=7)
+"""A version of a broadcast table is kept this long for a restart that repeats its micro-batch."""
 _PART_MAX: Final = 1000
 """The limit of S3 for one request; a failed part is deleted again one by one."""
 BATCH_COMMITS: Final = 20
@@ -238,11 +241,15 @@ def collect_garbage(
         for info in ours
         if info.path not in marked and not is_kept_entry(store, info.path, newest)
     ]
-    failed = PATHS.failed_recordings + "/"
-    ages = {True: max(failed_recording_age, min_age), False: min_age}
-    old = [
-        info for info in orphans if now - info.last_modified >= ages[info.path.startswith(failed)]
-    ]
+    ages = {
+        PATHS.failed_recording(""): max(failed_recording_age, min_age),
+        PATHS.broadcast(""): max(_REPEATED_AGE, min_age),
+    }
+
+    def age_of(path: str) -> dt.timedelta:
+        return next((age for folder, age in ages.items() if path.startswith(folder)), min_age)
+
+    old = [info for info in orphans if now - info.last_modified >= age_of(info.path)]
     old.sort(key=lambda info: info.path)
     sizes = {info.path: info.size_bytes for info in old}
     report = CleanUpReport(deleted=tuple(sizes)) if dry_run else delete_objects(store, sizes)
@@ -344,7 +351,9 @@ def is_ours(path: str) -> bool:
     folder, separator, _ = path.partition("/")
     if not separator:
         return False
-    if folder in ("dstl", "shared", "taskowned", "output", RECORDINGS_FOLDER, TEMPORARY_FOLDER):
+    if folder in ("dstl", "shared", "taskowned", "output"):
+        return True
+    if folder in (RECORDINGS_FOLDER, BROADCASTS_FOLDER, TEMPORARY_FOLDER):
         return True
     return parse_checkpoint_folder(folder) is not None
 

@@ -265,6 +265,16 @@ def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
         ) from error
 
 
+def unfinished_batch(files: QueryFiles) -> int | None:
+    """
+    Return the micro-batch that was planned and is not finished, which Spark repeats; None for none.
+
+    Blocks: On two listings.
+    """
+    newest = newest_batch(files)
+    return None if newest is None or newest in numbers_in(files, COMMITS) else newest
+
+
 def numbers_in(files: QueryFiles, folder: str) -> set[int]:
     """Return the numbers of the files of a log."""
     numbers = (number_of(name) for name in files.names(folder))

@@ -46,7 +46,10 @@ DAMAGED: Final = "damaged"
 MISSING: Final = "missing"
 NEWER: Final = "newer"
 RECORDING: Final = "recording"
+SIDE_OUTPUT: Final = "side output"
+_NO_STATE: Final = (RECORDING, SIDE_OUTPUT)
 _OUTPUT_FILES: Final = "output_files"
+_SIDE_OUTPUTS: Final = "side_outputs"
 _PARQUET_MAGIC: Final = b"PAR1"
 _KEY_GROUP_COLUMN: Final = "key_group"
 
@@ -58,8 +61,8 @@ class VerifiedObject:
 
     Args:
         path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), or "other" (an
-            object that the engine listed, without a known checksum).
+        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), "side output", or
+            "other" (an object that the engine listed, without a known checksum).
         size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
         problem: What is wrong with it, or "".
@@ -80,8 +83,8 @@ class VerifiedObject:
 
     @property
     def blocks_restore(self) -> bool:
-        """Whether its checkpoints cannot be restored; the content of a recording is no state."""
-        return bool(self.problem) and (self.kind != RECORDING or self.finding == MISSING)
+        """Whether its checkpoints cannot be restored; recordings and side outputs do not matter."""
+        return bool(self.problem) and (self.kind not in _NO_STATE or self.finding == MISSING)
 
 
 def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
@@ -194,6 +197,8 @@ class _Needs:
                 groups = snapshot.key_group_range
                 key = (groups.start, groups.end, file.crc32c)
                 self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = snapshot
+        for rows in _side_outputs(checkpoint):
+            self._of(rows.path, SIDE_OUTPUT, checkpoint_id).handle = rows
         for file in _listed(checkpoint):
             is_recording = file.path.startswith(PATHS.recording(""))
             need = self._of(file.path, RECORDING if is_recording else "other", checkpoint_id)
@@ -212,7 +217,7 @@ class _Needs:
 
     def verified(self, store: ObjectStore, done: set[str]) -> Iterator[VerifiedObject]:
         """Yield the result of each object, by kind and name."""
-        order = ("checkpoint", "changelog", "snapshot", RECORDING, "other")
+        order = ("checkpoint", "changelog", "snapshot", RECORDING, SIDE_OUTPUT, "other")
         for path, need in sorted(
             self._objects.items(), key=lambda item: (max(order.index(item[1].kind), 1), item[0])
         ):
@@ -357,6 +362,16 @@ def _listed(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
     for path in listed if isinstance(listed, list) else ():
         if isinstance(path, str):
             yield FileStateHandle(path, -1)
+
+
+def _side_outputs(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
+    """Yield the files with rows of side outputs, with size and checksum."""
+    listed = checkpoint.properties.get(_SIDE_OUTPUTS)
+    for entry in listed if isinstance(listed, list) else ():
+        if isinstance(entry, dict):
+            path, size, crc = (entry.get(name) for name in ("path", "size", "crc"))
+            if isinstance(path, str) and isinstance(size, int) and isinstance(crc, int):
+                yield FileStateHandle(path, size, crc)
 
 
 def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> None:

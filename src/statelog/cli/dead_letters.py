@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 from rich import box
 from rich.text import Text
@@ -21,8 +19,7 @@ from statelog.cli.options import (
     OperatorOption,
 )
 from statelog.cli.output import PlainTable, console, plural, print_json, progress, utc
-from statelog.cli.state_rows import open_state
-from statelog.errors import UsageError
+from statelog.cli.state_rows import open_state, write_parquet
 
 _ERROR_SHOWN: Final = 120
 _JSON_COLUMNS: Final = ("key", "rows", "initial_rows")
@@ -58,7 +55,7 @@ def dead_letters(
         if rows is not None:
             table = state.dead_letter_rows(checkpoint, since_checkpoint=since)
     if rows is not None and table is not None:
-        _write(rows, table)
+        write_parquet(rows, table)
     if as_json:
         for letter in letters:
             parsed = {name: msgspec.json.decode(letter[name]) for name in _JSON_COLUMNS}
@@ -68,14 +65,6 @@ def dead_letters(
     if rows is not None and table is not None:
         written = f"wrote {rows}: {plural(table.num_rows, 'row')}"
         console().print(written, markup=False, soft_wrap=True)
-
-
-def _write(file: Path, table: pa.Table) -> None:
-    try:
-        with file.open("xb") as sink:
-            pq.write_table(table, sink)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error}") from error
 
 
 def _show(letters: Sequence[Mapping[str, Any]]) -> None:

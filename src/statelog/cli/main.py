@@ -51,6 +51,8 @@ _VERBS: Final = {
     "report": "report",
     "replay": "replay",
     "dead-letters": "dead_letters",
+    "side-output": "side_output",
+    "broadcast": "broadcast",
     "copy": "savepoints",
     "forget": "edit",
     "edit": "edit",

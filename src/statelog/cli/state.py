@@ -14,7 +14,7 @@ from statelog.cli.options import (
     OperatorOption,
 )
 from statelog.cli.output import console, progress, utc
-from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
+from statelog.cli.state_rows import LimitOption, open_state, row_limit, rows_of, show_rows
 from statelog.state.keys.state_key import key_from_text
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.location_state import LocationState
@@ -24,12 +24,6 @@ _Variable = Annotated[str, typer.Argument(help="State variable; $timers for time
 _Key = Annotated[
     list[str],
     typer.Argument(help="Values of the key columns, in their order; -- before a negative number."),
-]
-_Limit = Annotated[
-    int | None,
-    typer.Option(
-        help="Rows to show at most; 0 shows all. 20 by default, and all with --json.", min=0
-    ),
 ]
 
 
@@ -42,7 +36,7 @@ def read(
     *,
     checkpoint: CheckpointOption = None,
     operator: OperatorOption = None,
-    limit: _Limit = None,
+    limit: LimitOption = None,
     as_json: JsonLinesOption = False,
 ) -> None:
     """
@@ -72,7 +66,7 @@ def get(
     *,
     checkpoint: CheckpointOption = None,
     operator: OperatorOption = None,
-    limit: _Limit = None,
+    limit: LimitOption = None,
     as_json: JsonLinesOption = False,
 ) -> None:
     """Print the state of one key as of a checkpoint; only its key group is read."""
@@ -139,7 +133,7 @@ def diff(
         str | None, typer.Option(help="The only state variable to compare; all by default.")
     ] = None,
     operator: OperatorOption = None,
-    limit: _Limit = None,
+    limit: LimitOption = None,
     as_json: JsonLinesOption = False,
 ) -> None:
     """
@@ -183,7 +177,7 @@ def sql(
     *,
     checkpoint: CheckpointOption = None,
     operator: OperatorOption = None,
-    limit: _Limit = None,
+    limit: LimitOption = None,
     allow_files: Annotated[
         bool,
         typer.Option(

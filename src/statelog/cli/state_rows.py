@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
 from rich import box
 from rich.text import Text
 
 from statelog.cli.output import PlainTable, console, open_location, plural, print_json, progress
-from statelog.errors import UsageError
+from statelog.errors import CorruptionError, UsageError
+from statelog.format.arrow_data import python_rows
 from statelog.state.reader import LocationState
 
 ROWS_SHOWN: Final = 20
 """Rows that people get without `--limit`; JSON has all."""
 
 Row = Mapping[str, object]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows to show at most; 0 shows all. 20 by default, and all with --json.", min=0
+    ),
+]
+ToOption = Annotated[
+    Path | None,
+    typer.Option(help="Write the rows to this Parquet file, which must not exist.", metavar="FILE"),
+]
 
 
 def open_state(location: str, operator: str | None) -> LocationState:
@@ -83,6 +97,29 @@ def show_rows(
     more = next(remaining, None) is not None
     last = f"the first {plural(len(first), 'row')}; --limit 0 shows all" if more else None
     out.print(last or plural(len(first), "row"), markup=False, soft_wrap=True)
+
+
+def show_or_write(table: pa.Table, to: Path | None, *, limit: int | None, as_json: bool) -> None:
+    """Print the rows of a table, or write them to a Parquet file."""
+    if to is None:
+        try:
+            rows = python_rows(table)
+        except pa.ArrowInvalid as error:
+            raise CorruptionError(f"a stored value cannot be shown: {error}") from error
+        show_rows(rows, table.column_names, limit=row_limit(limit, as_json), as_json=as_json)
+        return
+    write_parquet(to, table)
+    written = f"wrote {to}: {plural(table.num_rows, 'row')}"
+    console().print(written, markup=False, soft_wrap=True)
+
+
+def write_parquet(file: Path, table: pa.Table) -> None:
+    """Write a table to a file that must not exist; raises `UsageError` if it cannot be written."""
+    try:
+        with file.open("xb") as sink:
+            pq.write_table(table, sink)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error}") from error
 
 
 def _cell(value: object) -> str:

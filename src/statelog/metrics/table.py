@@ -375,6 +375,13 @@ _TABLE: Final = (
         "Calls of a processor that failed and are kept as dead letters.",
     ),
     MetricSpec(
+        "num_side_output_rows",
+        "",
+        MetricKind.COUNTER,
+        "rows",
+        "Rows that the processors of a stateful query emitted to side outputs.",
+    ),
+    MetricSpec(
         "changelog_busy_time",
         "changelogBusyTimeMsPerSecond",
         MetricKind.COUNTER,

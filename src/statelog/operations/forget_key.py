@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import pyarrow as pa
 
 from statelog.checkpoint.audit import audited
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, SideOutputEntry
 from statelog.checkpoint.clean_up import CleanUpReport, ParentRelease, collect_garbage, tag_releases
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.object_names import random_name
@@ -127,9 +128,12 @@ class Needs:
             for path in objects_of(checkpoint):
                 self._by_path.setdefault(path, []).append(checkpoint_id)
             snapshots = [each.handle for each in checkpoint.materialized]
-            for handle in (*snapshots, *BatchRecord.of(checkpoint).staged_files()):
+            record = BatchRecord.of(checkpoint)
+            sides = [entry.handle for entry in record.side_outputs]
+            for handle in (*snapshots, *record.staged_files(), *sides):
                 if isinstance(handle, FileStateHandle):
                     self._handles[handle.path] = handle
+        self._aged = {entry.path for entry in BatchRecord.of(newest).side_outputs}
         self._pins: dict[int, list[str]] = {}
         for tag in list_tags(store):
             for checkpoint_id in self.checkpoints:
@@ -171,6 +175,8 @@ class Needs:
         steps = []
         newest = self._newest
         kept = len(newest.retained)
+        if path in self._aged:
+            steps.append("the age of its newest row (sideOutputAge)")
         if newest.checkpoint_id in needed:
             groups = _ranges(path, newest)
             if not groups:  # rows of its own micro-batch, and no state
@@ -343,6 +349,7 @@ class _Forgetting:
             changes,
             timers_changed=frozenset([self._target.position]),
             output=self._output(),
+            side_outputs=tuple(self._side_outputs()),
         )
         newest = newest_checkpoint(self._store)
         present = {info.path for info in self._store.list()}
@@ -459,10 +466,26 @@ class _Forgetting:
             if kept is data:
                 files.append(handle)
                 continue
-            path = PATHS.output(random_name())
-            self._store.put(path, kept)
-            files.append(FileStateHandle(path, len(kept), checksum([kept])))
+            files.append(self._put_rows(kept))
         return StagedRows(encode_streams(inline) if inline else None, tuple(files))
+
+    def _side_outputs(self) -> Iterator[SideOutputEntry]:
+        """Yield the rows of side outputs that are kept, without the key's rows."""
+        for entry in BatchRecord.of(self._base).side_outputs:
+            data = read_stream(self._store, entry.handle, what="rows of a side output")
+            kept = self._filtered(data)
+            if kept is data:
+                yield entry
+                continue
+            handle, rows = self._put_rows(kept), staged_table(kept).num_rows
+            yield msgspec.structs.replace(
+                entry, path=handle.path, size=handle.size_bytes, crc=handle.crc32c or 0, rows=rows
+            )
+
+    def _put_rows(self, data: bytes | memoryview) -> FileStateHandle:
+        path = PATHS.output(random_name())
+        self._store.put(path, data)
+        return FileStateHandle(path, len(data), checksum([data]))
 
     def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
         """Return staged rows without those in which the key occurs; the same object if none does."""

@@ -366,7 +366,13 @@ def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> Ba
     """Return the record of a micro-batch as a record of the new query."""
     files = [_moved(staged_file, fork_id).to_json() for staged_file in record.staged_files()]
     new = msgspec.structs.replace(
-        record, output_files=files, went_back_to=None, rewound=None, recordings=()
+        record,
+        output_files=files,
+        went_back_to=None,
+        rewound=None,
+        recordings=(),
+        side_outputs=(),
+        broadcasts=(),
     )
     if query is None:
         return new

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, SideOutputEntry
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.ownership import new_owner_id
@@ -139,6 +139,7 @@ class Recommit:
         *,
         timers_changed: frozenset[int] = frozenset(),
         output: StagedRows | None = None,
+        side_outputs: tuple[SideOutputEntry, ...] | None = None,
     ) -> CompletedCheckpoint:
         """
         Commit changes on top of *base*.
@@ -148,6 +149,7 @@ class Recommit:
             changes: What was written, by disjoint ranges of key groups.
             timers_changed: Positions of the operators whose timers may be due at another time.
             output: The staged rows of the micro-batch, in place of the base's.
+            side_outputs: The rows of side outputs, in place of the base's.
 
         Returns:
             The new checkpoint.
@@ -175,6 +177,8 @@ class Recommit:
             sections.pop(OUTPUT_TAG, None)
             sections |= {} if output.section is None else {OUTPUT_TAG: output.section}
             changed["output_files"] = [handle.to_json() for handle in output.files]
+        if side_outputs is not None:
+            changed["side_outputs"] = side_outputs
         record = msgspec.structs.replace(record, operators=operators, **changed)
         coordinator.trigger(checkpoint_id, [change.key_group_range for change in changes])
         for each in changes:

@@ -39,9 +39,11 @@ if TYPE_CHECKING:
         with_initial_state,
     )
     from statelog.spark.operations import WrittenState, edit_state, write_state
+    from statelog.spark.query.broadcast import Broadcast, BroadcastTable
     from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
+    from statelog.spark.query.side_output import SideOutput
     from statelog.spark.query.tagged_union import tagged_union
     from statelog.spark.rows.spark_versions import (
         ExpiredTimerInfo,
@@ -79,9 +81,11 @@ else:
             "statelog.spark.enabling": "disable enable",
             "statelog.spark.migration": "from_spark spark_checkpoint spark_state to_spark with_initial_state",
             "statelog.spark.operations": "WrittenState edit_state write_state",
+            "statelog.spark.query.broadcast": "Broadcast BroadcastTable",
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
+            "statelog.spark.query.side_output": "SideOutput",
             "statelog.spark.rows.spark_versions": "ExpiredTimerInfo ListState MapState StatefulProcessor StatefulProcessorHandle TimerValues ValueState",
             "statelog.spark.query.tagged_union": "tagged_union",
             "statelog.spark.stream.sinks": "DatabaseSink ExactlyOnceSink SinkBatch exactly_once idempotent writer_id",
@@ -103,6 +107,8 @@ __all__ = [
     "AggregateFunction",
     "BatchOutcome",
     "BatchProgress",
+    "Broadcast",
+    "BroadcastTable",
     "ColumnState",
     "ColumnTimers",
     "ColumnarHandle",
@@ -118,6 +124,7 @@ __all__ = [
     "MapState",
     "OperatorSettings",
     "ReplayedStep",
+    "SideOutput",
     "SinkBatch",
     "SnapshotPolicy",
     "StatefulProcessor",

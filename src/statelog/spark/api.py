@@ -24,8 +24,9 @@ from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.jvm.gateway import is_connect, settings_of
+from statelog.spark.query.broadcast import check_broadcasts
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
-from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.error_policy import OnError
 from statelog.spark.query.input_columns import ALL, AUTO, columns_to_read
 from statelog.spark.query.input_plan import (
@@ -54,6 +55,7 @@ from statelog.spark.query.resolve import (
 )
 from statelog.spark.query.session import Client, parse_schema, session_of, use_this_python
 from statelog.spark.query.settings import OperatorSettings, QuerySettings, names_settings
+from statelog.spark.query.side_output import check_side_outputs
 from statelog.spark.rows.formats import (
     ColumnarFormat,
     PandasRowFormat,
@@ -249,16 +251,19 @@ def stateful_frame(
     source = _input(arguments, client, key_groups, _to_read(arguments, row_format, resolved))
     event_time = arguments.keys.event_time(source) if time_mode == "eventtime" else None
     initial = None if arguments.initial is None else client.grouping(arguments.initial)
+    declared = declared_by(
+        arguments.processor,
+        resolved.operator_id or _operator_id(before),
+        arrow_schema(source.keyed.key_schema),
+        lambda ddl: parse_schema(session, ddl),
+        time_mode=time_mode,
+    )
+    check_broadcasts(declared.broadcasts, resolved.broadcast)
+    check_side_outputs([*(each.side_outputs for each in before), declared.side_outputs])
     definition = OperatorDefinition(
         frame=source.keyed.frame,
         processor=arguments.processor,
-        schema=operator_schema(
-            arguments.processor,
-            resolved.operator_id or _operator_id(before),
-            arrow_schema(source.keyed.key_schema),
-            lambda ddl: parse_schema(session, ddl),
-            time_mode=time_mode,
-        ),
+        schema=declared.state,
         time_mode=time_mode,
         max_parallelism=groups,
         layout=InputLayout(source.keyed.key_positions, source.keyed.first_input),
@@ -274,6 +279,7 @@ def stateful_frame(
         of_upstream=source.of_upstream,
         pre_aggregation=arguments.keys.aggregation,
         observers=observers,
+        side_outputs=declared.side_outputs,
     )
     has_initial = initial is not None
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)

@@ -20,11 +20,12 @@ STATE_FOLDER = "statelog"
 TEMPORARY_FOLDER = "tmp"
 RECORDINGS_FOLDER = "recordings"
 FAILED_FOLDER = "failed"
+BROADCASTS_FOLDER = "broadcasts"
 _CHECKPOINT_FOLDER = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)$")
 _CHECKPOINT_METADATA = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)/_metadata$")
 _OWNER = re.compile(r"(?:^|/)owner/([1-9][0-9]*)$")
 _OBJECT = re.compile(
-    r"(?:chk-\d+/_metadata|(?:dstl|shared|taskowned|output|owner|parents|probed|tmp)/[^/]+|copied-from"
+    r"(?:chk-\d+/_metadata|(?:dstl|shared|taskowned|output|owner|parents|probed|tmp|broadcasts)/[^/]+|copied-from"
     r"|recordings/(?:failed/)?[^/]+|audit/[^/]+|tags/[^/]+/[^/]+/[^/]+)$"
 )
 _TAGS_FOLDER = "tags"
@@ -77,6 +78,10 @@ class LocationPaths:
     def recording(self, name: str) -> str:
         """Return the name of a file with what some keys of a micro-batch saw."""
         return self._join(RECORDINGS_FOLDER, name)
+
+    def broadcast(self, name: str) -> str:
+        """Return the name of an object with a version of a broadcast table."""
+        return self._join(BROADCASTS_FOLDER, name)
 
     @property
     def failed_recordings(self) -> str:

@@ -6,18 +6,24 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
-from tests.spark import test_chaining
-from tests.spark.connect.jobs import ConnectJob
+from tests.spark import rules_job, side_job, test_chaining
+from tests.spark.connect.jobs import ConnectJob, Deliveries
 from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import BatchSource, workers_get_by_value
+from tests.spark.rules_job import Rated
+from tests.spark.side_job import Sides, expected
+from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
 from tests.spark.test_chaining import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
 
+import statelog as sl
 from statelog.errors import UsageError
 from statelog.spark import disable, enable, transform_with_state
 from statelog.state.reader import StateReader
 
 workers_get_by_value(test_chaining.__name__)
 workers_get_by_value("tests.spark.processors")
+workers_get_by_value(side_job.__name__)
+workers_get_by_value(rules_job.__name__)
+workers_get_by_value(__name__)
 
 
 @pytest.fixture
@@ -68,3 +74,45 @@ def test_an_enabled_session_chains_its_own_calls_and_others_are_refused(
     finally:
         disable(remote)
         remote.conf.unset("spark.statelog.stateLocation")
+
+
+def test_a_broadcast_table_is_read_in_the_server(job: ConnectJob, remote: SparkSession) -> None:
+    job.source.add([(1, 1), (2, 1)])
+    job.processor, job.output = Rated(), "key long, total long, factor long"
+    file = str(job.folder / "factor")
+    (job.folder / "factor").write_text("3")
+
+    def rules() -> list[dict[str, int]]:
+        with open(file, encoding="utf-8") as opened:
+            return [{"factor": int(opened.read())}]
+
+    job.options["broadcast"] = {"rules": rules}
+    job.run()
+    (job.folder / "factor").write_text("4")
+    job.source.add([(1, 1)])
+    job.run()
+    assert [[3, 3], [4]] == [[row["factor"] for row in rows] for rows in job.sink.batches()]
+    job.options["broadcast"] = {"rules": remote.range(1)}
+    with pytest.raises(UsageError, match="give a function that runs in the server"):
+        job.stream()
+
+
+def test_side_outputs_are_kept_and_delivered(job: ConnectJob) -> None:
+    for rows in BATCHES[:3]:
+        job.source.add(rows)
+    job.processor = Sides()
+    sides = {name: Deliveries(job.folder / name) for name in ("sevens", "first")}
+    writer: Any = job.stream().writeStream.foreachBatch(job.sink)
+    for name, sink in sides.items():
+        writer = writer.sideOutput(name, sink)
+    writer = writer.option("checkpointLocation", str(job.folder / "query"))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(TIMEOUT_SECONDS), "the query hangs"
+    finally:
+        query.stop()
+    for name, batches in expected(BATCHES[:3]).items():
+        delivered = [[tuple(row.values()) for row in rows] for rows in sides[name].batches()]
+        assert [rows for rows in batches if rows] == [sorted(rows) for rows in delivered]
+        with sl.open(job.folder / "state") as state:
+            assert sum(map(len, batches)) == state.side_output(name).num_rows

@@ -43,6 +43,8 @@ READ_ONLY = {
     "report": ["LOC", "-o", "OUT.html"],
     "replay": ["LOC"],
     "dead-letters": ["LOC"],
+    "side-output": ["LOC"],
+    "broadcast": ["LOC"],
     "log": ["LOC"],
 }
 """A call of each command that changes no location."""

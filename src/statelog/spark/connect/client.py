@@ -30,6 +30,7 @@ from statelog.checkpoint.query_files import (
     QueryFiles,
     newest_offsets,
     refuse_unfinished_repartition,
+    unfinished_batch,
 )
 from statelog.errors import UnavailableError, UsageError
 from statelog.spark.connect.query_files import SparkFiles
@@ -44,6 +45,7 @@ from statelog.spark.connect.worker import (
 )
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.driver.no_data_batches import has_no_data_source
+from statelog.spark.query.broadcast import refuse_frames
 from statelog.spark.query.delivery import Delivery, FileOutput, Sink
 from statelog.spark.query.keyed_frame import Grouping, not_plain
 from statelog.spark.query.progress import BatchProgress, Observers
@@ -117,6 +119,8 @@ class ConnectStreamWriter(StatefulStreamWriter):
                 has_no_data_source=has_source,
                 steps=self._plan.for_worker(),
                 sink=function or self._connect_sink(settings.file_output),
+                side_sinks=self._side_sinks,
+                repeated=unfinished_batch(files) if settings.broadcast else None,
             )
         )
         frame = _with_ticks(source.frame) if has_source else source.frame
@@ -295,6 +299,7 @@ def _input_name(column: object) -> str | None:
 def _prepare(session: SparkSession, settings: QuerySettings, observers: Observers) -> None:
     refuse_observers(observers)
     refuse_direct(settings)
+    refuse_frames(settings.broadcast)
 
 
 def _apply(steps: ConnectPlan) -> Callable[..., DataFrame]:

@@ -9,8 +9,8 @@ a new process with a new copy, so the engine begins from the state location, as 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -69,6 +69,8 @@ class QueryStart:
     has_no_data_source: bool
     steps: RecordedSteps
     sink: Sink
+    side_sinks: Mapping[str, Sink] = field(default_factory=dict)
+    repeated: int | None = None
 
 
 class ConnectEngine:
@@ -134,7 +136,7 @@ class ConnectEngine:
 
         query = _with_frames(start.query, frame.sparkSession, note)
         query = replace(query, operators=observed_operators(query.operators, observations))
-        engine = MicroBatchEngine(query, deliver, times)
+        engine = MicroBatchEngine(query, deliver, times, start.side_sinks, start.repeated)
         engine.open(query_id)
         return engine
 

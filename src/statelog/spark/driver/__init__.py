@@ -8,6 +8,8 @@ The driver's side: each micro-batch makes one checkpoint.
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     recordings                     what tasks recorded, committed with the micro-batch
     dead_letters                   which tasks keep what fails, its commit, and a bounded log
+    side_outputs                   rows that processors emit by name: their commit and delivery
+    broadcasts                     the versions of broadcast tables that a micro-batch sees
     snapshot_planner               which key groups get a snapshot
     batch_reports                  log, callback, metrics, the recorded cost and the warning of skew
 

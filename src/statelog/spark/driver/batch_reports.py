@@ -197,6 +197,8 @@ class BatchReports:
         self._failures.committed(record.batch_id, acks)
         self._metrics.count("num_failed_keys", failed_keys)
         self._metrics.count("num_dead_letters", letters)
+        side_rows = sum(side.rows for ack in acks for side in ack.side)
+        self._metrics.count("num_side_output_rows", side_rows)
         repeated = self._repeated.take()
         self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:
@@ -213,6 +215,7 @@ class BatchReports:
                 output_rows=record.output_rows,
                 failed_keys=failed_keys,
                 dead_letters=letters,
+                side_output_rows=side_rows,
                 state_entries=record.state_entries,
                 delta_bytes=record.delta_bytes,
                 output_bytes=record.output_bytes,

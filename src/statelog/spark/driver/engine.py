@@ -9,8 +9,9 @@ after it can be repeated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 
@@ -29,6 +30,7 @@ from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
 from statelog.spark.driver.recordings import record_keys
 from statelog.spark.driver.restart import FirstBatch
+from statelog.spark.driver.side_outputs import SideDelivery
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.driver.task_runner import TaskRunner
 from statelog.spark.query.delivery import Delivery, Sink, set_rewound
@@ -70,13 +72,23 @@ class MicroBatchEngine:
         query: The query.
         sink: Takes the output frame and the batch id.
         query_times: Times and positions of micro-batches; None if they are unknown, as in tests.
+        side_sinks: Take the rows of side outputs, by name; the other ones are kept only.
+        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
     """
 
-    def __init__(self, query: Query, sink: Sink, query_times: QueryTimes | None = None) -> None:
+    def __init__(
+        self,
+        query: Query,
+        sink: Sink,
+        query_times: QueryTimes | None = None,
+        side_sinks: Mapping[str, Sink] = MappingProxyType({}),
+        repeated: int | None = None,
+    ) -> None:
         check_error_policy(query)
+        self._side_delivery = SideDelivery(query, side_sinks)
         self._query = query
         self._query_times = query_times
-        self._location = StateLocation(query)
+        self._location = StateLocation(query, repeated)
         self._coordinator = self._location.coordinator
         self._deliveries = deliveries(query, sink, self._coordinator.section)
         self._runner = TaskRunner()
@@ -175,7 +187,7 @@ class MicroBatchEngine:
         1. Decide: was it committed before, can it be skipped, and which tasks run it?
         2. Run the operators.
         3. Commit: one put-if-absent.
-        4. Deliver the committed rows to the sink.
+        4. Deliver the committed rows to the sink, and the rows of side outputs to theirs.
         5. Clean up, in batches.
         """
         decided = self._decide(frame, batch_id)
@@ -198,6 +210,7 @@ class MicroBatchEngine:
             raise
         self._advance(batch, answers, completed, record)
         self._delivery.deliver(frame, record, answers[-1])
+        self._side_delivery.deliver(frame, batch_id, answers)
         watch.lap("deliver")
         self._clean_up(answers)
         watch.lap("clean_up")
@@ -239,8 +252,9 @@ class MicroBatchEngine:
         # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
         snapshots = {} if times.is_idle else self._location.snapshots.choose(every, wall_clock_ms())
         checkpoint_id = self._coordinator.next_checkpoint_id
+        broadcasts = self._location.broadcasts(batch_id, checkpoint_id)
         self._coordinator.trigger(checkpoint_id, every)
-        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id)
+        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id, broadcasts)
 
     def _run(self, frame: DataFrame, batch: MicroBatch, watch: Stopwatch) -> list[list[TaskAck]]:
         """Run the operators one after the other, and return the answers of their tasks."""
@@ -301,6 +315,7 @@ class MicroBatchEngine:
     ) -> BatchRecord:
         """Return what the checkpoint says of the micro-batch."""
         times, acks = batch.times, [*chain(*answers)]
+        recordings = self._location.recordings(batch.checkpoint_id, acks)
         return BatchRecord(
             operators=tuple(
                 operator.record(answer)
@@ -324,7 +339,9 @@ class MicroBatchEngine:
             source_folders=list(times.source_folders),
             checkpoint_location=self._checkpoint_location,
             **self._cost.before_commit(watch, acks)._asdict(),
-            recordings=self._location.recordings(batch.checkpoint_id, acks),
+            recordings=recordings,
+            side_outputs=self._location.side_outputs(batch.checkpoint_id, answers),
+            broadcasts=self._location.kept_broadcasts(batch.broadcasts, recordings),
         )
 
     def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
@@ -383,11 +400,12 @@ class MicroBatchEngine:
             # The state of Spark's own operators advances only when the rows are evaluated.
             frame.write.format("noop").mode("append").save()
         self._deliveries[Delivery(record.delivery)].deliver_again(frame, record, base)
+        self._side_delivery.deliver_again(frame, record)
         watch.lap("deliver")
         self._reports.delivered_again(batch_id, base.checkpoint_id, record, watch)
 
 
 def _has_effect(ack: TaskAck) -> bool:
-    """Return whether a task read rows, changed state or yielded output."""
-    wrote = ack.log is not None or ack.snapshot is not None
+    """Return whether a task read rows, changed state, or yielded or emitted output."""
+    wrote = ack.log is not None or ack.snapshot is not None or bool(ack.side)
     return wrote or ack.rows > 0 or ack.output_rows > 0

@@ -17,7 +17,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from statelog.checkpoint.batch_record import OperatorRecord
+from statelog.checkpoint.batch_record import BroadcastEntry, OperatorRecord
 from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_times import BatchTimes
@@ -121,6 +121,7 @@ class MicroBatch:
         ranges: Key groups of each task, by operator.
         snapshots: Key groups of which to write a snapshot, by the key groups of the task.
         query_id: Spark's id of the query; "" where it is unknown.
+        broadcasts: The versions of broadcast tables that it sees.
     """
 
     batch_id: int
@@ -129,6 +130,7 @@ class MicroBatch:
     ranges: Sequence[tuple[KeyGroupRange, ...]]
     snapshots: Mapping[KeyGroupRange, KeyGroupRange]
     query_id: str
+    broadcasts: tuple[BroadcastEntry, ...] = ()
 
 
 class OperatorRun:
@@ -211,7 +213,8 @@ class OperatorRun:
         if definition.of_upstream is not None:
             before = query.operators[self._index - 1]
             inline, files = inline_rows(upstream), row_files(upstream)
-            frame = definition.of_upstream(frame_of_rows(session, query, before, inline, files))
+            rows = frame_of_rows(session, query, before.output, before.arrow_output, inline, files)
+            frame = definition.of_upstream(rows)
         if self._initial is not None:
             frame = with_initial_rows(frame, self._initial)
         if self._pre_aggregator is not None:
@@ -254,6 +257,7 @@ class OperatorRun:
                 late=self._late_rows(times, has_initial_rows=initial is not None),
                 event_time_output=definition.event_time_output,
                 is_read=is_read,
+                side=definition.side_outputs,
             ),
             state=TaskState(
                 location=self._query.location,
@@ -280,6 +284,7 @@ class OperatorRun:
             staged=staged,
             record=record_spec(self._query, self._index, self._recorded_keys, len(ranges)),
             errors=error_policy(settings),
+            broadcasts=batch.broadcasts,
         )
 
     def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:

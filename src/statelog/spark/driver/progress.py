@@ -93,6 +93,7 @@ def source_metrics(progress: BatchProgress) -> dict[str, str]:
         "outputRows": progress.output_rows,
         "failedKeys": progress.failed_keys,
         "deadLetters": progress.dead_letters,
+        "sideOutputRows": progress.side_output_rows,
         "stateEntries": progress.state_entries,
         "deltaBytes": progress.delta_bytes,
         "outputBytes": progress.output_bytes,

@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
+from statelog.checkpoint.batch_record import (
+    BatchRecord,
+    BroadcastEntry,
+    RecordingEntry,
+    SideOutputEntry,
+)
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
 from statelog.checkpoint.history import Entries
@@ -27,6 +32,7 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
 from statelog.spark.driver.dead_letters import committed_letters
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
 from statelog.spark.driver.restart import (
@@ -35,6 +41,7 @@ from statelog.spark.driver.restart import (
     check_state_is_there,
     is_committed,
 )
+from statelog.spark.driver.side_outputs import SideOutputLog
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
@@ -77,16 +84,23 @@ class StateLocation:
     """
     The state of one query, as of its last committed checkpoint.
 
+    Args:
+        query: The query.
+        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
+
     Thread: Spark's thread of the query (and the caller of `start`, before it).
     """
 
-    def __init__(self, query: Query) -> None:
+    def __init__(self, query: Query, repeated: int | None = None) -> None:
         self._query = query
         settings, groups = query.settings, query.key_groups
         self._store = open_location(
             query.location, options=dict(settings.storage_options), fsync=settings.fsync
         )
         self._entries = Entries(self._store)
+        self._files = partial(recording_files, self._store, settings.changelog)
+        self._side = SideOutputLog(self._files, settings.side_output_age.total_seconds() * 1000)
+        self._broadcasts = BroadcastVersions(settings, self._store, repeated)
         recorder = CheckpointRecorder(query.observers.metrics or Metrics())
         self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
@@ -265,6 +279,7 @@ class StateLocation:
     ) -> None:
         """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
+        self._side.committed()
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)
         self._last_runs = [
@@ -286,13 +301,39 @@ class StateLocation:
 
         Blocks: On the store, where keys were recorded.
         """
-        options = self._query.settings.changelog
-        files = partial(recording_files, self._store, options)
         now = wall_clock_ms()
-        fresh = committed_recordings(files, acks, checkpoint_id, now)
-        fresh += committed_letters(files, acks, checkpoint_id, now)
+        fresh = committed_recordings(self._files, acks, checkpoint_id, now)
+        fresh += committed_letters(self._files, acks, checkpoint_id, now)
         before = () if self.record is None else self.record.recordings
         return kept_recordings(before, fresh, self._query.settings, now)
+
+    def broadcasts(self, batch_id: int, checkpoint_id: int) -> tuple[BroadcastEntry, ...]:
+        """Return the versions of broadcast tables that a micro-batch sees; see `BroadcastVersions`."""
+        base_id = None if self.base is None else self.base.checkpoint_id
+        return self._broadcasts.choose(batch_id, base_id, self.record, checkpoint_id)
+
+    def kept_broadcasts(
+        self, chosen: Sequence[BroadcastEntry], recordings: Sequence[RecordingEntry]
+    ) -> tuple[BroadcastEntry, ...]:
+        """Return the versions that the checkpoint of a micro-batch names; see `kept_broadcasts`."""
+        before = () if self.record is None else self.record.broadcasts
+        return kept_broadcasts(before, chosen, recordings)
+
+    def side_outputs(
+        self, checkpoint_id: int, answers: Sequence[Sequence[TaskAck]]
+    ) -> tuple[SideOutputEntry, ...]:
+        """
+        Write the rows of side outputs of a micro-batch; return what its checkpoint names of them.
+
+        Raises:
+            StoreError, UnavailableError: They could not be written.
+
+        Blocks: On the store, where there are rows.
+        """
+        before = () if self.record is None else self.record.side_outputs
+        names = [schema.operator_id for schema in self.schemas]
+        by_operator = dict(zip(names, answers, strict=True))
+        return self._side.entries(before, by_operator, checkpoint_id, wall_clock_ms())
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects that no checkpoint names, or log the failure."""

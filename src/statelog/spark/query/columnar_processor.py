@@ -17,6 +17,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.query.broadcast import BroadcastTable
+from statelog.spark.query.side_output import SideOutput
 from statelog.spark.rows.spark_versions import StatefulProcessor, TimerValues
 from statelog.state.slots import ColumnState, ColumnTimers, Keys
 
@@ -37,6 +39,18 @@ class ColumnarHandle(Protocol):
             stateName: Its name; a value state of a processor of Rows has the same state.
             schema: Names and types of its fields, also as DDL text.
             ttlDurationMs: Time to live in milliseconds, since the last `put`; None for ever.
+        """
+
+    def broadcast(self, name: str) -> BroadcastTable:
+        """Return the broadcast table *name*, as the micro-batch sees it; see the setting `broadcast`."""
+
+    def sideOutput(self, name: str, schema: StructType | str) -> SideOutput:
+        """
+        Return the side output *name*; its method `emit` takes tables of output rows.
+
+        Args:
+            name: Its name, up to 100 letters, digits, '_' and '.'.
+            schema: Names and types of its columns, also as DDL text.
         """
 
     @property

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.spark.query.broadcast import BroadcastTable, DeclaredBroadcast
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.processor_checks import copy_of, described
+from statelog.spark.query.side_output import DeclaredOutput, SideSchema, SideSchemas, side_schema
 from statelog.spark.query.state_variables import (
     SchemaLike,
     StateVariables,
@@ -32,9 +34,25 @@ class DriverHandle(StateVariables):
         self._has_ttl = has_ttl
         self.states: list[StateDescriptor] = []
         self.deleted: set[str] = set()
+        self.side_outputs: dict[str, SideSchema] = {}
+        self.broadcasts: list[str] = []
+
+    def _struct(self, schema: SchemaLike) -> StructType:
+        return self._parse(schema) if isinstance(schema, str) else schema
 
     def _arrow(self, schema: SchemaLike) -> pa.Schema:
-        return arrow_schema(self._parse(schema) if isinstance(schema, str) else schema)
+        return arrow_schema(self._struct(schema))
+
+    def broadcast(self, name: str) -> BroadcastTable:
+        """Note a broadcast table; what is returned cannot be read, because keys do not exist."""
+        self.broadcasts.append(name)
+        return cast("BroadcastTable", DeclaredBroadcast(name))
+
+    def sideOutput(self, name: str, schema: SchemaLike) -> DeclaredOutput:
+        """Note a side output; what is returned rejects rows, because a key does not exist."""
+        declared = side_schema(name, self._struct(schema), self.side_outputs)
+        self.side_outputs[name] = declared
+        return DeclaredOutput(name)
 
     def _variable(self, variable: WantedVariable) -> object:
         """Note a state variable; what is returned cannot be used, because a key does not exist."""
@@ -120,6 +138,14 @@ def check_not_reserved(name: str) -> None:
         raise UsageError(f"state name {name!r} is reserved; it cannot be deleted")
 
 
+class Declared(NamedTuple):
+    """What a processor asks for in `init`: its state, side outputs, and names of broadcast tables."""
+
+    state: OperatorStateSchema
+    side_outputs: SideSchemas
+    broadcasts: tuple[str, ...]
+
+
 def operator_schema(
     processor: AnyProcessor,
     operator_id: str,
@@ -128,7 +154,19 @@ def operator_schema(
     *,
     time_mode: str,
 ) -> OperatorStateSchema:
-    """Return what *processor* keeps, by running `init` and `close` of a copy of it."""
+    """Return what *processor* keeps; see `declared_by`."""
+    return declared_by(processor, operator_id, key_schema, parse, time_mode=time_mode).state
+
+
+def declared_by(
+    processor: AnyProcessor,
+    operator_id: str,
+    key_schema: pa.Schema,
+    parse: Callable[[str], StructType],
+    *,
+    time_mode: str,
+) -> Declared:
+    """Return what *processor* declares, by running `init` and `close` of a copy of it."""
     trial: Any = copy_of(processor)
     kind = ColumnarDriverHandle if isinstance(trial, ColumnarProcessor) else DriverHandle
     handle = kind(parse, has_ttl=time_mode == "processingtime")
@@ -147,4 +185,4 @@ def operator_schema(
         operator_id, key_schema, tuple(handle.states), deleted=frozenset(handle.deleted)
     )
     OperatorCodec(schema)  # a type that cannot be kept is better refused here than in a task
-    return schema
+    return Declared(schema, handle.side_outputs, tuple(handle.broadcasts))

@@ -43,6 +43,7 @@ class BatchProgress:
         late_rows: Rows dropped because they were later than the watermark; *rows* leaves them out.
         failed_keys: Keys whose processing failed and was left out, see the setting `onError`.
         dead_letters: Dead letters of them that were kept.
+        side_output_rows: Rows of side outputs.
         state_entries: Entries of all state variables before the batch.
         delta_bytes: Bytes of the changes.
         output_bytes: Bytes of the staged rows.
@@ -79,6 +80,7 @@ class BatchProgress:
     output_rows: int = 0
     failed_keys: int = 0
     dead_letters: int = 0
+    side_output_rows: int = 0
     state_entries: int = 0
     delta_bytes: int = 0
     output_bytes: int = 0

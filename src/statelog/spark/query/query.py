@@ -9,7 +9,7 @@ checkpoint holds the state of all of them, by key group.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from statelog.spark.query.keyed_frame import InitialState
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.query.progress import NO_OBSERVERS, Observers
 from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.side_output import SideSchemas
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -68,6 +69,7 @@ class OperatorDefinition:
             None for the first operator, which reads the input of the query.
         pre_aggregation: Makes partial results of the rows of a micro-batch, in Spark; then *frame* does
             not have key groups, and *layout* describes the results.  None: the tasks get the rows.
+        side_outputs: The side outputs that the processor declares.
     """
 
     frame: DataFrame
@@ -88,6 +90,7 @@ class OperatorDefinition:
     of_upstream: Callable[..., DataFrame] | None = None
     pre_aggregation: PreAggregation | None = None
     observers: Observers = NO_OBSERVERS
+    side_outputs: SideSchemas = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,9 +128,10 @@ def setting(
     former: str = "",
     option: str = "",
     least: int | None = None,
+    compare: bool = True,
 ) -> T:
     """Return a dataclass field that declares a setting; see `Setting` for the arguments."""
     declared = {"setting": Setting(name, parse, values, text, places, former, option, least)}
     if default_factory is not None:
-        return field(default_factory=default_factory, metadata=declared)
+        return field(default_factory=default_factory, compare=compare, metadata=declared)
     return field(default=cast("T", default), metadata=declared)

@@ -31,6 +31,7 @@ from statelog.options.units import (
     parse_size,
     parse_text,
 )
+from statelog.spark.query.broadcast import Broadcast, parse_broadcast
 from statelog.spark.query.delivery import Delivery, FileOutput
 from statelog.spark.query.error_policy import (
     DEFAULT_LETTER_AGE,
@@ -314,6 +315,23 @@ class QuerySettings:
         "Older dead letters are deleted.",
         default=DEFAULT_LETTER_AGE,
     )
+    side_output_age: dt.timedelta = setting(
+        "sideOutputAge",
+        parse_duration,
+        "duration",
+        "Older rows of side outputs are deleted.",
+        default=DEFAULT_LETTER_AGE,
+    )
+    broadcast: Mapping[str, Broadcast] = setting(
+        "broadcast",
+        parse_broadcast,
+        "a mapping from names to functions, batch frames or `Broadcast`s",
+        "Small tables that every key sees, by `handle.broadcast(name)`: the same version in all calls of "
+        "a micro-batch, which its checkpoint names.",
+        places=Place.CODE,
+        default_factory=dict,
+        compare=False,
+    )
 
     def __post_init__(self) -> None:
         for name, declared in SETTINGS.items():
@@ -431,6 +449,8 @@ class OperatorSettings(TypedDict, total=False):
     onError: str | None
     maxErrors: float | str | None
     deadLetterAge: dt.timedelta | str | None
+    sideOutputAge: dt.timedelta | str | None
+    broadcast: Mapping[str, object] | None
 
 
 def _documentation() -> str:

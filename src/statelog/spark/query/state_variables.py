@@ -11,8 +11,8 @@ struct field is taken by its field names (Spark: by position); `put([])` and `ap
 allowed (Spark's query fails); map entries come in the order of their last write (Spark: of their
 encoded keys); arrays and maps cannot be part of a map key; a state name is not empty, does not
 begin with `$` or `key.`, and is not `key_group`.  docs/reference/state-variables.md has the table.
-Extras that Spark does not have: `getReducingState`, `getAggregatingState`; a processor that asks
-for them runs here only.
+Extras that Spark does not have: `getReducingState`, `getAggregatingState`, `sideOutput`, `broadcast`;
+a processor that asks for them runs here only.
 Source: pyspark.sql.streaming.stateful_processor.
 """
 
@@ -27,6 +27,8 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.query.broadcast import BroadcastTable
+from statelog.spark.query.side_output import SideOutput
 from statelog.spark.rows.spark_errors import DeletedStateError
 from statelog.spark.rows.spark_versions import ListState as PySparkListState
 from statelog.spark.rows.spark_versions import MapState as PySparkMapState
@@ -290,6 +292,14 @@ class StateVariables(StatefulProcessorHandle):
         )
         state: PySparkMapState = self._variable(variable)
         return state
+
+    def broadcast(self, name: str) -> BroadcastTable:
+        """Return the broadcast table *name*, as the micro-batch sees it."""
+        raise UsageError(f"broadcast table {name!r}: ask for it in init()")
+
+    def sideOutput(self, name: str, schema: SchemaLike) -> SideOutput:
+        """Return the side output *name*, to which the processor emits rows of the given schema."""
+        raise UsageError(f"side output {name!r}: side outputs are declared in init() only")
 
 
 class StateWithoutKey:

@@ -7,7 +7,7 @@ failures for both.  `ColumnarRun` does so for columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
@@ -60,6 +60,9 @@ class RowFormat(Protocol):
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """Return an empty output."""
 
+    def of_columns(self, columns: StructType) -> RowFormat:
+        """Return the format for an output with other columns."""
+
 
 @dataclass(frozen=True, slots=True)
 class SparkRowFormat:
@@ -81,6 +84,10 @@ class SparkRowFormat:
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """See `RowFormat`."""
         return RowOutput(schema, batch_id)
+
+    def of_columns(self, columns: StructType) -> RowFormat:
+        """See `RowFormat`."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,10 @@ class PandasRowFormat:
 
         return FrameOutput(schema, self.columns, batch_id, self.settings)
 
+    def of_columns(self, columns: StructType) -> RowFormat:
+        """See `RowFormat`."""
+        return replace(self, columns=columns)
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnarFormat:
@@ -138,6 +149,10 @@ class ColumnarFormat:
         """See `RowFormat`."""
         return ColumnarOutput(schema, batch_id)
 
+    def of_columns(self, columns: StructType) -> RowFormat:
+        """See `RowFormat`."""
+        return self
+
 
 class KeepingFormat:
     """A row format whose inputs keep their rows in columns too."""
@@ -145,7 +160,7 @@ class KeepingFormat:
     def __init__(self, plain: RowFormat) -> None:
         self.plain = plain
         self.rows_at_once, self.splits_keys = plain.rows_at_once, plain.splits_keys
-        self.cost, self.output = plain.cost, plain.output
+        self.cost, self.output, self.of_columns = plain.cost, plain.output, plain.of_columns
 
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()

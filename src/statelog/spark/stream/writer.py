@@ -16,7 +16,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from statelog.checkpoint.query_files import QueryFiles, refuse_unfinished_repartition
+from statelog.checkpoint.query_files import (
+    QueryFiles,
+    refuse_unfinished_repartition,
+    unfinished_batch,
+)
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
@@ -69,6 +73,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._query_name: str | None = None
         self._trigger: dict[str, Any] = {}
         self._sink: Sink | None = None
+        self._side_sinks: dict[str, Sink] = {}
         self._target = Target()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
@@ -149,6 +154,30 @@ class StatefulStreamWriter(DataStreamWriter):
         self._sink = func
         return self
 
+    def sideOutput(
+        self, name: str, func: Callable[[DataFrame, int], object]
+    ) -> StatefulStreamWriter:
+        """
+        Call *func* with the rows of a side output and the id of their micro-batch.
+
+        It is called after the commit of the micro-batch, and after the sink of the output; only for
+        micro-batches in which the side output has rows.  A micro-batch whose delivery was interrupted is
+        delivered again with the same rows.  `exactly_once(sink)` writes each once.
+
+        Example:
+            writer = stream.writeStream.option("checkpointLocation", "s3://bucket/queries/totals")
+            writer = writer.sideOutput("late", lambda frame, batch_id: frame.write...)
+            query = writer.start("s3://bucket/tables/totals", format="parquet")
+
+        Args:
+            name: A side output that a processor of the query declares in `init`.
+            func: Called with the frame and the batch id.
+        """
+        if not callable(func):
+            raise UsageError(f"sideOutput takes a function of frame and batch id, not {func!r}")
+        self._side_sinks[name] = func
+        return self
+
     def start(
         self,
         path: str | None = None,
@@ -223,7 +252,8 @@ class StatefulStreamWriter(DataStreamWriter):
         def deliver(rows: DataFrame, batch_id: int) -> None:
             sink(plan.apply(rows, observations), batch_id)
 
-        engine = MicroBatchEngine(query, deliver, times)
+        repeated = unfinished_batch(files) if query.settings.broadcast else None
+        engine = MicroBatchEngine(query, deliver, times, self._side_sinks, repeated)
         engine.open(times.query_id())
         if has_source:
             triggers = QueryTriggers(self._spark, query.time_mode, engine, running_query)
@@ -233,8 +263,9 @@ class StatefulStreamWriter(DataStreamWriter):
         super().foreachBatch(failures)
 
         def at_end() -> None:
-            if isinstance(sink, ExactlyOnce):
-                sink.close()
+            for each in (sink, *self._side_sinks.values()):
+                if isinstance(each, ExactlyOnce):
+                    each.close()
             engine.close()
 
         running = StatefulQuery(start_query(self, checkpoint), failures, figures, at_end)

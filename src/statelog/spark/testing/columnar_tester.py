@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Row
 
 from statelog.errors import UsageError
 from statelog.format.arrow_data import one_array
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.rows.columnar import ColumnarInput, ColumnarOutput
+from statelog.spark.rows.formats import ColumnarFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.unfit_output import OutputCalls
+from statelog.spark.testing.tester_rows import side_outputs_of, side_rows
 from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.columnar_run import ColumnarRun
 from statelog.spark.worker.protocol import BatchContext
@@ -32,6 +35,7 @@ class _Tester(Protocol):
     _time_mode: str
     _watermark_ms: int
     _batch_id: int
+    _side_rows: Mapping[str, list[Row]]
 
     def _context(self) -> BatchContext: ...
 
@@ -82,10 +86,12 @@ def run_columns(
     tester._batch_id += 1
     output = _Tables(tester._output, tester._batch_id)
     state = tester._state.slots()
-    run = ColumnarRun(tester._context(), state, tester._state.key_group_range, output)
+    sides = side_outputs_of(tester._state.side_outputs, ColumnarFormat(), tester._batch_id)
+    run = ColumnarRun(tester._context(), state, tester._state.key_group_range, output, sides)
     run.begin()
     run.take(_input(tester, rows), None if initial is None else _input(tester, initial))
     run.end()
+    tester._side_rows = side_rows(sides)
     tester._state.commit_slots(run.encoded())
     return output.table()
 

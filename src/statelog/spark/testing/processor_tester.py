@@ -21,9 +21,12 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.query.broadcast import BroadcastTable, version_of
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.processor_checks import pickled
 from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
+from statelog.spark.query.side_output import operator_of
+from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import OutputCollector, RowLike
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,
@@ -39,7 +42,16 @@ from statelog.spark.testing.key_state import (
     state_shown,
     timers_given,
 )
-from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, check_rows, typed_rows
+from statelog.spark.testing.tester_rows import (
+    TesterOutput,
+    TesterRows,
+    check_rows,
+    format_of,
+    rows_as,
+    side_outputs_of,
+    side_rows,
+    typed_rows,
+)
 from statelog.spark.testing.tester_state import KnownStates, TesterHandle, TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
@@ -77,6 +89,7 @@ class ProcessorTester(ColumnarTests):
             with the type of the first key; a tuple is then a struct.
         outputStructType: Schema of the output, also as DDL text; Rows that do not fit are an error.
         timeZone: Time zone of the session, in which a `ColumnarProcessor` gets points in time.
+        broadcast: Broadcast tables by name, see `setBroadcast`.
 
     Raises:
         UsageError: An argument is wrong, or the processor cannot be pickled.
@@ -86,6 +99,7 @@ class ProcessorTester(ColumnarTests):
     _stored: OperatorStateSchema | None = None
     """The schema of recorded state that a replay begins with, and the time of it."""
     _stored_ms = 0
+    _side_rows: Mapping[str, list[Row]]
 
     def __init__(
         self,
@@ -99,6 +113,7 @@ class ProcessorTester(ColumnarTests):
         keySchema: StructType | str | None = None,
         outputStructType: StructType | str | None = None,
         timeZone: str = "UTC",
+        broadcast: Mapping[str, object] | None = None,
     ) -> None:
         self._time_mode = mode_of("timeMode", timeMode, TIME_MODES, WrongArgumentError)
         mode_of("outputMode", outputMode, OUTPUT_MODES, WrongArgumentError)
@@ -119,6 +134,10 @@ class ProcessorTester(ColumnarTests):
         self._shown_watermark_ms = -1
         self._in_pandas = initialStatePandas is not None
         self._batch_id = -1
+        self._side_rows = {}
+        self._broadcasts: dict[str, BroadcastTable] = {}
+        for name, table in (broadcast or {}).items():
+            self.setBroadcast(name, table)
         keys = None if keySchema is None else arrow_schema(_struct(keySchema))
         self._state = TesterState(processor, self._time_mode, keys, self._stored, self._stored_ms)
         self.handle = TesterHandle(
@@ -240,6 +259,41 @@ class ProcessorTester(ColumnarTests):
             raise UsageError("typedOutput needs a tester with an outputStructType")
         return typed_rows(produced, self._columns, self._batch_id, timezone)
 
+    def sideOutput(self, name: str) -> list[Row]:
+        """
+        Return what the processor emitted to a side output in the last micro-batch.
+
+        Args:
+            name: The side output.
+
+        Returns:
+            Rows, converted to the types of the side output; times are in UTC, structs are dicts.
+
+        Raises:
+            UsageError: `init` declares no such side output.
+        """
+        operator_of(name, [self._state.side_outputs])
+        return list(self._side_rows.get(name, ()))
+
+    def setBroadcast(
+        self, name: str, table: object, schema: StructType | str | None = None
+    ) -> None:
+        """
+        Set a broadcast table, which the micro-batches from now on see.
+
+        Args:
+            name: The table.
+            table: An Arrow table, a frame of pandas or Polars, a dict of columns, or a list of Rows or
+                dicts.
+            schema: Names and types of the columns, also as DDL text; None takes them from *table*.
+
+        Raises:
+            UsageError: *table* has another form.
+        """
+        if schema is not None:
+            table = rows_as(_struct(schema), table, name)
+        self._broadcasts[name] = version_of(name, table)
+
     def setProcessingTime(self, currentTimeMs: int) -> Any:
         """
         Move processing time forward, and fire the timers that are due.
@@ -352,9 +406,14 @@ class ProcessorTester(ColumnarTests):
     ) -> ProcessorRun:
         """Run the processor over rows, then over due timers."""
         state = self._state
-        run = ProcessorRun(self._context(), state.current(), state.key_group_range, output)
+        sides = side_outputs_of(state.side_outputs, self._format(), self._batch_id)
+        run = ProcessorRun(self._context(), state.current(), state.key_group_range, output, sides)
         run.process(rows, initial)
+        self._side_rows = side_rows(sides)
         return run
+
+    def _format(self) -> RowFormat:
+        return format_of(in_pandas=self._in_pandas, timezone=self._zone)
 
     def _commit(self, run: ProcessorRun) -> None:
         try:
@@ -370,7 +429,13 @@ class ProcessorTester(ColumnarTests):
         watermark_ms = self._watermark_ms if has_watermark else self._shown_watermark_ms
         processor = pickle.loads(self._pickled)
         return BatchContext(
-            processor, self._batch_id, self._time_mode, self._now(), watermark_ms, self._zone
+            processor,
+            self._batch_id,
+            self._time_mode,
+            self._now(),
+            watermark_ms,
+            self._zone,
+            self._broadcasts,
         )
 
     def _open(self, key: object) -> tuple[KnownStates, Callable[[], None]]:

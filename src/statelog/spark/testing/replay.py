@@ -14,10 +14,12 @@ import json
 import logging
 import pdb
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import IO, Any, Final
 
+import pyarrow as pa
+from msgspec import UnsetType
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
@@ -26,6 +28,7 @@ from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.open_state import open_state
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.model import JsonObject
+from statelog.model.object_path import checked_path
 from statelog.renamed import renamed
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.spark_versions import StatefulProcessor
@@ -33,6 +36,7 @@ from statelog.spark.testing.find_processor import find_processor, refuse_no_proc
 from statelog.spark.testing.replay_tester import ReplayTester, StepResult
 from statelog.spark.testing.tester_rows import rows_in
 from statelog.spark.worker.failures import error_text
+from statelog.state.reader.broadcasts import read_broadcast
 from statelog.state.recordings import Failure, RecordedStep, UnreadableRecording, steps_of_key
 from statelog.store import ObjectStore
 
@@ -170,7 +174,8 @@ def recorded_steps(
     if from_checkpoint is not None:
         first = checkpoint_id_of(store, from_checkpoint, "from_checkpoint")
     every = steps_of_key(store, key, unreadable=unreadable, operator=operator)
-    steps = [each for each in every if each.task.checkpoint_id >= first]
+    recorded = [each for each in every if each.task.checkpoint_id >= first]
+    steps = list(_with_broadcasts(store, recorded, unreadable))
     if not steps:
         since = "" if from_checkpoint is None or not every else f" from checkpoint {first}"
         gaps = "".join(f"; {each.path} cannot be read: {each.problem}" for each in unreadable[:1])
@@ -186,6 +191,28 @@ def recorded_steps(
             operators=tuple(names),
         )
     return steps
+
+
+def _with_broadcasts(
+    store: ObjectStore, steps: Sequence[RecordedStep], unreadable: list[UnreadableRecording]
+) -> Iterator[RecordedStep]:
+    """Yield steps with the broadcast tables that they saw, without those whose tables are missing."""
+    tables: dict[str, pa.Table] = {}
+    for step in steps:
+        entries = step.task.broadcasts
+        if isinstance(entries, UnsetType):
+            yield step
+            continue
+        path = ""
+        try:
+            for entry in entries:
+                path = checked_path(entry.path)
+                if path not in tables:
+                    tables[path] = read_broadcast(store, entry)
+        except (CheckpointError, CorruptionError) as error:
+            unreadable.append(UnreadableRecording(path, str(error)))
+            continue
+        yield replace(step, broadcasts={each.name: tables[each.path] for each in entries})
 
 
 def replay_steps(

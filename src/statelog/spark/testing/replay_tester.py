@@ -89,12 +89,17 @@ class ReplayTester(ProcessorTester):
             eventTimeExtractor=lambda row: 1 << 62,  # the recorded rows were not late
         )
         self._step = step
+        for name, table in step.broadcasts.items():
+            self.setBroadcast(name, table)
         self._row_format = row_format
         task = step.task
         self._now_ms = task.now_ms
         self._watermark_ms = self._shown_watermark_ms = task.watermark_ms
         self._place = self._state.place_values(step.key)
         self._state.set_cells(step.key, self._cells(step.before))
+
+    def _format(self) -> RowFormat:
+        return self._row_format
 
     def _cells(self, table: pa.Table) -> dict[int, object]:
         return cells_in(self._state.codec, self._step.task.schema, table)[0]

@@ -9,11 +9,15 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
-from statelog.errors import ProcessorError
+from statelog.errors import ProcessorError, UsageError
+from statelog.spark.query.side_output import SIDE_COLUMNS, SideSchemas
+from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import arrow_schema, make_row
 from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
+from statelog.spark.worker.side_output import SideOutputs, parts_in_memory
+from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Key
 
 
@@ -120,6 +124,50 @@ def typed_rows(produced: object, columns: StructType, batch_id: int, timezone: s
     frames = FrameOutput(schema, columns, batch_id, PandasSettings.defaults(timezone))
     frames.extend(produced if isinstance(produced, list) else [produced])
     return rows_in(frames.batch())
+
+
+def format_of(*, in_pandas: bool, timezone: str) -> RowFormat:
+    """Return the row format of a test, with Spark's default settings."""
+    if not in_pandas:
+        return SparkRowFormat()
+    from statelog.spark.rows.pandas_input import PandasSettings  # the import of pandas takes time
+
+    return PandasRowFormat(PandasSettings.defaults(timezone), StructType())
+
+
+def rows_as(schema: StructType, rows: object, name: str) -> pa.Table:
+    """Return a list of Rows or dicts as a table of a schema; raises `UsageError` if it does not fit."""
+    listed = [row.asDict(recursive=True) if isinstance(row, Row) else row for row in _items(rows)]
+    try:
+        return pa.Table.from_pylist(listed, schema=arrow_schema(schema))
+    except (*UNENCODABLE, AttributeError) as error:
+        raise UsageError(
+            f"the broadcast table {name!r} does not fit its schema: {error}"
+        ) from error
+
+
+def _items(rows: object) -> Iterable[object]:
+    if not isinstance(rows, list | tuple):
+        raise UsageError(f"a schema needs a list of Rows or dicts, not {type(rows).__name__}")
+    return rows
+
+
+def side_outputs_of(schemas: SideSchemas, row_format: RowFormat, batch_id: int) -> SideOutputs:
+    """Return the side outputs of a run in a test."""
+    return SideOutputs(schemas, row_format, parts_in_memory, batch_id=batch_id)
+
+
+def side_rows(sides: SideOutputs) -> dict[str, list[Row]]:
+    """Return the rows that a run emitted, by side output; converts them."""
+    sides.flush()
+    return {
+        name: [
+            row
+            for batch in side.parts.take()
+            for row in rows_in(batch.select(range(len(SIDE_COLUMNS), batch.num_columns)))
+        ]
+        for name, side in sides.by_name.items()
+    }
 
 
 def rows_in(table: pa.RecordBatch | pa.Table) -> list[Row]:

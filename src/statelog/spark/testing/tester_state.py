@@ -21,7 +21,7 @@ from statelog.errors import InvariantError
 from statelog.model import DEFAULT_MAX_PARALLELISM, ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.spark.query.columnar_processor import AnyProcessor
-from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.declared_state import Declared, declared_by
 from statelog.spark.query.state_variables import (
     STATE_CLASSES,
     StateVariables,
@@ -289,7 +289,8 @@ class TesterState:
             a later form of, and whose key is taken; None for none.
         stored_ms: The time from which a time to live counts that the processor adds.
 
-    Attributes: `key_group_range`: all key groups; `declared`: the declared state variables.
+    Attributes: `key_group_range`: all key groups; `declared`: the declared state variables;
+        `side_outputs`: the declared side outputs.
 
     Raises:
         UsageError: The processor declares a state variable that cannot be kept.
@@ -311,7 +312,8 @@ class TesterState:
         self._given_keys = keys if stored is None else stored.key_schema
         self._log: TesterLog | None = None
         self.key_group_range = KeyGroupRange(0, DEFAULT_MAX_PARALLELISM - 1)
-        self.declared = self._operator(pa.schema([])).states  # wrong ones are an error at once
+        declared = self._declared(pa.schema([]))  # wrong ones are an error at once
+        self.declared, self.side_outputs = declared.state.states, declared.side_outputs
 
     @property
     def has_keys(self) -> bool:
@@ -414,12 +416,12 @@ class TesterState:
         handle = KnownStates(cursor, codec, timers, lambda state_id: None)
         return handle, lambda: self.commit({group: overlay})
 
+    def _declared(self, keys: pa.Schema) -> Declared:
+        name = "tester" if self._stored is None else self._stored.operator_id
+        return declared_by(self._processor, name, keys, parse_ddl, time_mode=self._time_mode)
+
     def _operator(self, keys: pa.Schema) -> OperatorStateSchema:
-        stored = self._stored
-        name = "tester" if stored is None else stored.operator_id
-        expected = operator_schema(
-            self._processor, name, keys, parse_ddl, time_mode=self._time_mode
-        )
+        stored, expected = self._stored, self._declared(keys).state
         # Without keys only the variables are asked for.
         return (
             expected

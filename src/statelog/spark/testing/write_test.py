@@ -169,6 +169,10 @@ def _test(
         notes.append("Expected is what the processor made of it when this test was written.")
     lines = [f"def {name}():", *(f"    {comment(note)}" for note in notes)]
     lines.append("    job = new_job()")
+    for broadcast, table in step.recorded.broadcasts.items():
+        rows = [written.row(row, table.schema) for row in rows_in(table)]
+        begin = f"job.setBroadcast({quoted(broadcast)}, ["
+        lines.append(wrapped(begin, rows, f"], {quoted(ddl_of(table.schema))})"))
     lines.append(_begin(step, written))
     call = _call(step, written, is_pandas)
     if result is None:

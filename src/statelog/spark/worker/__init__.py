@@ -9,6 +9,8 @@ One task of one micro-batch, in a Python worker.
     processor_run   the processor over the keys of the task, with the state objects of `handle`
     unencodable     the values of state that do not fit their type
     output_parts    the output rows as record batches; task_uploads: the changes into the changelog
+    broadcasts      the broadcast tables of a micro-batch
+    side_output     rows that the processor emits by name, next to its output
     recorder        what chosen keys see, in a recorded_run; recording: that as bytes
     tolerant_run    leaves out the keys that fail; dead_letters: what a replay of them needs
     replayable      the command that replays a key that failed

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from statelog.errors import InvariantError, ProcessorError, UsageError
 from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.spark.query.broadcast import BroadcastTable, BroadcastTables, broadcast_in
 from statelog.spark.query.columnar_processor import ColumnarProcessor, Tables
 from statelog.spark.query.declared_state import check_not_reserved
 from statelog.spark.query.processor_checks import described
@@ -26,6 +27,7 @@ from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
+from statelog.spark.worker.side_output import SideOutputs, TaskSideOutput, no_side_outputs
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.state.slots import ColumnState, ColumnTimers, Keys, SlotState, SlotTable, snapshot_of
 
@@ -42,14 +44,23 @@ class ColumnarTaskHandle:
         table: The cells of the worker.
         timers: The timers; None in the time mode None.
         drop: Deletes a variable of all keys, by state id.
+        sides: The side outputs.
+        broadcasts: The broadcast tables.
     """
 
     def __init__(
-        self, table: SlotTable, timers: ColumnTimers | None, drop: Callable[[int], None]
+        self,
+        table: SlotTable,
+        timers: ColumnTimers | None,
+        drop: Callable[[int], None],
+        sides: SideOutputs,
+        broadcasts: BroadcastTables,
     ) -> None:
         self._table = table
         self._timers = timers
         self._drop = drop
+        self._sides = sides
+        self._broadcasts = broadcasts
         self._initialized = False
 
     def initialized(self) -> None:
@@ -74,6 +85,16 @@ class ColumnarTaskHandle:
         if descriptor.kind is not ColumnState.kind:
             raise UsageError(f"state {stateName!r} is a {descriptor.kind_text} state")
         return ColumnState(self._table, state_id)
+
+    def broadcast(self, name: str) -> BroadcastTable:
+        """Return the broadcast table *name*, as the micro-batch sees it."""
+        return broadcast_in(self._broadcasts, name)
+
+    def sideOutput(self, name: str, schema: SchemaLike) -> TaskSideOutput:
+        """Return the side output *name*; in `init` only."""
+        if self._initialized:
+            raise UsageError(f"side output {name!r}: side outputs are declared in init() only")
+        return self._sides.of(name)
 
     @property
     def timers(self) -> ColumnTimers:
@@ -104,6 +125,7 @@ class ColumnarRun:
         state: SlotState,
         key_group_range: KeyGroupRange,
         output: OutputCollector,
+        sides: SideOutputs | None = None,
     ) -> None:
         if not isinstance(context.processor, ColumnarProcessor):
             raise InvariantError(f"{type(context.processor).__name__} is no columnar processor")
@@ -121,15 +143,19 @@ class ColumnarRun:
             self._timers = ColumnTimers(state.table, self._timers_id)
         state.table.now_ms, state.table.zone = context.now_ms, context.zone
         self.output = output
+        self._sides = no_side_outputs() if sides is None else sides
         self.key_count = 0
 
     @ends_of_process_are_errors
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
         self._table.forget_pending()
-        handle = ColumnarTaskHandle(self._table, self._timers, self._drop)
+        handle = ColumnarTaskHandle(
+            self._table, self._timers, self._drop, self._sides, self._context.broadcasts
+        )
         self._call("init", None, lambda: self._processor.init(handle))
         handle.initialized()
+        self._sides.is_open = True
 
     def in_parts(self, file: SpillFile) -> bool:
         """Return False: what is written stays in memory, in columns, until the end."""
@@ -170,11 +196,13 @@ class ColumnarRun:
                     "expired", keys, lambda: self._processor.expired(keys, expiry, self._times)
                 )
                 self._timers.delete(keys, times)
+        self._sides.is_open = False
         self._call("close", None, self._processor.close)
 
     def flush(self) -> None:
         """Join the rest of the output, whose tables were converted when they were yielded."""
         self.output.flush()
+        self._sides.flush()
 
     def next_due_ms(self) -> int:
         """Return when the task's earliest timer is due after this run."""

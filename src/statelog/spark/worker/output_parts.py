@@ -8,7 +8,7 @@ task has answered, because it answers before it returns rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -199,10 +199,17 @@ class StagedOutputParts(OutputParts):
         self._files = files
         self._inline_bytes = inline_bytes
         self._handles: list[FileStateHandle] = []
+        self.file_rows: list[int] = []
+        """The number of rows in each of the files."""
 
     def spill(self) -> None:
         """Write the batches to a file of the state location."""
-        self._handles.append(self._files.put(write_stream(self.take(), self._schema)))
+        held = self.take()
+        self._put(write_stream(held, self._schema), held)
+
+    def _put(self, data: bytes, batches: Sequence[pa.RecordBatch]) -> None:
+        self._handles.append(self._files.put(data))
+        self.file_rows.append(sum(batch.num_rows for batch in batches))
 
     def staged(self) -> StagedOutput:
         """
@@ -215,5 +222,5 @@ class StagedOutputParts(OutputParts):
             data = write_stream(held, self._schema)
             if len(data) <= self._inline_bytes and not self._handles:
                 return data
-            self._handles.append(self._files.put(data))
+            self._put(data, held)
         return tuple(self._handles) if self._handles else None

@@ -34,6 +34,7 @@ from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.retired_changes import RetiredChanges
+from statelog.spark.worker.side_output import SideOutputs, no_side_outputs
 from statelog.spark.worker.unencodable import unencodable_values
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
@@ -120,6 +121,7 @@ class ProcessorRun:
         state: The state as of the base checkpoint.
         key_group_range: The task's key groups.
         output: Collects what the processor yields.
+        sides: Collects what it emits to side outputs; None for none.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class ProcessorRun:
         state: KeyedState,
         key_group_range: KeyGroupRange,
         output: OutputCollector,
+        sides: SideOutputs | None = None,
     ) -> None:
         if isinstance(context.processor, ColumnarProcessor):
             raise InvariantError(f"{type(context.processor).__name__} is a columnar processor")
@@ -147,6 +150,7 @@ class ProcessorRun:
         has_time = context.time_mode != "none"
         self._times = TimerValues(context.now_ms, context.watermark_ms if has_time else -1)
         self.output = output
+        self._sides = no_side_outputs() if sides is None else sides
         self._calls = output.calls
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
@@ -164,12 +168,16 @@ class ProcessorRun:
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
         processor = self._processor
-        handle = TaskHandle(self._cursor, self._codec, self._timers, self._drop)
+        tables = self._context.broadcasts
+        handle = TaskHandle(
+            self._cursor, self._codec, self._timers, self._drop, self._sides, tables
+        )
         try:
             processor.init(handle)
             handle.initialized()
         except (Exception, SystemExit) as error:
             self._raise("init", None, error)
+        self._sides.is_open = True
 
     def in_parts(self, file: SpillFile) -> bool:
         """
@@ -228,6 +236,7 @@ class ProcessorRun:
         if self._timers_id is not None:
             self._fire_timers(self._timers_id)
         self._cursor.leave()
+        self._sides.is_open = False
         self._close()
 
     def _close(self) -> None:
@@ -240,6 +249,7 @@ class ProcessorRun:
         """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
         try:
             self.output.flush()
+            self._sides.flush()
         except UnfitOutputError as error:
             raise self.located(error) from error.__cause__
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from statelog.checkpoint.batch_record import BroadcastEntry
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
+from statelog.spark.query.broadcast import BroadcastTables
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordSpec
+from statelog.spark.query.side_output import SideSchemas
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.rows.layout import InitialLayout, InputLayout, LateRows
@@ -39,6 +42,7 @@ class BatchContext:
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: The batch's watermark; -1 without.
         zone: The session's time zone, in which a processor of columns gets points in time.
+        broadcasts: The broadcast tables; a task reads them by `TaskSpec.broadcasts`.
     """
 
     processor: AnyProcessor
@@ -47,6 +51,7 @@ class BatchContext:
     now_ms: int = -1
     watermark_ms: int = -1
     zone: str = "UTC"
+    broadcasts: BroadcastTables = field(default_factory=dict)
 
     @property
     def due_until_ms(self) -> int:
@@ -68,6 +73,7 @@ class TaskRows:
         late: The rule for late rows, where the time mode drops them.
         event_time_output: The output column that may not be older than the watermark, or None.
         is_read: Whether the partitions have input rows (False: a micro-batch without data).
+        side: The side outputs that the processor declares.
     """
 
     layout: InputLayout
@@ -78,6 +84,7 @@ class TaskRows:
     late: LateRows | None = None
     event_time_output: str | None = None
     is_read: bool = True
+    side: SideSchemas = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +138,7 @@ class TaskSpec:
         staged: Whether output rows are sent in the answer (False: they are the task's result).
         record: What to record; None for nothing.
         errors: What to do with keys that fail; None where the task fails with them.
+        broadcasts: The versions of broadcast tables that the micro-batch sees.
     """
 
     context: BatchContext
@@ -146,6 +154,7 @@ class TaskSpec:
     staged: bool
     record: RecordSpec | None = None
     errors: ErrorPolicy | None = None
+    broadcasts: tuple[BroadcastEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +175,24 @@ class BatchFrameSpec:
     schema: dict[str, object]
     key_groups: KeyGroupRange
     backend: StateBackendConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SideRows:
+    """
+    The rows that a task emits to a side output.
+
+    Args:
+        name: The side output.
+        output: The rows, as `SideSchema.stored` has them.
+        rows: Their number.
+        file_rows: The number of rows in each file, where they are in files.
+    """
+
+    name: str
+    output: StagedOutput
+    rows: int
+    file_rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +224,7 @@ class TaskAck:
         failed_keys, first_failure: Number of keys whose processing failed, and the first failure.
         letters, letters_file, letter_count: Their dead letters: in the answer, or the name of their
             file, and their number.
+        side: What the task emits to side outputs, of those with rows.
         caught_up: How the task brought its state forward.
         milliseconds: Duration of each phase.
         attempt: Number of attempts of the task that failed before this one.
@@ -231,6 +259,7 @@ class TaskAck:
     letters: tuple[bytes, ...] = ()
     letters_file: FileStateHandle | None = None
     letter_count: int = 0
+    side: tuple[SideRows, ...] = ()
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)
     attempt: int = 0

@@ -15,6 +15,7 @@ from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
 from statelog.spark.worker.recorder import FailedCall, TaskRecorder
+from statelog.spark.worker.side_output import SideOutputs
 from statelog.state.heap.tables import Key
 from statelog.state.keyed_state import KeyedState
 
@@ -29,8 +30,9 @@ class RecordedRun(ProcessorRun):
         key_group_range: KeyGroupRange,
         output: OutputCollector,
         recorder: TaskRecorder,
+        sides: SideOutputs | None = None,
     ) -> None:
-        super().__init__(context, state, key_group_range, output)
+        super().__init__(context, state, key_group_range, output, sides)
         self._recorder = recorder
         self._of_timers: set[tuple[int, Key]] = set()
 

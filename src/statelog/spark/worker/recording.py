@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET
 
 from statelog.errors import ProcessorError, StoreError, UnavailableError, UsageError
 from statelog.model import FileStateHandle
@@ -244,6 +245,7 @@ def recording_of(
         output=to_stream(output.take(pa.array(picked, pa.int64()))),
         failure=failure,
         dropped=dropped,
+        broadcasts=spec.broadcasts or UNSET,
     )
 
 

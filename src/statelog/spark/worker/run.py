@@ -14,6 +14,7 @@ from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
 from statelog.spark.worker.recorded_run import RecordedRun
 from statelog.spark.worker.recorder import TaskRecorder
+from statelog.spark.worker.side_output import SideOutputs
 from statelog.state.backend import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
@@ -90,10 +91,11 @@ def new_run(
     key_group_range: KeyGroupRange,
     output: OutputCollector,
     recorder: TaskRecorder | None = None,
+    sides: SideOutputs | None = None,
 ) -> TaskRun:
     """Return the run of a processor; see `RecordedRun` for the arguments."""
     if isinstance(state, SlotState):
-        return ColumnarRun(context, state, key_group_range, output)
+        return ColumnarRun(context, state, key_group_range, output, sides)
     if recorder is not None:
-        return RecordedRun(context, state, key_group_range, output, recorder)
-    return ProcessorRun(context, state, key_group_range, output)
+        return RecordedRun(context, state, key_group_range, output, recorder, sides)
+    return ProcessorRun(context, state, key_group_range, output, sides)

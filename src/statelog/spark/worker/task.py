@@ -31,6 +31,7 @@ from statelog.spark.query.record import NOTHING, RecordSpec
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
+from statelog.spark.worker.broadcasts import broadcast_tables
 from statelog.spark.worker.connection import without_delay
 from statelog.spark.worker.dead_letters import NO_LETTERS, FailedKeys
 from statelog.spark.worker.failures import reported_to_driver
@@ -42,12 +43,13 @@ from statelog.spark.worker.output_parts import (
     OutputParts,
     StagedOutputParts,
 )
-from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
+from statelog.spark.worker.protocol import SideRows, TaskAck, TaskRows, TaskSpec
 from statelog.spark.worker.recorder import TaskRecorder
 from statelog.spark.worker.recording import NOTHING_RECORDED, put_recording
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
 from statelog.spark.worker.run import TaskRun, new_run
+from statelog.spark.worker.side_output import SideOutputs
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
@@ -105,6 +107,9 @@ def _run(
         raise changed_partitions()
     watch = Stopwatch()
     kept = _states.of(spec)
+    if spec.broadcasts:
+        tables = broadcast_tables(kept.store, spec.broadcasts)
+        spec = replace(spec, context=replace(spec.context, broadcasts=tables))
     with task_uploads(kept.storage) as uploads:
         ack, output = _answer(spec, kept, uploads, partition, batches, file=file, watch=watch)
         uploads.hand_over()
@@ -139,10 +144,12 @@ def _answer(
     recorder = _recorder(kept, spec)
     files = OutputFiles(uploads.put, kept.ids)
     output = _output(spec, file, files)
-    run, failures = _new_run(kept, spec, key_range, output, recorder)
+    sides = _side_outputs(spec, files)
+    run, failures = _new_run(kept, spec, key_range, output, recorder, sides)
     with replayable_failure(kept.store, recorder, spec):
         changes = _process(_Task(kept, spec, uploads, run, partition, key_range, watch), rows)
     staged = output.staged() if isinstance(output, StagedOutputParts) else None
+    side = _side_rows(sides)
     if staged is not None:
         watch.lap("stage")
     recording = NOTHING_RECORDED
@@ -176,6 +183,7 @@ def _answer(
         letters=letters.data,
         letters_file=letters.file,
         letter_count=letters.count,
+        side=side,
         group_entries=group_entries,
         entries=sum(group_entries),
         objects=kept.store.objects_put - objects,
@@ -213,10 +221,11 @@ def _new_run(
     key_range: KeyGroupRange,
     output: OutputParts,
     recorder: TaskRecorder | None,
+    sides: SideOutputs,
 ) -> tuple[TaskRun, FailedKeys | None]:
     """Return the run of the processor, and what gets the keys that fail; None where the task fails."""
     if spec.errors is None:
-        return new_run(spec.context, kept.state, key_range, output, recorder), None
+        return new_run(spec.context, kept.state, key_range, output, recorder, sides), None
     if not isinstance(kept.state, KeyedState):
         raise InvariantError("the keys of a columnar processor do not fail one by one")
     processor, batch_id = type(spec.context.processor).__name__, spec.context.batch_id
@@ -229,6 +238,7 @@ def _new_run(
         recorder or _new_recorder(kept, spec, NOTHING),
         failures=failures,
         new_output=lambda: spec.rows.row_format.output(spec.rows.output, batch_id),
+        sides=sides,
     )
     return run, failures
 
@@ -266,6 +276,28 @@ def _output(
     if not spec.staged:
         return DirectOutput(output, check, rows.output, file)
     return StagedOutputParts(output, check, rows.output, files, spec.inline_bytes)
+
+
+def _side_outputs(spec: TaskSpec, files: OutputFiles) -> SideOutputs:
+    """Return the side outputs, whose rows are staged with every delivery."""
+    return SideOutputs(
+        spec.rows.side,
+        spec.rows.row_format,
+        lambda output, schema: StagedOutputParts(
+            output, lambda _batch: None, schema, files, spec.inline_bytes
+        ),
+        checkpoint_id=spec.checkpoint_id,
+        batch_id=spec.context.batch_id,
+    )
+
+
+def _side_rows(sides: SideOutputs) -> tuple[SideRows, ...]:
+    """Return the rows that were emitted; large ones are put into files."""
+    return tuple(
+        SideRows(name, side.parts.staged(), side.parts.row_count, tuple(side.parts.file_rows))
+        for name, side in sides.by_name.items()
+        if side.parts.row_count and isinstance(side.parts, StagedOutputParts)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from statelog.spark.worker.output_parts import OutputParts
 from statelog.spark.worker.protocol import BatchContext
 from statelog.spark.worker.recorded_run import RecordedRun
 from statelog.spark.worker.recorder import TaskRecorder
+from statelog.spark.worker.side_output import SideOutputs
 from statelog.spark.worker.unencodable import unencodable_values
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Key, Overlay
@@ -40,6 +41,8 @@ _ROWS: Final = "handleInputRows"
 _TIMER: Final = "handleExpiredTimer"
 _OF_ROWS: Final = -1
 """The timer of a call that has none."""
+_OF_INITIAL: Final = -2
+"""What stands for the timer of a call of `handleInitialState`, to tell the rows that it emits."""
 _NOT_RECORDED: Final = -1
 _LIST_ITERATOR: Final[type] = type(iter([]))
 
@@ -69,6 +72,7 @@ class TolerantRun(RecordedRun):
         output: Collects what the processor yields; its items can be taken back.
         failures: Gets the calls that fail.
         new_output: Returns an empty output of the row format.
+        sides: Collects what the processor emits to side outputs; None for none.
     """
 
     def __init__(
@@ -81,8 +85,9 @@ class TolerantRun(RecordedRun):
         *,
         failures: FailedKeys,
         new_output: Callable[[], Output],
+        sides: SideOutputs | None = None,
     ) -> None:
-        super().__init__(context, state, key_group_range, output, recorder)
+        super().__init__(context, state, key_group_range, output, recorder, sides)
         if not isinstance(output.rows, RevocableOutput):
             raise InvariantError(f"{type(output.rows).__name__} cannot take rows back")
         self._parts = output
@@ -99,6 +104,8 @@ class TolerantRun(RecordedRun):
         self._before_rows: dict[Place, Undo] = {}
         self._fired: dict[Place, list[tuple[int, Undo]]] = {}
         self._checked: ChangeBatch | None = None
+        self._timer_ms = _OF_ROWS
+        self._sides.emitter = lambda: (self._key_group, self._cursor.key, self._timer_ms)
 
     # ------------------------------------------------------------------------- the steps of a run
 
@@ -130,7 +137,7 @@ class TolerantRun(RecordedRun):
         self._parts.bound_pending()
 
     def _convert_if_many(self) -> None:
-        if self._parts.is_full:
+        if self._parts.is_full or self._sides.is_full:
             self._check_calls()
 
     def _begin_timers(self, due: Sequence[tuple[int, int, Key]]) -> None:
@@ -154,6 +161,7 @@ class TolerantRun(RecordedRun):
 
     def _initialize_groups(self, initial: KeyedInput, rows_of: KeyedInput) -> None:
         initialize = self._processor.handleInitialState
+        self._timer_ms = _OF_INITIAL
         for key_group in initial.key_groups():
             self._enter(key_group)
             with_rows = set(rows_of.table_keys(key_group))
@@ -174,6 +182,7 @@ class TolerantRun(RecordedRun):
         items, add_end = self._parts.items, self._calls.ends.append
         marked = self._recorder.marked(key_group)
         saves = self._has_initial or any(self._overlay(key_group))
+        self._timer_ms = _OF_ROWS
         undo: Undo = {}
         for key, key_object, rows in rows_of.keys(key_group):
             cursor.key = key
@@ -199,6 +208,7 @@ class TolerantRun(RecordedRun):
         undo, key_object, info = self._saved(key), self._key_of_timer(key), ExpiredTimerInfo(time)
         handle = self._processor.handleExpiredTimer
         self._calls.begin((key,), self._key_group, _TIMER, time)
+        self._timer_ms = time
         number = self._begin_key(key) if place in self._of_timers else _NOT_RECORDED
         try:
             produced = handle(key=key_object, timerValues=self._times, expiredTimerInfo=info)
@@ -254,6 +264,7 @@ class TolerantRun(RecordedRun):
         """Undo the call that raised, unless its error is not of the rows."""
         if self._unreadable is not None or not is_bad_record(error):
             super()._raise(method, key, error, timers[0] if timers else _OF_ROWS)
+        self._sides.take_back()
         self._undo(_FailedCall((self._key_group, key), method, timers, undo, error))
 
     def _raise(
@@ -289,11 +300,15 @@ class TolerantRun(RecordedRun):
             rejected: set[tuple[int, Key, int]] = set()
             for place, call in failed.items():
                 rejected |= {(*place, time) for time in call.timers or (_OF_ROWS,)}
+                if call.method == _INITIAL:
+                    rejected.add((*place, _OF_INITIAL))
                 self._undo(call)
                 self._delete_timers(call)
             positions = set(self._calls.positions(rejected))
             self._rows.drop(positions)
             self._calls.drop(positions)
+            self._sides.drop(rejected)
+        self._sides.flush()
         self._open.clear()
         self._before_rows.clear()
         self._fired.clear()

@@ -23,6 +23,11 @@ from statelog.errors import ClosedError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
 from statelog.renamed import renamed
+from statelog.state.reader.broadcasts import (
+    BroadcastVersion,
+    broadcast_table,
+    broadcast_versions,
+)
 from statelog.state.reader.chain import as_of_ms, chain_before
 from statelog.state.reader.differences import Differences
 from statelog.state.reader.feed import ChangeFeed
@@ -34,6 +39,11 @@ from statelog.state.reader.lookup import (
     state_of_key,
 )
 from statelog.state.reader.replica import Replica
+from statelog.state.reader.side_outputs import (
+    KeptSideOutput,
+    kept_side_outputs,
+    side_output_rows,
+)
 from statelog.state.reader.sql import run_sql_on
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.recordings.dead_letters import letters_rows, letters_table
@@ -428,7 +438,7 @@ class LocationState:
 
         Blocks: On the store.
         """
-        stored, since = self._letters_of(checkpoint, since_checkpoint)
+        stored, since = self._kept_by(checkpoint, since_checkpoint)
         return letters_table(self._store, stored, self._operator, since)
 
     def dead_letter_rows(
@@ -445,10 +455,78 @@ class LocationState:
 
         Blocks: On the store.
         """
-        stored, since = self._letters_of(checkpoint, since_checkpoint)
+        stored, since = self._kept_by(checkpoint, since_checkpoint)
         return letters_rows(self._store, stored, self._operator, since)
 
-    def _letters_of(
+    def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
+        """
+        Return the side outputs with rows that are kept, by name; arguments and errors: see `reader`.
+
+        Blocks: On the store.
+        """
+        return kept_side_outputs(self._kept_by(checkpoint, None)[0], self._operator)
+
+    def side_output(
+        self,
+        name: str,
+        checkpoint: CheckpointName | None = None,
+        *,
+        since_checkpoint: CheckpointName | None = None,
+    ) -> pa.Table:
+        """
+        Return the rows of a side output that are kept, in the order of their micro-batches.
+
+        Their columns are `checkpoint_id` and `batch_id` of the micro-batch, then those that the
+        processor declared.  A table without columns says that none are kept.
+
+        Args:
+            name: The side output, as `handle.sideOutput` has it.
+            checkpoint: As for `reader`; None for the newest one.
+            since_checkpoint: Only rows of micro-batches after this checkpoint, which may be deleted by
+                now; None for all.
+
+        Raises:
+            UsageError: A column had other types before, which cannot be joined.
+            CorruptionError: An object is damaged.
+            CheckpointError: As `reader`; or the query deleted the rows meanwhile.
+            ClosedError: The state is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        stored, since = self._kept_by(checkpoint, since_checkpoint)
+        return side_output_rows(self._store, stored, name, self._operator, since)
+
+    def broadcasts(self, checkpoint: CheckpointName | None = None) -> tuple[BroadcastVersion, ...]:
+        """
+        Return the versions of broadcast tables that the micro-batch of a checkpoint saw, by name.
+
+        Arguments and errors: see `reader`.
+
+        Blocks: On the store.
+        """
+        return broadcast_versions(self._kept_by(checkpoint, None)[0])
+
+    def broadcast(self, name: str, checkpoint: CheckpointName | None = None) -> pa.Table:
+        """
+        Return the rows of a broadcast table that the micro-batch of a checkpoint saw.
+
+        Args:
+            name: The table, as the setting `broadcast` has it.
+            checkpoint: As for `reader`; None for the newest one.
+
+        Raises:
+            UsageError: The micro-batch saw no table of this name.
+            CorruptionError: The object is damaged.
+            CheckpointError: As `reader`; or the query deleted the version meanwhile.
+            ClosedError: The state is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        return broadcast_table(self._store, self._kept_by(checkpoint, None)[0], name)
+
+    def _kept_by(
         self, checkpoint: CheckpointName | None, since: CheckpointName | None
     ) -> tuple[CompletedCheckpoint, int]:
         self._open_readers()

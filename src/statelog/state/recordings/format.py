@@ -18,7 +18,9 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 
+from statelog.checkpoint.batch_record import BroadcastEntry
 from statelog.format.arrow_data import read_stream_table
 from statelog.format.bounds import decode_msgpack
 from statelog.format.buffers import Buffer
@@ -66,6 +68,7 @@ class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
         output: The rows that the calls yielded, in order.
         failure: Why the key failed, or None.
         dropped: Number of keys that were not recorded, by reason.
+        broadcasts: The versions of broadcast tables that the micro-batch saw; left out without any.
     """
 
     operator_id: str
@@ -93,6 +96,7 @@ class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
     output: bytes
     failure: Failure | None = None
     dropped: dict[str, int] = {}
+    broadcasts: tuple[BroadcastEntry, ...] | UnsetType = UNSET
 
     def state_schema(self) -> OperatorStateSchema:
         """Return the operator's state schema; raises `CorruptionError` if it is none."""

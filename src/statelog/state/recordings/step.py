@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,6 +50,7 @@ class RecordedStep:
         initial: Its rows of initial state.
         calls: The calls of the processor.
         output: The rows that they yielded.
+        broadcasts: The broadcast tables that the micro-batch saw, where they were read.
     """
 
     task: TaskRecording
@@ -61,6 +62,7 @@ class RecordedStep:
     initial: pa.Table
     calls: tuple[Call, ...]
     output: pa.Table
+    broadcasts: Mapping[str, pa.Table] = field(default_factory=dict)
 
     @property
     def failure(self) -> Failure | None:

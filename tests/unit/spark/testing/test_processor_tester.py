@@ -292,3 +292,28 @@ def test_the_repr_names_the_processor() -> None:
     tester = ProcessorTester(RunningCount())
     tester.test("a", [Row(value=1)])
     assert repr(tester) == "<ProcessorTester of RunningCount, timeMode none, 1 micro-batches>"
+
+
+class Rejects(StatefulProcessor):
+    """Emits negative rows."""
+
+    def init(self, handle: Any) -> None:
+        self.rejected = handle.sideOutput("rejected", "n long, at timestamp")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if row.n < 0:
+                self.rejected.emit(Row(n=row.n))
+            else:
+                yield Row(n=row.n)
+
+
+def test_side_outputs_have_what_the_last_micro_batch_emitted() -> None:
+    tester = ProcessorTester(Rejects(), keySchema="key string")
+    assert [] == tester.sideOutput("rejected")
+    assert [Row(n=1)] == tester.test("a", [Row(n=1), Row(n=-2), Row(n=-3)])
+    assert [Row(n=-2, at=None), Row(n=-3, at=None)] == tester.sideOutput("rejected")
+    tester.test("b", [Row(n=1)])
+    assert [] == tester.sideOutput("rejected")
+    with pytest.raises(UsageError, match="side output 'late': it declares rejected"):
+        tester.sideOutput("late")

@@ -27,7 +27,7 @@ from statelog.spark.driver.task_runner import TaskRunner
 from statelog.spark.jvm.arrow_data import frame_of_arrow, frame_of_few_rows
 from statelog.spark.jvm.gateway import is_connect, with_setting
 from statelog.spark.query.delivery import Sink
-from statelog.spark.query.query import OperatorDefinition, Query
+from statelog.spark.query.query import Query
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
@@ -54,12 +54,12 @@ def row_files(acks: Sequence[TaskAck]) -> list[FileStateHandle]:
 def frame_of_rows(
     session: SparkSession,
     query: Query,
-    operator: OperatorDefinition,
+    schema: StructType,
+    arrow: pa.Schema,
     inline: Sequence[bytes],
     files: Sequence[FileStateHandle],
 ) -> DataFrame:
-    """Return the staged rows of one operator and micro-batch as a frame."""
-    schema, arrow = operator.output, operator.arrow_output
+    """Return staged rows of one micro-batch as a frame of a schema, in Spark's and in Arrow's types."""
     tables = [from_ipc(stream) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
     if table.num_rows <= _FEW_ROWS:
@@ -155,6 +155,9 @@ class StagedDelivery:
     def _deliver(self, frame: DataFrame, record: BatchRecord, inline: Sequence[bytes]) -> None:
         query = self._query
         files = record.staged_files()
-        output = frame_of_rows(frame.sparkSession, query, query.output, inline, files)
+        session, operator = frame.sparkSession, query.output
+        output = frame_of_rows(
+            session, query, operator.output, operator.arrow_output, inline, files
+        )
         self._sink(output, record.batch_id)
         fail_point("after-sink")

@@ -1,0 +1,170 @@
+"""
+Choose the versions of broadcast tables that a micro-batch sees, and store new ones before its tasks run.
+
+The object of a new version is named after the micro-batch that sees it first, and after the checkpoint
+that the micro-batch continues.  So a micro-batch that a restart repeats finds the version that it saw:
+the object of its name, else the version of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry, RecordingEntry
+from statelog.errors import ObjectNotFoundError
+from statelog.format.arrow_data import write_stream
+from statelog.format.buffers import checksum
+from statelog.runtime.clock import pause
+from statelog.runtime.ids import RandomIds
+from statelog.spark.query.broadcast import (
+    Broadcast,
+    BroadcastTable,
+    Repeated,
+    read_source,
+    version_of,
+)
+from statelog.spark.query.settings import QuerySettings
+from statelog.state.reader.broadcasts import decode_broadcast, in_force
+from statelog.store import PATHS, ObjectStore, read_verified
+from statelog.store.conditional_put import put_or_find
+
+_log = logging.getLogger("statelog.spark")
+_NO_CHECKPOINT: Final = "none"
+
+
+class BroadcastVersions:
+    """
+    The broadcast tables of one run of a query.
+
+    Args:
+        settings: The settings of the query.
+        store: The state location.
+        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
+        clock: Returns seconds.
+
+    Thread: Spark's thread of the query.
+    """
+
+    def __init__(
+        self,
+        settings: QuerySettings,
+        store: ObjectStore,
+        repeated: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sources = settings.broadcast
+        self._store = store
+        self._repeated = repeated
+        self._clock = clock
+        self._tables: dict[str, BroadcastTable] = {}
+        self._read_s: dict[str, float] = {}
+
+    def choose(
+        self, batch_id: int, base_id: int | None, record: BatchRecord | None, checkpoint_id: int
+    ) -> tuple[BroadcastEntry, ...]:
+        """
+        Return the version of each table that a micro-batch sees; a new one is stored.
+
+        Args:
+            batch_id: Spark's id of the micro-batch.
+            base_id: The checkpoint that it continues; None for the first.
+            record: The record in it.
+            checkpoint_id: The checkpoint being made.
+
+        Raises:
+            UsageError: A source cannot be read, or its table is too large.
+            CorruptionError: A stored version is damaged.
+            StoreError: The store failed.
+
+        Blocks: On the sources that are due, and on the store where a table changed.
+        """
+        current = {} if record is None else in_force(record.broadcasts)
+        base = _NO_CHECKPOINT if base_id is None else base_id
+        chosen: list[BroadcastEntry] = []
+        for name, source in self._sources.items():
+            path, entry = PATHS.broadcast(f"{name}-{base}-{batch_id}"), current.get(name)
+            if batch_id == self._repeated and source.on_repeat is Repeated.SAME:
+                entry = self._stored(name, path, checkpoint_id) or entry
+                if entry is not None:
+                    _log.info(
+                        "batch %d is repeated with version %s of %s", batch_id, entry.version, name
+                    )
+                    chosen.append(entry)
+                    continue
+            table = self._newest(name, source)
+            if entry is None or entry.version != table.version:
+                if source.on_repeat is Repeated.NEWEST:
+                    path += f"-{RandomIds().new_id()}"
+                entry = self._put(name, path, table, checkpoint_id)
+            chosen.append(entry)
+        return tuple(chosen)
+
+    def _newest(self, name: str, source: Broadcast) -> BroadcastTable:
+        """Return the table that a source has, read again where that is due."""
+        now, before = self._clock(), self._tables.get(name)
+        if before is not None and now < self._read_s[name] + source.interval_s:
+            return before
+        table = read_source(name, source)
+        self._read_s[name] = now
+        if before is not None and before.table.equals(table.table):
+            return before
+        self._tables[name] = table
+        return table
+
+    def _stored(self, name: str, path: str, checkpoint_id: int) -> BroadcastEntry | None:
+        """Return the version that an earlier attempt of a micro-batch stored; None for none."""
+        try:
+            data = self._store.get(path)
+        except ObjectNotFoundError:
+            return None
+        table = read_verified(self._store, path, lambda read: decode_broadcast(read, path))
+        return _entry(name, path, data, version_of(name, table), checkpoint_id)
+
+    def _put(
+        self, name: str, path: str, table: BroadcastTable, checkpoint_id: int
+    ) -> BroadcastEntry:
+        """Store a version; one that has the name already is of an earlier run, and is left as it is."""
+        data: bytes | memoryview = write_stream(table.table.to_batches(), table.table.schema)
+        there = put_or_find(self._store, path, data, lambda: self._store.get(path), pause)
+        if there is not None and bytes(there) != data:
+            path += f"-{RandomIds().new_id()}"
+            self._store.put(path, data)
+        _log.info("version %s of the broadcast table %s: %s", table.version, name, path)
+        return _entry(name, path, data, table, checkpoint_id)
+
+
+def _entry(
+    name: str, path: str, data: bytes | memoryview, table: BroadcastTable, checkpoint_id: int
+) -> BroadcastEntry:
+    return BroadcastEntry(
+        name=name,
+        version=table.version,
+        checkpoint=checkpoint_id,
+        path=path,
+        size=len(data),
+        crc=checksum([data]),
+        rows=len(table),
+    )
+
+
+def kept_broadcasts(
+    before: Sequence[BroadcastEntry],
+    chosen: Sequence[BroadcastEntry],
+    recordings: Sequence[RecordingEntry],
+) -> tuple[BroadcastEntry, ...]:
+    """
+    Return the versions that a checkpoint names: those that its micro-batch and kept recordings saw.
+
+    Args:
+        before: The versions that the checkpoint before names, oldest first.
+        chosen: The versions of this micro-batch.
+        recordings: The recordings that the checkpoint names, which a replay runs again.
+    """
+    older = [entry for entry in before if entry not in chosen]
+    every = [*older, *chosen]
+    seen = (in_force(every, each.checkpoint) for each in recordings if older)
+    needed = {entry.path for versions in seen for entry in versions.values()}
+    return (*(entry for entry in older if entry.path in needed), *chosen)

@@ -1,0 +1,275 @@
+"""
+Broadcast tables: small tables that every key sees, the same in all calls of a micro-batch.
+
+The driver reads the source of a table before a micro-batch.  A table that changed is a new version: it
+is stored before the tasks run, and the checkpoint of the micro-batch names it.
+Source: Flink's broadcast state pattern, where the table is a second stream.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row
+
+from statelog.errors import InvalidOptionsError, UsageError
+from statelog.options.units import parse_duration
+from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.query.side_output import is_name
+from statelog.spark.rows.spark_versions import arrow_of
+from statelog.spark.rows.types import arrow_schema, row_factory
+from statelog.state.recordings.format import to_stream
+from statelog.state.slots import table_of
+
+BROADCAST_BYTES_MAX: Final = 16 << 20
+"""Most bytes of a broadcast table in memory."""
+_VERSION_DIGITS: Final = 16
+_NAME: Final = "the name of a broadcast table is up to 100 letters, digits, '_' and '.'"
+
+
+class Repeated(enum.Enum):
+    """Which version a micro-batch sees that a restart repeats."""
+
+    SAME = "same"
+    NEWEST = "newest"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """
+    The source of a broadcast table, and when it is read.
+
+    Example:
+        rules = Broadcast(lambda: spark.read.parquet("s3://bucket/rules"), every="10 min")
+        out = transform_with_state(grouped, Check(), "key string", broadcast={"rules": rules})
+
+    Args:
+        source: A function without arguments that returns the table: a batch frame of Spark, an Arrow
+            table, a frame of pandas or Polars, a dict of columns, or a list of Rows or dicts.  Or a
+            batch frame, which has the list of files of when it was made.
+        every: How long a table is used before the source is read again, as a `timedelta` or text; None
+            reads it before each micro-batch.
+        repeated: "same": a micro-batch that a restart repeats sees the version that it saw before;
+            "newest": it sees what the source has now.
+
+    Raises:
+        UsageError: An argument has another type.
+    """
+
+    source: object
+    every: dt.timedelta | str | None = None
+    repeated: str = "same"
+
+    def __post_init__(self) -> None:
+        if not callable(self.source) and not isinstance(self.source, DataFrame):
+            raise UsageError(
+                "a broadcast table is read from a function without arguments, or from a batch frame; got "
+                f"{type(self.source).__name__}. `lambda: table` makes a function of a table"
+            )
+        _ = self.interval_s, self.on_repeat  # wrong values are rejected at once
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds until the source is read again."""
+        if self.every is None:
+            return 0.0
+        return parse_duration(self.every, key="every").total_seconds()
+
+    @property
+    def on_repeat(self) -> Repeated:
+        """Which version a repeated micro-batch sees."""
+        try:
+            return Repeated(self.repeated)
+        except ValueError:
+            raise UsageError(f"repeated is 'same' or 'newest', not {self.repeated!r}") from None
+
+
+def parse_broadcast(value: object, *, key: str) -> Mapping[str, Broadcast]:
+    """Return the broadcast tables of the setting; raises `InvalidOptionsError` for another value."""
+    if not isinstance(value, Mapping):
+        raise InvalidOptionsError(
+            f"option {key!r} is {type(value).__name__}; it must be a mapping from names to functions, "
+            "batch frames or `Broadcast`s"
+        )
+    for name in value:
+        if not is_name(name):
+            raise InvalidOptionsError(f"{_NAME}, not {name!r:.200}")
+    return {
+        name: each if isinstance(each, Broadcast) else Broadcast(each)
+        for name, each in value.items()
+    }
+
+
+class BroadcastTable:
+    """
+    One version of a broadcast table; `handle.broadcast(name)` returns it in a task.
+
+    It is shared by all calls of the worker, so what it returns must not be changed.
+
+    Attributes: `table`: the Arrow table; `version`: a digest of its content.
+
+    Thread: one at a time.
+    """
+
+    def __init__(self, table: pa.Table, version: str) -> None:
+        self.version, self.table = version, table
+        self._rows: tuple[Row, ...] | None = None
+        self._by: dict[tuple[str, ...], Mapping[object, tuple[Row, ...]]] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return BroadcastTable, (self.table, self.version)
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.table.column_names)
+        return f"<broadcast table {self.version}: {self.table.num_rows} rows of {names}>"
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows, in their order; structs are dicts."""
+        if self._rows is None:
+            make = row_factory(self.table.column_names)
+            columns = [column.to_pylist() for column in self.table.columns]
+            self._rows = tuple(map(make, zip(*columns, strict=True)))
+        return self._rows
+
+    def by(self, *columns: str) -> Mapping[object, tuple[Row, ...]]:
+        """
+        Return the rows by the values of some columns; made once for each version in a worker.
+
+        Args:
+            columns: Names of columns.  With one the keys are its values, with several tuples.
+
+        Raises:
+            UsageError: A column does not exist, or none is named.
+        """
+        index = self._by.get(columns)
+        if index is None:
+            missing = [name for name in columns if name not in self.table.column_names]
+            if missing or not columns:
+                raise UsageError(
+                    f"the broadcast table does not have the column {', '.join(missing) or '(none named)'}; "
+                    f"its columns are {', '.join(self.table.column_names)}"
+                )
+            groups: dict[object, list[Row]] = {}
+            for row in self.rows:
+                key = row[columns[0]] if len(columns) == 1 else tuple(row[name] for name in columns)
+                groups.setdefault(key, []).append(row)
+            index = MappingProxyType({key: tuple(rows) for key, rows in groups.items()})
+            self._by[columns] = index
+        return index
+
+
+BroadcastTables = Mapping[str, BroadcastTable]
+"""The broadcast tables of a micro-batch, by name."""
+
+
+class DeclaredBroadcast:
+    """A broadcast table on the driver, where it cannot be read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise UsageError(
+            f"broadcast table {self._name!r}: read it while rows or timers are handled, not in init()"
+        )
+
+
+def broadcast_in(tables: BroadcastTables, name: str) -> BroadcastTable:
+    """Return a broadcast table of a micro-batch; raises `UsageError` if the query does not have it."""
+    table = tables.get(name)
+    if table is None:
+        raise unknown_broadcast(name, tables)
+    return table
+
+
+def check_broadcasts(asked: Sequence[str], given: Mapping[str, object]) -> None:
+    """Raise `UsageError` if `init` asks for a broadcast table that the query does not have."""
+    for name in asked:
+        if name not in given:
+            raise unknown_broadcast(name, given)
+
+
+def unknown_broadcast(name: str, given: Mapping[str, object]) -> UsageError:
+    """Return the error for a broadcast table that a query does not have."""
+    names = f"it has {', '.join(given)}" if given else "it has none"
+    return UsageError(
+        f"init() asks for the broadcast table {name!r}, and the query does not have it: {names}. Pass "
+        f"broadcast={{{name!r}: ...}} to transform_with_state"
+    )
+
+
+def read_source(name: str, broadcast: Broadcast) -> BroadcastTable:
+    """
+    Read a source, and return the version that it has now.
+
+    Raises:
+        UsageError: Its function fails, or returns another value than a table, or too large a table.
+
+    Blocks: While the function runs.
+    """
+    given: object = broadcast.source
+    if callable(given) and not isinstance(given, DataFrame):
+        function: Callable[[], object] = given
+        try:
+            given = function()
+        except Exception as error:
+            raise UsageError(
+                f"the function of the broadcast table {name!r} failed: {type(error).__name__}: {error}"
+            ) from error
+    return version_of(name, given)
+
+
+def version_of(name: str, given: object) -> BroadcastTable:
+    """
+    Return a table in any form as a version of a broadcast table.
+
+    Raises:
+        UsageError: It is not a table, or has more than `BROADCAST_BYTES_MAX` bytes.
+    """
+    table = _table(name, given).combine_chunks().replace_schema_metadata(None)
+    if table.nbytes > BROADCAST_BYTES_MAX:
+        raise UsageError(
+            f"the broadcast table {name!r} has {table.nbytes / (1 << 20):.0f} MiB, and at most "
+            f"{BROADCAST_BYTES_MAX >> 20} MiB are allowed: each worker holds all of it. Join a larger "
+            "table before the operator, or give it as a second input (tagged_union)"
+        )
+    return BroadcastTable(table, hashlib.sha256(to_stream(table)).hexdigest()[:_VERSION_DIGITS])
+
+
+def _table(name: str, given: object) -> pa.Table:
+    what = f"the broadcast table {name!r}"
+    if isinstance(given, DataFrame):
+        if given.isStreaming:
+            raise UsageError(f"{what} is a stream: give it as a second input by tagged_union")
+        return arrow_of(given, arrow_schema(given.schema))
+    if isinstance(given, list | tuple):
+        rows = [row.asDict(recursive=True) if isinstance(row, Row) else row for row in given]
+        try:
+            return pa.Table.from_pylist(rows)
+        except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
+            raise UsageError(f"{what}: its rows cannot be one table: {error}") from error
+    return table_of(given, what)
+
+
+def refuse_frames(broadcasts: Mapping[str, Broadcast]) -> None:
+    """Raise `UsageError` for a batch frame of Spark Connect, which the server cannot evaluate."""
+    for name, broadcast in broadcasts.items():
+        if isinstance(broadcast.source, DataFrame) or is_connect(broadcast.source):
+            raise UsageError(
+                f"the broadcast table {name!r} is a frame of Spark Connect, which the server cannot read "
+                "for each micro-batch: give a function that runs in the server and returns an Arrow "
+                "table or a list of rows"
+            )

@@ -1,0 +1,156 @@
+"""
+The side outputs that a processor declares: rows by name, next to its output.
+
+`init` declares each by `handle.sideOutput(name, schema)`, on the driver and in each task.
+Source: Flink's `OutputTag` and `Context.output`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn, Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from statelog.checkpoint.batch_record import SIDE_BATCH, SIDE_CHECKPOINT
+from statelog.errors import UsageError
+from statelog.spark.rows.types import arrow_schema
+
+SIDE_COLUMNS: Final = (pa.field(SIDE_CHECKPOINT, pa.int64()), pa.field(SIDE_BATCH, pa.int64()))
+"""The columns that stored rows have before their own."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class SideSchema:
+    """
+    The columns of a side output.
+
+    Args:
+        columns: As Spark has them.
+        arrow: The same in Arrow's types.
+    """
+
+    columns: StructType
+    arrow: pa.Schema
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The columns of stored rows: their checkpoint and micro-batch, then their own."""
+        return pa.schema([*SIDE_COLUMNS, *self.arrow])
+
+    @property
+    def stored_columns(self) -> StructType:
+        """The same as Spark has them."""
+        struct = StructType()
+        for field in SIDE_COLUMNS:
+            struct.add(field.name, "long")
+        return StructType([*struct.fields, *self.columns.fields])
+
+
+SideSchemas = Mapping[str, SideSchema]
+"""The side outputs of an operator, by name."""
+
+
+def is_name(name: object) -> bool:
+    """Return whether a side output or a broadcast table may have a name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def side_schema(name: object, columns: StructType, declared: SideSchemas) -> SideSchema:
+    """
+    Return a side output that `init` declares.
+
+    Raises:
+        UsageError: The name cannot be used or is used twice, or a column has a name that statelog uses.
+    """
+    if not isinstance(name, str) or not is_name(name):
+        raise UsageError(
+            f"the name of a side output is up to 100 letters, digits, '_' and '.', not {name!r:.200}"
+        )
+    if name in declared:
+        raise UsageError(f"init() declares the side output {name!r} twice")
+    names = columns.names
+    # Spark finds columns by their names whatever the case is.
+    reserved = {field.name for field in SIDE_COLUMNS} & {name.lower() for name in names}
+    if reserved or len(set(names)) < len(names) or not names:
+        raise UsageError(
+            f"side output {name!r} has the columns {', '.join(names) or 'none'}: it needs one at least, "
+            f"each with another name, and none is called {' or '.join(f.name for f in SIDE_COLUMNS)}"
+        )
+    return SideSchema(columns, arrow_schema(columns))
+
+
+class SideOutput(Protocol):
+    """A named output of a processor; `handle.sideOutput(name, schema)` returns it in `init`."""
+
+    def emit(self, row: object) -> None:
+        """
+        Emit a row; it is committed with the micro-batch, unless the call fails.
+
+        Args:
+            row: A `Row` with the names of the columns, or a tuple in their order; for a processor of
+                frames a DataFrame, for a `ColumnarProcessor` a table.  A column that a Row leaves out
+                is null.
+
+        Raises:
+            UsageError: It does not fit the columns, or neither rows nor timers are handled now.
+        """
+
+
+class DeclaredOutput:
+    """A side output on the driver, where a processor does not get rows."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def emit(self, row: object) -> NoReturn:
+        """Refuse: rows are emitted while rows or timers are handled."""
+        raise emitted_too_early(self._name)
+
+
+def emitted_too_early(name: str) -> UsageError:
+    """Return the error of a row that is emitted in `init` or `close`."""
+    return UsageError(
+        f"side output {name!r}: emit rows while rows or timers are handled, not in init() or close()"
+    )
+
+
+def operator_of(name: str, schemas: Sequence[SideSchemas]) -> int:
+    """
+    Return the index of the operator that declares a side output.
+
+    Args:
+        name: Its name.
+        schemas: The side outputs of each operator of a query.
+
+    Raises:
+        UsageError: No operator of the query declares it.
+    """
+    for index, declared in enumerate(schemas):
+        if name in declared:
+            return index
+    names = ", ".join(each for declared in schemas for each in declared)
+    listed = f"it declares {names}" if names else "it declares none"
+    raise UsageError(
+        f"the query does not have the side output {name!r}: {listed}. A processor declares one in init() "
+        "by handle.sideOutput(name, schema)"
+    )
+
+
+def check_side_outputs(schemas: Sequence[SideSchemas]) -> None:
+    """Raise `UsageError` if two operators of a query declare a side output of one name."""
+    names: set[str] = set()
+    for declared in schemas:
+        if shared := _first(names & declared.keys()):
+            raise UsageError(
+                f"two operators of the query declare the side output {shared!r}: rename it in one"
+            )
+        names |= declared.keys()
+
+
+def _first(names: Iterable[str]) -> str:
+    return min(names, default="")

@@ -1,0 +1,268 @@
+"""
+The side outputs of a task: rows that a processor emits by name, next to its output.
+
+A row is checked when it is emitted, so a row that does not fit fails the call that emits it.  Rows are
+converted many calls later, all together.  A run that leaves failed calls out notes which call emitted
+each row, and takes the rows of such calls back before they are converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sized
+from typing import Final, TypeAlias, cast
+
+import pyarrow as pa
+from pyspark.sql import Row
+
+from statelog.errors import InvariantError, UsageError
+from statelog.spark.query.side_output import SideSchema, SideSchemas, emitted_too_early
+from statelog.spark.rows.formats import RowFormat, SparkRowFormat
+from statelog.spark.rows.interface import Output, RevocableOutput, RowLike
+from statelog.spark.rows.types import row_factory
+from statelog.spark.rows.unfit_output import UnfitOutputError, described_item, row_call
+from statelog.spark.worker.output_parts import OutputParts
+from statelog.state.heap.tables import Key
+
+Emitter: TypeAlias = tuple[int, Key, int]
+"""The call that emits a row: key group, key, and the timer that fired or a number of its method."""
+
+NewParts: TypeAlias = Callable[[Output, pa.Schema], OutputParts]
+"""Makes what holds the rows of a side output, in the columns of a schema."""
+
+_INT64: Final = 1 << 63
+_PLAIN: Final = {pa.string(): str, pa.bool_(): bool, pa.float64(): float, pa.int64(): int}
+"""The Python type of values that certainly fit a type."""
+
+
+def _certainly_fits(value: object, kind: type | None) -> bool:
+    """Return whether a value has the Python type of a column; the others are converted to find out."""
+    if value.__class__ is not kind:
+        return False
+    return not isinstance(value, int) or -_INT64 <= value < _INT64
+
+
+class _Stored:
+    """An output whose batches have the checkpoint and the micro-batch in front of their columns."""
+
+    def __init__(self, plain: Output, schema: pa.Schema, checkpoint_id: int, batch_id: int) -> None:
+        self.plain = plain
+        self._schema = schema
+        self._values = (checkpoint_id, batch_id)
+        self.extend = plain.extend  # called for each row, so without a method in between
+
+    @property
+    def items(self) -> Sized:
+        """See `Output`."""
+        return self.plain.items
+
+    @property
+    def pending(self) -> int:
+        """See `Output`."""
+        return self.plain.pending
+
+    @property
+    def unnamed(self) -> None:
+        """None: a row is checked when it is emitted."""
+        return
+
+    def batch(self) -> pa.RecordBatch:
+        """Return all rows as one batch, with the columns in front."""
+        batch = self.plain.batch()
+        columns = [pa.repeat(pa.scalar(value, pa.int64()), len(batch)) for value in self._values]
+        return pa.RecordBatch.from_arrays([*columns, *batch.columns], schema=self._schema)
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self.plain.clear()
+
+
+class TaskSideOutput:
+    """A side output in a task."""
+
+    def __init__(self, name: str, schema: SideSchema, outputs: SideOutputs) -> None:
+        self._name = name
+        self._schema = schema
+        self._outputs = outputs
+        columns = schema.columns.names
+        self._columns, self._names = columns, frozenset(columns)
+        self._fields = [
+            (field.name, _PLAIN.get(field.type), field.nullable) for field in schema.arrow
+        ]
+        self._format = outputs.row_format.of_columns(schema.columns)
+        self._make = row_factory(columns)
+        self._takes_rows = isinstance(self._format, SparkRowFormat)
+        self._plain = self._new_output()
+        stored = _Stored(self._plain, schema.stored, outputs.checkpoint_id, outputs.batch_id)
+        self.parts = outputs.new_parts(stored, schema.stored)
+        self.parts.bound_pending()
+        self._emitters: list[Emitter] = []
+
+    def __repr__(self) -> str:
+        return f"<side output {self._name}: {', '.join(self._columns)}>"
+
+    def _new_output(self) -> Output:
+        return self._format.output(self._schema.arrow, self._outputs.batch_id)
+
+    def emit(self, row: object) -> None:
+        """Emit a row; see `SideOutput`."""
+        outputs = self._outputs
+        if not outputs.is_open:
+            raise emitted_too_early(self._name)
+        item = self._checked_row(row) if self._takes_rows else cast("RowLike", row)
+        if not self._takes_rows:
+            self._check(item)
+        self.parts.extend((item,))
+        if outputs.emitter is not None:
+            self._emitters.append(outputs.emitter())
+        elif self.parts.is_full:
+            self.parts.flush()
+
+    def _checked_row(self, row: object) -> Row:
+        """Return a Row that fits the columns, of a Row or a tuple."""
+        fitting = self._row_of(row)
+        values: Iterable[object] = fitting  # Row's own access by position takes longer
+        for value, (name, kind, is_nullable) in zip(values, self._fields, strict=True):
+            if value is None and not is_nullable:
+                raise UsageError(
+                    f"side output {self._name!r}: {name!r} is NOT NULL, and the row {fitting!r:.200} "
+                    "leaves it out"
+                )
+            if not (value is None or _certainly_fits(value, kind)):
+                self._check(fitting)
+                break
+        return fitting
+
+    def _row_of(self, row: object) -> Row:
+        """Return a Row with all columns in their order, of a Row or a tuple."""
+        columns = self._columns
+        if not isinstance(row, Row) or not hasattr(row, "__fields__"):
+            if not isinstance(row, tuple) or len(row) != len(columns):
+                call = row_call(columns).removeprefix("`yield ").removesuffix("`")
+                raise UsageError(
+                    f"side output {self._name!r} takes emit({call}), or a tuple of {len(columns)} "
+                    f"values; got {described_item(row)}"
+                )
+            return self._make(row)
+        if row.__fields__ == columns:
+            return row
+        if others := sorted(set(row.__fields__) - self._names):
+            raise UsageError(
+                f"side output {self._name!r} does not have the column {', '.join(others)}; its columns "
+                f"are {', '.join(columns)}"
+            )
+        values = row.asDict()
+        return self._make([values.get(name) for name in columns])
+
+    def _check(self, row: RowLike) -> None:
+        """Raise `UsageError` if an item does not fit, by converting it alone."""
+        alone = self._new_output()
+        try:
+            alone.extend([row])
+            alone.batch()
+        except UnfitOutputError as error:
+            raise UsageError(f"side output {self._name!r}: {error.what}") from error
+
+    def take_back(self, emitter: Emitter) -> None:
+        """Drop the rows that the last call emitted."""
+        first = len(self._emitters)
+        while first and self._emitters[first - 1] == emitter:
+            first -= 1
+        self._drop(range(first, len(self._emitters)))
+
+    def drop(self, emitters: Collection[Emitter]) -> None:
+        """Drop the rows that some calls emitted."""
+        every = enumerate(self._emitters)
+        self._drop([at for at, emitter in every if emitter in emitters])
+
+    def _drop(self, positions: Collection[int]) -> None:
+        if not positions:
+            return
+        if not isinstance(self._plain, RevocableOutput):
+            raise InvariantError(f"{type(self._plain).__name__} cannot take rows back")
+        self._plain.drop(positions)
+        dropped = set(positions)
+        self._emitters[:] = [each for at, each in enumerate(self._emitters) if at not in dropped]
+
+    def flush(self) -> None:
+        """Convert all rows to a batch."""
+        if len(self._plain.items):
+            self.parts.flush()
+        self._emitters.clear()
+
+
+class SideOutputs:
+    """
+    The side outputs of a run of a processor.
+
+    Args:
+        schemas: Those that the processor declares on the driver.
+        row_format: The form in which it emits rows.
+        new_parts: Makes what holds the rows of each.
+        checkpoint_id, batch_id: The micro-batch.
+
+    Attributes: `is_open`: whether rows may be emitted; `emitter`: returns the call that runs, where
+    rows may have to be taken back.
+    """
+
+    def __init__(
+        self,
+        schemas: SideSchemas,
+        row_format: RowFormat,
+        new_parts: NewParts,
+        *,
+        checkpoint_id: int = -1,
+        batch_id: int = -1,
+    ) -> None:
+        self.row_format = row_format
+        self.new_parts = new_parts
+        self.checkpoint_id, self.batch_id = checkpoint_id, batch_id
+        self.is_open = False
+        self.emitter: Callable[[], Emitter] | None = None
+        self.by_name = {name: TaskSideOutput(name, each, self) for name, each in schemas.items()}
+        self._all = tuple(self.by_name.values())
+
+    def of(self, name: str) -> TaskSideOutput:
+        """Return a side output; raises `UsageError` if `init` did not declare it on the driver."""
+        output = self.by_name.get(name)
+        if output is None:
+            raise UsageError(
+                f"init() declares the side output {name!r} in a task, but did not on the driver; it "
+                "must declare the same side outputs everywhere"
+            )
+        return output
+
+    @property
+    def is_full(self) -> bool:
+        """Whether rows are to be converted."""
+        return any(each.parts.is_full for each in self._all)
+
+    def take_back(self) -> None:
+        """Drop the rows that the call that runs has emitted."""
+        if self._all and self.emitter is not None:
+            emitter = self.emitter()
+            for each in self._all:
+                each.take_back(emitter)
+
+    def drop(self, emitters: Collection[Emitter]) -> None:
+        """Drop the rows that some calls emitted, of those that are not converted yet."""
+        for each in self._all:
+            each.drop(emitters)
+
+    def flush(self) -> None:
+        """Convert all rows."""
+        for each in self._all:
+            each.flush()
+
+
+def no_side_outputs() -> SideOutputs:
+    """Return the side outputs of a processor that declares none."""
+    return SideOutputs({}, SparkRowFormat(), parts_in_memory)
+
+
+def _accept(batch: pa.RecordBatch) -> None:
+    """Accept a batch."""
+
+
+def parts_in_memory(output: Output, schema: pa.Schema) -> OutputParts:
+    """Return what holds rows in memory, for tests of a processor."""
+    return OutputParts(output, _accept)

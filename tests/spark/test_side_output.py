@@ -1,0 +1,225 @@
+"""Rows of side outputs on Spark: kept and delivered, each once, also over kills."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row
+from tests.spark import processors, side_job
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.side_job import Sides, expected
+from tests.spark.streams import BatchSource, wait, workers_get_by_value
+
+import statelog as sl
+from statelog.demo.process import processes_of_session
+from statelog.errors import UsageError
+from statelog.metrics import Metrics
+from statelog.runtime.fail_points import VARIABLE
+from statelog.spark import (
+    BatchProgress,
+    ColumnarProcessor,
+    transform_with_state,
+    transform_with_state_in_pandas,
+    writer_id,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+workers_get_by_value(processors.__name__)
+workers_get_by_value(side_job.__name__)
+
+ROOT = Path(__file__).parents[2]
+BATCHES = [[(1, 7), (2, 2), (3, 14)], [(1, 5), (4, 6)], [(5, 21), (1, 1)]]
+
+
+class FrameSides(Sides):
+    """`Sides` of frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        amounts = [int(amount) for frame in rows for amount in frame["amount"]]
+        if not self.total.exists():
+            self.first.emit(pd.DataFrame({"key": [key[0]]}))
+        sevens = [amount for amount in amounts if amount % 7 == 0]
+        self.sevens.emit(pd.DataFrame({"key": [key[0]] * len(sevens), "amount": sevens}))
+        frames = (Row(amount=amount) for amount in amounts)
+        for row in Totals.handleInputRows(self, key, frames, timerValues):
+            yield pd.DataFrame([row.asDict()])
+
+
+class ColumnSides(ColumnarProcessor):
+    """The side outputs of `Sides` of columns."""
+
+    def init(self, handle: Any) -> None:
+        self.seen = handle.getColumnState("seen", "yes boolean")
+        self.sevens = handle.sideOutput("sevens", "key long, amount long")
+        self.first = handle.sideOutput("first", "key long NOT NULL")
+
+    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[pa.Table]:
+        new = self.seen.get(keys)["yes"].is_null()
+        self.first.emit(pa.table({"key": keys["key"]}).filter(new))
+        self.seen.put(keys, {"yes": pa.array([True] * len(keys))})
+        table = pa.table({"key": rows["key"], "amount": rows["amount"]})
+        remainders = [amount % 7 == 0 for amount in rows["amount"].to_pylist()]
+        self.sevens.emit(table.filter(pa.array(remainders)))
+        yield {"key": keys["key"], "total": [0] * len(keys), "rows": [0] * len(keys)}
+
+
+def kept(location: str, name: str, count: int) -> list[list[tuple[int, ...]]]:
+    """Return the rows that are kept, by micro-batch."""
+    batches: dict[int, list[tuple[int, ...]]] = {number: [] for number in range(count)}
+    with sl.open(location) as state:
+        for row in state.side_output(name).to_pylist():
+            _, batch_id, *values = row.values()
+            batches[batch_id].append(tuple(values))
+    return [sorted(rows) for rows in batches.values()]
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+@pytest.mark.parametrize("kind", [Sides, FrameSides, ColumnSides])
+def test_rows_are_kept_and_delivered_with_their_micro_batch(
+    spark: "SparkSession", tmp_path: Path, kind: Any, delivery: str
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    for rows in BATCHES:
+        source.add(rows)
+    metrics, progress = Metrics(), list[BatchProgress]()
+    transform: Any = transform_with_state_in_pandas if kind is FrameSides else transform_with_state
+    stream = transform(
+        source.frame().groupBy("key"), kind(), TOTALS, stateLocation=str(tmp_path / "state"),
+        delivery=delivery, tasks=2, metrics=metrics, onProgress=progress.append,
+    )  # fmt: skip
+    delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {"sevens": {}, "first": {}}
+    writers = set()
+
+    def sink_of(name: str) -> Any:
+        def sink(frame: DataFrame, batch_id: int) -> None:
+            writers.add(writer_id(frame).partition("-output-")[2])
+            assert batch_id not in delivered[name]
+            delivered[name][batch_id] = sorted(map(tuple, frame.collect()))
+
+        return sink
+
+    def main(frame: DataFrame, batch_id: int) -> None:
+        writers.add(writer_id(frame).partition("-output-")[2])
+        frame.collect()
+
+    writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    for name in delivered:
+        writer = writer.sideOutput(name, sink_of(name))
+    wait(writer.foreachBatch(main).trigger(availableNow=True).start())
+    for name, batches in expected(BATCHES).items():
+        assert batches == kept(str(tmp_path / "state"), name, len(BATCHES))
+        assert {at: rows for at, rows in enumerate(batches) if rows} == delivered[name]
+    assert {"", "sevens", "first"} == writers
+    assert 8 == metrics.value("num_side_output_rows")
+    assert [5, 1, 2] == [each.side_output_rows for each in progress]
+
+
+def test_what_is_wrong_is_said_at_the_start(spark: "SparkSession", tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([(1, 1)])
+    stream: Any = transform_with_state(source.frame().groupBy("key"), Sides(), TOTALS)
+    writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    with pytest.raises(UsageError, match="side output 'nines': it declares sevens, first"):
+        writer.sideOutput("nines", print).foreachBatch(print).start()
+    with pytest.raises(UsageError, match="two operators of the query declare the side output"):
+        transform_with_state(stream.groupBy("key"), Sides(), TOTALS)
+    batch = spark.createDataFrame([(1, 1)], INPUT)
+    with pytest.raises(UsageError, match="a batch frame does not have one"):
+        transform_with_state(batch.groupBy("key"), Sides(), TOTALS)
+
+
+def test_a_sink_that_fails_gets_the_same_rows_again(spark: "SparkSession", tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    for rows in BATCHES:
+        source.add(rows)
+    delivered: list[tuple[int, list[tuple[Any, ...]]]] = []
+    fails = [True]
+
+    def sink(frame: DataFrame, batch_id: int) -> None:
+        delivered.append((batch_id, sorted(map(tuple, frame.collect()))))
+        if batch_id == 2 and fails:
+            fails.clear()
+            raise OSError("the table is locked")
+
+    def start() -> None:
+        stream: Any = transform_with_state(
+            source.frame().groupBy("key"), Sides(), TOTALS, stateLocation=str(tmp_path / "state")
+        )
+        writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+        writer = writer.sideOutput("first", sink).foreachBatch(lambda frame, _: frame.collect())
+        wait(writer.trigger(availableNow=True).start())
+
+    with pytest.raises(StreamingQueryException, match="the table is locked"):
+        start()
+    start()
+    assert [(0, [(1,), (2,), (3,)]), (1, [(4,)]), (2, [(5,)]), (2, [(5,)])] == delivered
+
+
+# ------------------------------------------------------------------------------------- kills
+
+
+def run_killed(folder: Path, program: Sequence[object], fail_points: str, delivery: str) -> int:
+    """Run a job as a process that dies at a fail point; return its exit status."""
+    environment = {
+        **os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", VARIABLE: fail_points,
+        "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "DELIVERY": delivery,
+    }  # fmt: skip
+    name, *arguments = map(str, program)
+    command = [sys.executable, str(ROOT / "tests" / "spark" / name), str(folder), *arguments]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            return process.wait(180)
+        finally:
+            for other in processes_of_session(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(other.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_every_row_is_committed_once_over_kills(
+    spark: "SparkSession", tmp_path: Path, delivery: str
+) -> None:
+    """Before the commit, after it, and between and after the sinks; rows in answers and in files."""
+    rng = random.Random(5)
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    batches = [[(rng.randrange(400), rng.randrange(1, 99)) for _ in range(500)] for _ in range(6)]
+    for rows in batches:
+        source.add(rows)
+    assert -9 == run_killed(tmp_path, ["side_job.py", 0], "before-commit:2", delivery)
+    assert -9 == run_killed(tmp_path, ["side_job.py", 1 << 20], "after-commit:1", delivery)
+    assert -9 == run_killed(tmp_path, ["side_job.py", 1 << 20], "after-side-sink:3", delivery)
+    assert run_killed(tmp_path, ["side_job.py", 1 << 20], "before-acknowledge:2", delivery) > 0
+    side_job.run(spark, tmp_path, 1 << 20, delivery=delivery)
+    twice = 0
+    for name, rows_of in expected(batches).items():
+        assert rows_of == kept(str(tmp_path / "state"), name, len(batches))
+        for number, rows in enumerate(rows_of):
+            file = tmp_path / "out" / f"{name}-{number}"
+            if not rows:
+                assert not file.exists()
+                continue
+            lines = file.read_text().splitlines()
+            deliveries = [[tuple(row) for row in json.loads(line)] for line in lines]
+            assert [rows] * len(deliveries) == deliveries
+            twice += len(deliveries) - 1
+    assert twice > 0  # a delivery that a kill interrupted was repeated, with the same rows

@@ -1,0 +1,143 @@
+"""Small rows of side outputs share an object, rows are dropped by their age, and objects are bounded."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from tests.recorded_job import RecordedJob
+from tests.unit.spark.worker.test_side_output import late_job, rows_of
+
+import statelog as sl
+from statelog.checkpoint.batch_record import BatchRecord, SideOutputEntry
+from statelog.checkpoint.clean_up import collect_garbage
+from statelog.operations.recommit import Recommit
+from statelog.spark.driver import side_outputs
+from statelog.spark.query.settings import QuerySettings
+
+MINUTE = 60_000
+
+
+def entries_of(job: RecordedJob) -> tuple[SideOutputEntry, ...]:
+    assert job.base is not None
+    return BatchRecord.of(job.base).side_outputs
+
+
+def objects_in(job: RecordedJob) -> set[str]:
+    return {info.path for info in job.store.list() if info.path.startswith("output/")}
+
+
+def test_small_rows_of_many_micro_batches_are_in_one_object(tmp_path: Path) -> None:
+    job = late_job(tmp_path, retained=2)
+    for number in range(12):
+        job.run([(f"k{number}", "row", number)] if number % 3 else [], number)
+    (entry,) = entries_of(job)
+    assert 8 == entry.rows == len(rows_of(job.location, "late"))
+    assert entry.is_fresh
+    job.run([], 13)
+    assert [False] == [each.is_fresh for each in entries_of(job)]
+    assert 8 == len(rows_of(job.location, "late"))
+    # The objects that it took the place of are deleted with the checkpoints that name them.
+    collect_garbage(job.store, min_age=dt.timedelta(0), dry_run=False, now=dt.datetime.now(dt.UTC))
+    assert {entry.path} == objects_in(job)
+
+
+def test_a_new_run_begins_another_object_and_a_large_one_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = late_job(tmp_path)
+    job.run([("a", "row", 1)])
+    job = late_job(tmp_path)
+    job.run([("b", "row", 1)])
+    assert [1, 1] == [each.rows for each in entries_of(job)]
+    rng = random.Random(1)
+    monkeypatch.setattr(side_outputs, "TAIL_BYTES", 4_000)
+    for _ in range(9):
+        job.run([(f"{rng.getrandbits(256):x}", "row", 1) for _ in range(30)])
+    sizes = [each.size for each in entries_of(job)]
+    assert 3 <= len(sizes) <= 9
+    assert all(size <= 4_000 for size in sizes)
+    assert 2 + 9 * 30 == len(rows_of(job.location, "late"))
+
+
+def test_the_driver_holds_few_bytes_of_rows_however_well_they_compress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_outputs, "_TAIL_MEMORY", 20_000)
+    job = late_job(tmp_path)
+    for _ in range(4):
+        job.run([("a" * 100, "row", 1)] * 100)
+    assert [100] * 4 == [each.rows for each in entries_of(job)]
+    assert max(each.size for each in entries_of(job)) < 4_000
+    assert 400 == len(rows_of(job.location, "late"))
+
+
+def test_rows_are_dropped_by_their_age_also_out_of_an_object_that_grows(tmp_path: Path) -> None:
+    age = QuerySettings(side_output_age=dt.timedelta(minutes=10))
+    job = late_job(tmp_path, settings=age)
+    for minute in range(25):
+        job.run([(f"k{minute:02}", "row", 1)], minute * MINUTE)
+    kept = [row[2] for row in rows_of(job.location, "late")]
+    assert [f"k{minute:02}" for minute in range(15, 25)] == kept
+    job.run([], 35 * MINUTE)
+    assert () == entries_of(job)
+    with sl.open(job.location) as state:
+        assert () == state.side_outputs()
+        assert 0 == state.side_output("late").num_rows
+
+
+def test_rows_of_this_micro_batch_are_kept_whatever_the_age_is(tmp_path: Path) -> None:
+    job = late_job(tmp_path, settings=QuerySettings(side_output_age=dt.timedelta(0)))
+    job.run([("a", "row", 1)], 5)
+    job.run([("b", "row", 1)], 6)
+    assert ["b"] == [row[2] for row in rows_of(job.location, "late")]
+
+
+def test_objects_are_bounded_and_the_log_says_what_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(side_outputs, "SIDE_FILES_MAX", 3)
+    caplog.set_level(logging.WARNING)
+    job = late_job(tmp_path, inline_bytes=0)
+    for number in range(5):
+        job.run([(f"k{number}", "row", 1)])
+    assert ["k2", "k3", "k4"] == [row[2] for row in rows_of(job.location, "late")]
+    assert "1 objects with rows of side outputs of checkpoint 2 and before" in caplog.text
+
+
+def test_a_failed_commit_leaves_the_object_before_as_it_is(tmp_path: Path) -> None:
+    job = late_job(tmp_path)
+    job.run([("a", "row", 1)])
+    before = entries_of(job)
+    ranges = job.coordinator  # the log is asked twice for one checkpoint, as after a declined one
+    acks: list[Any] = []
+    commit = job.commit
+    job.commit = lambda given, *rest: acks.extend(given)  # type: ignore[method-assign]
+    job.run([("b", "row", 1)])
+    answers = {job.operator_id: acks}
+    number = ranges.next_checkpoint_id
+    first = job.side_log.entries(before, answers, number, 2000)
+    again = job.side_log.entries(before, answers, number, 2000)
+    assert [2] == [each.rows for each in first] == [each.rows for each in again]
+    assert before[0].path not in {first[0].path, again[0].path}
+    job.commit = commit  # type: ignore[method-assign]
+    assert ["a"] == [row[2] for row in rows_of(job.location, "late")]
+
+
+def test_an_edit_keeps_what_is_to_be_delivered(tmp_path: Path) -> None:
+    job = late_job(tmp_path)
+    job.run([("a", "row", 1)])
+    base, before = job.base, entries_of(job)
+    assert base is not None
+    commit = Recommit(job.store, "test")
+    commit.begin(base)
+    after = commit.commit(base, [])
+    assert before == BatchRecord.of(after).side_outputs
+    assert before[0].is_fresh

@@ -1,0 +1,403 @@
+"""
+Every call of a micro-batch sees one version of a broadcast table, which its checkpoint names.
+
+A micro-batch that a restart repeats sees the version that it saw before; a replay too.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from tests.recorded_job import RecordedJob
+from tests.recorded_processors import COLUMNS
+from tests.unit.spark.worker.test_tolerant_run import LETTERS, fresh, output_of
+
+import statelog as sl
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.clean_up import collect_garbage
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    InvalidOptionsError,
+    ProcessorError,
+    UsageError,
+)
+from statelog.spark.driver.broadcasts import BroadcastVersions
+from statelog.spark.query.broadcast import (
+    Broadcast,
+    BroadcastTable,
+    parse_broadcast,
+    version_of,
+)
+from statelog.spark.query.record import RecordRule
+from statelog.spark.query.settings import QuerySettings
+from statelog.spark.testing.find_processor import find_processor
+from statelog.spark.testing.replay import recorded_steps, replay, replay_steps
+from statelog.spark.testing.write_test import file_text
+from statelog.testing import ProcessorTester
+
+RULES = "op string, factor long"
+OUTPUT = "k string, value long, factor long"
+
+
+class Rated(StatefulProcessor):
+    """Multiplies each number by the factor of its operation; 0 fails."""
+
+    def init(self, handle: Any) -> None:
+        self.sum = handle.getValueState("sum", "n long")
+        self.rules = handle.broadcast("rules")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        (total,) = self.sum.get() or (0,)
+        for row in rows:
+            (rule,) = self.rules.by("op")[row.op]
+            if not rule.factor:
+                raise ArithmeticError(f"no factor of {row.op}")
+            total += row.n * rule.factor
+            yield Row(k=key[0], value=row.n * rule.factor, factor=rule.factor)
+        self.sum.update((total,))
+
+
+@dataclass
+class RatedJob:
+    """A `RecordedJob` with a table of rules; a new one continues as a new run."""
+
+    location: str
+    factor: int = 1
+    repeated: int | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    clock_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        broadcast = Broadcast(self.table, **self.source)
+        self.job = RecordedJob(
+            self.location, Rated(), COLUMNS, OUTPUT, None, "none", **self.options,
+            settings=QuerySettings(broadcast={"rules": broadcast}),
+            repeated=self.repeated, clock=lambda: self.clock_s,
+        )  # fmt: skip
+
+    def table(self) -> list[Row]:
+        return [Row(op=op, factor=self.factor) for op in ("add", "put")]
+
+    def run(self, rows: list[tuple[str, str, int]]) -> set[int]:
+        """Run a micro-batch, and return the factors that it saw."""
+        acks = self.job.run(rows)
+        return {int(row.rpartition(": ")[2].rstrip("}")) for row in output_of(self.job, acks)}
+
+    def killed(self, rows: list[tuple[str, str, int]]) -> None:
+        """Run a micro-batch up to its commit."""
+
+        def dies(*arguments: Any, **named: Any) -> None:
+            raise KeyboardInterrupt
+
+        self.job.coordinator.complete = dies  # type: ignore[method-assign, assignment]
+        with pytest.raises(KeyboardInterrupt):
+            self.job.run(rows)
+
+    @property
+    def record(self) -> BatchRecord:
+        assert self.job.base is not None
+        return BatchRecord.of(self.job.base)
+
+    def objects(self) -> set[str]:
+        return {each.path for each in self.job.store.list("broadcasts")}
+
+
+ROWS = [("a", "add", 1), ("b", "put", 2), ("c", "add", 3)]
+
+
+@pytest.mark.campaign
+@settings(max_examples=30, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from(["commit", "kill", "kill", "restart"])),
+        min_size=1,
+        max_size=10,
+    )
+)
+def test_a_repeated_micro_batch_sees_the_version_that_it_saw(
+    steps: list[tuple[int, str]], tmp_path_factory: Any
+) -> None:
+    """The model: the first attempt of a micro-batch decides its version; others see the newest."""
+    location = fresh(tmp_path_factory.getbasetemp() / "rated")
+    run, decided = RatedJob(location), dict[int, int]()
+    for factor, step in steps:
+        batch_id = run.job.batch_id + 1
+        run.factor = factor
+        expected = decided.setdefault(batch_id, factor)
+        if step == "kill":
+            run.killed(ROWS)
+            run = RatedJob(location, factor, repeated=batch_id)
+            continue
+        assert {expected} == run.run(ROWS)
+        if step == "restart":
+            run = RatedJob(location, factor)
+    history = list(decided.values())[: run.job.batch_id + 1]
+    with sl.open(location) as state:
+        for each in state.checkpoints():
+            if each.is_retained:
+                (version,) = state.broadcasts(each.checkpoint_id)
+                table = state.broadcast("rules", each.checkpoint_id)
+                assert version.since <= version.checkpoint == each.checkpoint_id
+                factors = set(table["factor"].to_pylist())
+                assert {
+                    history[BatchRecord.of(state.reader(each.checkpoint_id).checkpoint).batch_id]
+                } == factors
+
+
+def test_a_version_is_stored_once_and_deleted_with_the_last_checkpoint_that_names_it(
+    tmp_path: Path,
+) -> None:
+    run = RatedJob(str(tmp_path), options={"retained": 2})
+    for factor in (1, 1, 1, 2, 2, 2, 2):
+        run.factor = factor
+        assert {factor} == run.run(ROWS)
+    (entry,) = run.record.broadcasts
+    assert 2 == entry.rows
+    report = collect_garbage(
+        run.job.store, min_age=dt.timedelta(0), dry_run=False, now=dt.datetime.now(dt.UTC)
+    )
+    assert {entry.path} == run.objects(), report
+    # What an attempt stored that did not commit is kept for its repetition, for some days.
+    run.factor = 3
+    run.killed(ROWS)
+    for days, count in ((6, 2), (8, 1)):
+        now = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
+        collect_garbage(run.job.store, min_age=dt.timedelta(0), dry_run=False, now=now)
+        assert count == len(run.objects())
+
+
+def test_the_newest_version_is_seen_where_that_is_asked_for(tmp_path: Path) -> None:
+    newest = {"repeated": "newest"}
+    run = RatedJob(str(tmp_path), source=newest)
+    run.run(ROWS)
+    run.factor = 2
+    run.killed(ROWS)
+    assert {3} == RatedJob(str(tmp_path), 3, repeated=1, source=newest).run(ROWS)
+
+
+def test_a_source_is_read_again_when_it_is_due(tmp_path: Path) -> None:
+    run = RatedJob(str(tmp_path), source={"every": "10 min"})
+    assert {1} == run.run(ROWS)
+    run.factor = 2
+    run.clock_s = 599
+    assert {1} == run.run(ROWS)
+    run.clock_s = 600
+    assert {2} == run.run(ROWS)
+
+
+def test_an_equal_table_is_no_new_version(tmp_path: Path) -> None:
+    run = RatedJob(str(tmp_path))
+    run.run(ROWS)
+    run = RatedJob(str(tmp_path))
+    run.run(ROWS)
+    assert 1 == len(run.objects())
+
+
+def test_another_object_of_the_name_does_not_take_the_place_of_a_version(tmp_path: Path) -> None:
+    run = RatedJob(str(tmp_path))
+    run.run(ROWS)
+    base = run.job.base
+    assert base is not None
+    run.job.store.put(f"broadcasts/rules-{base.checkpoint_id}-1", b"of another history")
+    run.factor = 5
+    assert {5} == run.run(ROWS)
+
+
+# --------------------------------------------------------------------------------- replay
+
+
+def test_a_replay_sees_the_version_of_then(tmp_path: Path) -> None:
+    run = RatedJob(str(tmp_path / "state"), options={"errors": LETTERS, "retained": 1})
+    run.job.record = RecordRule(rate=1.0)
+    for factor in (2, 0, 3, 3):
+        run.factor = factor
+        run.run([("a", "add", 5)])
+    assert 3 == len(run.record.broadcasts)  # of three micro-batches that can be replayed
+    steps = replay(run.location, "a", processor=Rated())
+    assert [(), (), (), ()] == [step.differences for step in steps]
+    assert [[10], [], [15], [15]] == [
+        [row.value for row in step.found.output] if step.found else [] for step in steps
+    ]
+    assert [False, True, False, False] == [step.error is not None for step in steps]
+    collected = recorded_steps(run.job.store, "a", unreadable=[])
+    text = file_text(
+        replay_steps(collected, Rated()),
+        find_processor("tests.unit.spark.worker.test_broadcast:Rated", location=run.location),
+        tmp_path / "test_a.py",
+    )
+    assert 'job.setBroadcast("rules", [' in text.replace("'", '"')
+    tests: dict[str, Any] = {"__file__": str(tmp_path / "test_a.py")}
+    exec(compile(text, "test_a.py", "exec"), tests)
+    for name in [name for name in tests if name.startswith("test_") and "fail" not in name]:
+        tests[name]()
+
+
+def test_a_step_whose_version_is_gone_is_left_out(tmp_path: Path) -> None:
+    run = RatedJob(str(tmp_path))
+    run.job.record = RecordRule(rate=1.0)
+    run.run([("a", "add", 5)])
+    run.factor = 2
+    run.run([("a", "add", 5)])
+    first, _ = run.record.broadcasts
+    run.job.store.delete([first.path])
+    unreadable: list[Any] = []
+    (step,) = recorded_steps(run.job.store, "a", unreadable=unreadable)
+    assert 1 == step.task.batch_id
+    assert "no longer exists" in unreadable[0].problem
+    with sl.open(run.location) as state:
+        assert [2, 2] == state.broadcast("rules")["factor"].to_pylist()
+
+
+def test_versions_are_dropped_with_the_recordings_that_saw_them(tmp_path: Path) -> None:
+    run = RatedJob(str(tmp_path))
+    run.job.record = RecordRule(rate=1.0)
+    run.job.settings = QuerySettings(broadcast=run.job.settings.broadcast, record_checkpoints=2)
+    for factor in (1, 2, 3, 4, 4, 4):
+        run.factor = factor
+        run.run([("a", "add", 1)])
+    assert [4] == [entry.checkpoint for entry in run.record.broadcasts][-1:]
+    assert 1 == len(run.record.broadcasts)
+
+
+# --------------------------------------------------------------------------------- what is wrong
+
+
+def test_a_processor_asks_for_a_table_that_the_query_has(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Rated(), COLUMNS, OUTPUT, None, "none")
+    with pytest.raises(ProcessorError, match=r"asks for the broadcast table 'rules'.*it has none"):
+        job.run(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (lambda: 1 / 0, "the function of the broadcast table 'rules' failed: ZeroDivisionError"),
+        (lambda: 7, "takes a pyarrow table"),
+        (lambda: [7], "its rows cannot be one table"),
+        (lambda: {"n": pa.nulls(9 << 20, pa.int16())}, "has 19 MiB, and at most 16 MiB"),
+    ],
+)
+def test_a_source_that_cannot_be_read_fails_the_micro_batch(
+    table: Any, said: str, tmp_path: Path
+) -> None:
+    settings = QuerySettings(broadcast={"rules": Broadcast(table)})
+    job = RecordedJob(str(tmp_path), Rated(), COLUMNS, OUTPUT, None, "none", settings=settings)
+    with pytest.raises(UsageError, match=said):
+        job.run(ROWS)
+    assert job.base is None
+
+
+def test_wrong_settings_are_rejected() -> None:
+    with pytest.raises(InvalidOptionsError, match="must be a mapping"):
+        parse_broadcast(["rules"], key="broadcast")
+    with pytest.raises(InvalidOptionsError, match="letters, digits"):
+        parse_broadcast({"a/b": list}, key="broadcast")
+    with pytest.raises(UsageError, match="`lambda: table` makes a function of a table"):
+        Broadcast(pa.table({"n": [1]}))
+    with pytest.raises(UsageError, match="'same' or 'newest'"):
+        Broadcast(list, repeated="never")
+    with pytest.raises(InvalidOptionsError, match="every"):
+        Broadcast(list, every="often")
+
+
+def test_a_damaged_version_fails_the_task_and_reads(tmp_path: Path) -> None:
+    run = RatedJob(str(tmp_path))
+    run.run(ROWS)
+    (entry,) = run.record.broadcasts
+    data = bytes(run.job.store.get(entry.path))
+    run.job.store.put(entry.path, data[:-9] + b"x" + data[-8:])
+    with sl.open(run.location) as state, pytest.raises(CorruptionError, match="broadcast table"):
+        state.broadcast("rules")
+    with sl.open(run.location) as state, pytest.raises(UsageError, match="it has rules"):
+        state.broadcast("prices")
+    run.job.store.delete([entry.path])
+    with sl.open(run.location) as state, pytest.raises(CheckpointError, match="no longer exists"):
+        state.broadcast("rules")
+
+
+# --------------------------------------------------------------------------------- the table
+
+
+def test_a_table_is_rows_and_an_index_of_them() -> None:
+    rows = [
+        Row(op="a", kind=1, factor=None),
+        Row(op="a", kind=2, factor=5),
+        Row(op="b", kind=1, factor=7),
+    ]
+    forms: list[Any] = [
+        rows, [row.asDict() for row in rows], pd.DataFrame([row.asDict() for row in rows[1:]]),
+        pa.Table.from_pylist([row.asDict() for row in rows]),
+    ]  # fmt: skip
+    tables = [version_of("rules", each) for each in forms]
+    assert 2 == len({table.version for table in tables})
+    table = tables[0]
+    assert tuple(rows) == table.rows
+    assert 3 == len(table)
+    assert {"a": tuple(rows[:2]), "b": (rows[2],)} == dict(table.by("op"))
+    assert (rows[1],) == table.by("op", "kind")["a", 2]
+    assert table.by("op") is table.by("op")
+    with pytest.raises(TypeError):
+        table.by("op")["c"] = ()  # type: ignore[index]
+    with pytest.raises(
+        UsageError, match="does not have the column price; its columns are op, kind"
+    ):
+        table.by("price")
+    with pytest.raises(UsageError, match="none named"):
+        table.by()
+    assert isinstance(table, BroadcastTable)
+
+
+def test_a_tester_has_broadcast_tables() -> None:
+    rules = [Row(op="add", factor=3)]
+    tester = ProcessorTester(Rated(), keySchema="k string", broadcast={"rules": rules})
+    (row,) = tester.test("a", [Row(op="add", n=2)])
+    assert 6 == row.value
+    tester.setBroadcast("rules", [{"op": "add", "factor": 4}], RULES)
+    assert [8] == [row.value for row in tester.test("a", [Row(op="add", n=2)])]
+    with pytest.raises(UsageError, match="does not fit its schema"):
+        tester.setBroadcast("rules", [{"op": "add", "factor": "many"}], RULES)
+    tester.setBroadcast("rules", [], RULES)
+    with pytest.raises(ProcessorError, match="KeyError"):
+        tester.test("a", [Row(op="add", n=2)])
+
+
+def test_versions_are_chosen_once_for_each_micro_batch(tmp_path: Path) -> None:
+    """Also where a source gives another table at each read."""
+    rng = random.Random(1)
+    job = RatedJob(str(tmp_path)).job
+    versions = BroadcastVersions(
+        QuerySettings(broadcast={"rules": Broadcast(lambda: [Row(n=rng.random())])}), job.store
+    )
+    (first,) = versions.choose(0, None, None, 5)
+    (second,) = versions.choose(1, None, None, 6)
+    assert first.version != second.version
+    assert (5, 6) == (first.checkpoint, second.checkpoint)
+
+
+def test_a_copy_has_the_versions_and_a_fork_reads_the_source(tmp_path: Path) -> None:
+    run = RatedJob(str(tmp_path / "state"), 3)
+    run.run(ROWS)
+    sl.copy(run.location, tmp_path / "copy")
+    with sl.open(tmp_path / "copy") as state:
+        assert [3, 3] == state.broadcast("rules")["factor"].to_pylist()
+    sl.fork(run.location, tmp_path / "fork", state_only=True)
+    with sl.open(tmp_path / "fork") as state:
+        assert () == state.broadcasts()
+    assert {5} == RatedJob(str(tmp_path / "fork"), 5).run(ROWS)

@@ -1,0 +1,467 @@
+"""
+Rows of side outputs are committed with their micro-batch: each once, and those of failed calls never.
+
+The model of a job that leaves failed calls out is the same job without the calls, as in
+`test_tolerant_run`; its side outputs have to be the same too, also over kills.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from tests.recorded_job import RecordedJob
+from tests.recorded_processors import COLUMNS, OUTPUT
+from tests.unit.spark.worker.test_large_input import NUMBERS, Query
+from tests.unit.spark.worker.test_tolerant_run import (
+    LETTERS,
+    Batch,
+    Initial,
+    Model,
+    ModelOfFrames,
+    Poisoned,
+    PoisonedFrames,
+    failed_in,
+    fresh,
+    histories,
+    of_initial,
+    output_of,
+)
+
+import statelog as sl
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.verify import verify_location
+from statelog.errors import CheckpointError, ProcessorError, UsageError
+from statelog.spark.query.declared_state import declared_by
+from statelog.spark.rows.formats import SparkRowFormat
+from statelog.spark.rows.layout import InitialLayout, InputLayout
+from statelog.spark.rows.types import from_ipc
+from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.worker import output_parts, side_output
+from statelog.state.recordings.dead_letters import SCHEMA as LETTERS_SCHEMA
+
+OPERATIONS = "k string, op string, n long"
+LATE = "k string NOT NULL, at timestamp"
+
+
+class Emits(Poisoned):
+    """`Poisoned`, which emits each operation, before it may fail; timers to another side output."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.operations = handle.sideOutput("operations", OPERATIONS)
+        self.timers = handle.sideOutput("timers", "k string, time long")
+
+    def emit(self, output: Any, **values: object) -> None:
+        output.emit(Row(**values))
+
+    def do(self, op: str, n: int, now: int) -> None:
+        self.emit(self.operations, k=self.key, op=op, n=n)
+        super().do(op, n, now)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        self.key = key[0]
+        yield from super().handleInputRows(key, rows, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        self.emit(self.timers, k=key[0], time=expiredTimerInfo.getExpiryTimeInMs())
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+
+class EmitsFrames(Emits, PoisonedFrames):
+    """The same over frames."""
+
+    def emit(self, output: Any, **values: object) -> None:
+        output.emit(pd.DataFrame([values]))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        self.key = key[0]
+        yield from PoisonedFrames.handleInputRows(self, key, rows, timerValues)
+
+
+class CleanTimers:
+    """Emits for the timers only that do not fail."""
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        time = expiredTimerInfo.getExpiryTimeInMs()
+        place = key[0], timerValues.getCurrentProcessingTimeInMs()
+        bad = self.bad_timer(time)  # type: ignore[attr-defined]
+        if not bad and place not in self.spoiled:  # type: ignore[attr-defined]
+            self.emit(self.timers, k=key[0], time=time)  # type: ignore[attr-defined]
+        yield from self.Timers.handleExpiredTimer(  # type: ignore[attr-defined]
+            self, key, timerValues, expiredTimerInfo
+        )
+
+
+class EmitsModel(CleanTimers, Emits, Model):
+    """The model of `Emits`."""
+
+    class Timers(Model):
+        """Its timers without the rows that it emits."""
+
+
+class EmitsModelOfFrames(CleanTimers, EmitsFrames, ModelOfFrames):
+    """The model of `EmitsFrames`."""
+
+    class Timers(ModelOfFrames):
+        """Its timers without the rows that it emits."""
+
+
+def rows_of(location: str, name: str, **arguments: Any) -> list[tuple[Any, ...]]:
+    with sl.open(location) as state:
+        table = state.side_output(name, **arguments)
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def in_batches(location: str, name: str) -> list[tuple[Any, ...]]:
+    """Return the rows with their micro-batch, without the checkpoint, which kills change."""
+    return sorted(row[1:] for row in rows_of(location, name))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("in_pandas", [False, True])
+@pytest.mark.parametrize("input_bytes", [1 << 30, 4000])
+@settings(max_examples=12, deadline=None)
+@given(
+    history=histories,
+    tasks=st.integers(1, 3),
+    inline_bytes=st.sampled_from([0, 1 << 20]),
+    kills=st.sets(st.integers(0, 4)),
+)
+def test_side_outputs_are_those_of_the_calls_that_did_not_fail(
+    history: list[Batch],
+    tasks: int,
+    inline_bytes: int,
+    kills: set[int],
+    input_bytes: int,
+    in_pandas: bool,
+    tmp_path_factory: Any,
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"sides-{input_bytes}-{in_pandas}"
+    kind, model = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
+
+    def job_of(name: str, processor: Any, errors: Any, folder_of: str) -> RecordedJob:
+        return RecordedJob(
+            folder_of, processor, COLUMNS, OUTPUT, None, pandas=in_pandas, tasks=tasks,
+            input_bytes=input_bytes, errors=errors, inline_bytes=inline_bytes, operator_id=name,
+        )  # fmt: skip
+
+    at = fresh(folder / "job")
+    job = job_of("op", kind(), LETTERS, at)
+    clean = job_of("op", model(), None, fresh(folder / "clean"))
+    now = 1000
+    for number, (elapsed, rows) in enumerate(history):
+        now += elapsed
+        if number in kills:  # after the tasks and their files, before the commit
+
+            def killed(*arguments: Any, **named: Any) -> None:
+                raise KeyboardInterrupt
+
+            job.coordinator.complete = killed  # type: ignore[method-assign, assignment]
+            with pytest.raises(KeyboardInterrupt):
+                job.run(rows, now)
+            job = job_of("op", kind(), LETTERS, at)
+        failed = failed_in(rows)
+        acks = job.run(rows, now)
+        expected = clean.run([row for row in rows if row[0] not in failed], now)
+        assert output_of(clean, expected) == output_of(job, acks)
+        for name in ("operations", "timers"):
+            assert in_batches(clean.location, name) == in_batches(job.location, name), name
+        emitted = sum(each.rows for ack in acks for each in ack.side)
+        with sl.open(job.location) as state:
+            kept = state.side_outputs()
+        assert sum(each.rows for each in kept) >= emitted
+    operations = in_batches(job.location, "operations")
+    assert operations == [
+        (number, *row)
+        for number, (_, rows) in enumerate(history)
+        for row in sorted(row for row in rows if row[0] not in failed_in(rows))
+    ]
+
+
+# ----------------------------------------------------------------------------------- single calls
+
+
+class Late(StatefulProcessor):
+    """Emits what a row says."""
+
+    schema = LATE
+
+    def init(self, handle: Any) -> None:
+        self.late = handle.sideOutput("late", self.schema)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.late.emit(self.item(key[0], row.op, row.n))
+            yield Row(k=key[0], what="row", n=row.n)
+
+    def item(self, key: str, op: str, n: int) -> Any:
+        at = pd.Timestamp(n, unit="s", tz="UTC").to_pydatetime()
+        return {
+            "row": Row(k=key, at=at),
+            "order": Row(at=at, k=key),
+            "tuple": (key, at),
+            "short": Row(k=key),
+            "null": Row(at=at),
+            "type": Row(k=key, at="a text"),
+            "name": Row(key=key, at=at),
+            "dict": {"k": key, "at": at},
+            "long": (key, at, 1),
+        }[op]
+
+
+def late_job(folder: Path, processor: Any = None, **options: Any) -> RecordedJob:
+    return RecordedJob(str(folder), processor or Late(), COLUMNS, OUTPUT, None, "none", **options)
+
+
+def test_rows_and_tuples_are_taken_and_what_a_row_leaves_out_is_null(tmp_path: Path) -> None:
+    job = late_job(tmp_path)
+    job.run([("a", "row", 1), ("b", "order", 2), ("c", "tuple", 3), ("d", "short", 4)])
+    with sl.open(str(tmp_path)) as state:
+        table = state.side_output("late")
+    assert ["checkpoint_id", "batch_id", "k", "at"] == table.column_names
+    assert pa.timestamp("us", "UTC") == table.schema.field("at").type
+    rows = sorted((row["k"], row["at"] and row["at"].timestamp()) for row in table.to_pylist())
+    assert [("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", None)] == rows
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("null", r"'k' is NOT NULL"),
+        ("type", r"column 'at' .* cannot hold 'a text'"),
+        ("name", r"does not have the column key; its columns are k, at"),
+        ("dict", r"takes emit\(Row\(k=..., at=...\)\), or a tuple of 2 values; got the dict"),
+        ("long", r"or a tuple of 2 values; got the tuple"),
+    ],
+)
+def test_a_row_that_does_not_fit_fails_the_call_that_emits_it(
+    op: str, said: str, tmp_path: Path
+) -> None:
+    job = late_job(tmp_path / "fails")
+    with pytest.raises(ProcessorError, match=rf"handleInputRows failed for key \('b',\).*{said}"):
+        job.run([("a", "row", 1), ("b", "row", 1), ("b", op, 2)])
+    job = late_job(tmp_path / "letters", errors=LETTERS)
+    job.run([("a", "row", 1), ("b", "row", 1), ("b", op, 2)])
+    assert ["a"] == [row[2] for row in rows_of(job.location, "late")]
+    with sl.open(job.location) as state:
+        assert ['["b"]'] == state.dead_letters()["key"].to_pylist()
+
+
+class AtOtherTimes(Late):
+    """Emits in `init` or `close`, or declares too late."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.handle = handle
+        if self.when == "init":
+            self.late.emit(Row(k="a"))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        if self.when == "later":
+            self.handle.sideOutput("later", "k string")
+        return iter(())
+
+    def close(self) -> None:
+        if self.when == "close" and type(self.late) is side_output.TaskSideOutput:
+            self.late.emit(Row(k="a"))
+
+
+def test_rows_are_emitted_while_rows_are_handled(tmp_path: Path) -> None:
+    with pytest.raises(ProcessorError, match=r"init failed: .*not in init\(\) or close"):
+        late_job(tmp_path / "init", AtOtherTimes("init"))
+    for when, said in (("close", "close failed.*not in init"), ("later", "declared in init")):
+        job = late_job(tmp_path / when, AtOtherTimes(when))
+        with pytest.raises(ProcessorError, match=said):
+            job.run([("a", "row", 1)])
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "said"),
+    [
+        ("", "k string", "letters, digits"),
+        ("a/b", "k string", "letters, digits"),
+        ("late", "Batch_Id long", "none is called checkpoint_id or batch_id"),
+        ("late", "checkpoint_id long", "none is called checkpoint_id or batch_id"),
+        ("late", "k string, k string", "each with another name"),
+    ],
+)
+def test_wrong_declarations_are_rejected(name: str, schema: str, said: str, tmp_path: Path) -> None:
+    class Wrong(Late):
+        def init(self, handle: Any) -> None:
+            handle.sideOutput(name, schema)
+
+    with pytest.raises(ProcessorError, match=said):
+        late_job(tmp_path, Wrong())
+
+
+def test_a_side_output_is_declared_once(tmp_path: Path) -> None:
+    class Twice(Late):
+        def init(self, handle: Any) -> None:
+            super().init(handle)
+            super().init(handle)
+
+    with pytest.raises(ProcessorError, match="declares the side output 'late' twice"):
+        late_job(tmp_path, Twice())
+
+
+def test_many_rows_are_put_into_files_and_memory_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Many(Late):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            for row in rows:
+                for number in range(row.n):
+                    self.late.emit((f"{key[0]}-{number:06}", None))
+            return iter(())
+
+    monkeypatch.setattr(output_parts, "_HELD_BYTES", 100_000)
+    job = late_job(tmp_path, Many())
+    (ack,) = job.run([("a", "row", 60_000), ("b", "row", 10)])
+    (side,) = ack.side
+    assert 60_010 == side.rows == sum(side.file_rows)
+    assert 16_384 >= max(side.file_rows)  # a key has 60,000 rows, and few of them are held
+    rows = rows_of(job.location, "late")
+    assert 60_010 == len(rows) == len(set(rows))
+    with sl.open(job.location) as state:
+        (kept,) = state.side_outputs()
+    assert (60_010, len(side.file_rows)) == (kept.rows, kept.objects)
+
+
+def test_a_damaged_or_deleted_object_is_reported(tmp_path: Path) -> None:
+    job = late_job(tmp_path)
+    job.run([("a", "row", 1)])
+    assert job.base is not None
+    (entry,) = BatchRecord.of(job.base).side_outputs
+    data = bytes(job.store.get(entry.path))
+    job.store.put(entry.path, data[:-9] + b"x" + data[-8:])
+    with sl.open(job.location) as state, pytest.raises(sl.CorruptionError, match="checksum"):
+        state.side_output("late")
+    (result,) = [each for each in verify_location(job.store) if each.problem]
+    assert (entry.path, "side output", False) == (
+        result.path,
+        result.kind,
+        result.blocks_restore,
+    )
+    job.store.delete([entry.path])
+    with sl.open(job.location) as state, pytest.raises(CheckpointError, match="no longer exist"):
+        state.side_output("late")
+
+
+def test_a_forgotten_key_leaves_its_rows_out(tmp_path: Path) -> None:
+    job = late_job(tmp_path)
+    job.run([("a", "row", 1), ("b", "row", 2)])
+    report = sl.forget(job.location, "a", apply=False)
+    (trace,) = [each for each in report.traces if each.kind == "output"]
+    assert trace.leaves.startswith("after the age of its newest row (sideOutputAge)")
+    sl.forget(job.location, "a", now=True, apply=True)
+    assert ["b"] == [row[2] for row in rows_of(job.location, "late")]
+    assert () == sl.forget(job.location, "a", now=True, apply=False).traces
+    with sl.open(job.location) as state:
+        assert [1] == [each.rows for each in state.side_outputs()]
+
+
+def test_a_column_whose_type_changed_is_read_since_the_change(tmp_path: Path) -> None:
+    class Numbers(Late):
+        schema = "k long"
+
+        def item(self, key: str, op: str, n: int) -> Any:
+            return (n,)
+
+    late_job(tmp_path).run([("a", "row", 1)])
+    job = late_job(tmp_path, Numbers())
+    before = job.base
+    job.run([("a", "row", 7)])
+    assert before is not None
+    with pytest.raises(UsageError, match="rows of different types"):
+        rows_of(job.location, "late")
+    since = rows_of(job.location, "late", since_checkpoint=before.checkpoint_id)
+    assert [7] == [row[2] for row in since]
+
+
+def test_dead_letters_do_not_have_rows_of_side_outputs(tmp_path: Path) -> None:
+    job = late_job(tmp_path, errors=LETTERS)
+    job.run([("a", "dict", 1), ("b", "row", 1)])
+    with sl.open(job.location) as state:
+        assert LETTERS_SCHEMA == state.dead_letters().schema
+        assert 1 == state.dead_letters().num_rows == state.side_output("late").num_rows
+
+
+def test_a_copy_has_the_rows_and_a_fork_begins_without(tmp_path: Path) -> None:
+    job = late_job(tmp_path / "state")
+    job.run([("a", "row", 1), ("b", "row", 2)])
+    sl.copy(job.location, tmp_path / "copy")
+    assert rows_of(job.location, "late") == rows_of(str(tmp_path / "copy"), "late")
+    sl.fork(job.location, tmp_path / "fork", state_only=True)
+    assert [] == rows_of(str(tmp_path / "fork"), "late")
+    fork = late_job(tmp_path / "fork")
+    fork.run([("c", "row", 3)])
+    assert ["c"] == [row[2] for row in rows_of(fork.location, "late")]
+    assert 2 == len(rows_of(job.location, "late"))
+
+
+class InitialEmits(Initial):
+    """`Initial`, which emits each value before it is added."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.values = handle.sideOutput("values", "key long, n long, value double")
+
+    def add(self, value: float, n: int) -> None:
+        self.values.emit((self.key, n, value))
+        super().add(value, n)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        (self.key,) = key
+        super().handleInitialState(key, initialState, timerValues)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        (self.key,) = key
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+@pytest.mark.parametrize("input_bytes", [sys.maxsize, 20_000])
+def test_initial_state_that_fails_takes_all_rows_along_and_rows_that_fail_only_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_bytes: int
+) -> None:
+    raises, misfits, bad_rows = {3, 4, 50}, {5, 8, 51}, {6: -1.0, 10: -2.0, 4: -1.0}
+    initial = [(number, value) for number in range(60) for value in (1.0, 2.0)]
+    initial += [(number, -1.0) for number in raises] + [(number, -2.0) for number in misfits]
+    rows = [(number, value) for number in range(0, 100, 2) for value in (3.0, 4.0)]
+    rows += bad_rows.items()
+    left = {
+        *((number, 100, value) for number, value in initial if number not in raises | misfits),
+        *(
+            (number, 1, value)
+            for number, value in rows
+            if number not in {*raises, *misfits, *bad_rows}
+        ),
+    }
+    declared = declared_by(InitialEmits(), "op", NUMBERS, parse_ddl, time_mode="none")
+    query = Query(
+        tmp_path, InitialEmits(), SparkRowFormat(), input_bytes,
+        output="key long, n long, total double", key=NUMBERS, errors=LETTERS,
+        initial=InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value")),
+        side=declared.side_outputs,
+    )  # fmt: skip
+    query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)
+    (side,) = query.acks[0].side
+    assert isinstance(side.output, tuple)
+    tables = [from_ipc(query.store.get(each.path)) for each in side.output]
+    emitted = [tuple(row.values())[2:] for table in tables for row in table.to_pylist()]
+    assert sorted(left) == sorted(emitted)
