@@ -1,6 +1,8 @@
 """A Python job made of the parts of an earlier one does what `mapInArrow` does, with few calls."""
 
 import datetime as dt
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -268,3 +270,17 @@ def test_few_rows_are_the_frame_that_createdataframe_makes(
         calls_of(lambda: spark.createDataFrame(table, schema=schema), monkeypatch),
     ]
     assert made[0] <= made[1] / 2
+
+
+def test_a_shuffle_begins_before_the_job_that_reads_it(tmp_path: Path) -> None:
+    """Else Spark's scheduler fails where its pool for shuffles is slow, and ends the session."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.late_pool_job", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("the totals are right", 0), done.stderr[
+        -3000:
+    ]

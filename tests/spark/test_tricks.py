@@ -99,14 +99,14 @@ def test_a_spark_without_a_part_is_named_once_for_each_query(
 
     def missing(*args: object) -> None:
         calls.append(args)
-        raise Py4JError("Method submitShuffleJob([]) does not exist")
+        raise Py4JError("Method mapOutputStatisticsFuture([]) does not exist")
 
     monkeypatch.setattr(one_shuffle, "_shuffle_of", missing)
     with caplog.at_level(logging.INFO, "statelog.spark"):
         run_aggregate(source, tmp_path)
     lines = [line.getMessage() for line in caplog.records if "oneShuffle" in line.getMessage()]
     assert 1 == len(lines) == len(calls)
-    assert "submitShuffleJob" in lines[0]
+    assert "mapOutputStatisticsFuture" in lines[0]
     assert "is not used" in lines[0]
 
 

@@ -25,7 +25,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from statelog.spark.jvm.gateway import JavaObject, jvm_of
-from statelog.spark.jvm.plans import SHUFFLE, KeptPlan, PlanCopies, executed_plan
+from statelog.spark.jvm.plans import SHUFFLE, KeptPlan, PlanCopies, begin_shuffle, executed_plan
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
 
 _BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
@@ -91,7 +91,7 @@ class OneShuffle:
             self._kept = attempt(
                 Trick.KEPT_PLANS, session, lambda: KeptPlan.of(planned, frame, self._copies)
             )
-        _shuffle_of(plan).submitShuffleJob()
+        begin_shuffle(_shuffle_of(plan))
         # It runs while the driver plans what reads it, and the sink plans what it does with that.
         rows = session._jsparkSession.internalCreateDataFrame(plan.execute(), self._schema, False)
         return DataFrame(rows, session)

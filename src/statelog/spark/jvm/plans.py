@@ -30,6 +30,18 @@ def executed_plan(session: SparkSession, frame: JavaObject) -> JavaObject:
         return frame.queryExecution().executedPlan()
 
 
+def begin_shuffle(shuffle: JavaObject) -> None:
+    """
+    Run the job of a node of a shuffle, while the driver goes on.
+
+    `submitShuffleJob` of Spark 4 leaves that to another thread.  If the job that reads the shuffle is
+    submitted before that thread comes to it, Spark's scheduler fails and ends the SparkContext.  So the
+    job is submitted here, in this thread.
+    Source: ShuffleExchangeExec, DAGScheduler.handleMapStageSubmitted (Spark).
+    """
+    shuffle.mapOutputStatisticsFuture()
+
+
 class PlanCopies:
     """
     Makes copies of nodes; how many arguments a node has differs by version of Spark.

@@ -41,7 +41,7 @@ from statelog.spark.jvm.gateway import (
     jvm_of,
     query_of,
 )
-from statelog.spark.jvm.plans import SHUFFLE, PlanCopies, executed_plan
+from statelog.spark.jvm.plans import SHUFFLE, PlanCopies, begin_shuffle, executed_plan
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
 from statelog.spark.rows.spark_versions import takes
 from statelog.spark.rows.types import sql_name
@@ -164,7 +164,7 @@ class OwnWorkers:
             raise Unfit(f"the plan of the job is {plan.nodeName()}")
         below = plan.child()
         if below.nodeName() == SHUFFLE:
-            below.submitShuffleJob()
+            begin_shuffle(below)
         partitions = below.execute().getNumPartitions()
         if partitions != len(functions):
             raise Unfit(f"the input has {partitions} partitions and not {len(functions)}")
