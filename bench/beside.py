@@ -28,6 +28,9 @@ from pyspark.sql import SparkSession
 
 from statelog.spark import transform_with_state
 
+LOGS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+"""Writes Spark's logs without processes.  The default one starts some for each entry on a local disk, because
+PySpark comes without Hadoop's native library."""
 ENGINES = ("spark", "statelog-staged", "statelog-direct")
 _COMPARED_FILES = 4
 
@@ -122,6 +125,11 @@ def main() -> int:
     parser.add_argument("--batches", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=40, help="of a query")
+    parser.add_argument(
+        "--logs-without-processes",
+        action="store_true",
+        help="both engines: Spark writes its logs without starting processes",
+    )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
@@ -131,7 +139,10 @@ def main() -> int:
     arguments = {name: getattr(options, name) for name in ("events", "batches", "rounds")}
     results = Results(options.json, options.name, arguments, resume=options.resume)
     failed = []
-    with session() as (spark, work):
+    settings = {}
+    if options.logs_without_processes:
+        settings["spark.sql.streaming.checkpointFileManagerClass"] = LOGS
+    with session(settings=settings) as (spark, work):
         for name in chosen:
             try:
                 failed += measure_case(spark, results, name, options, work)

@@ -84,7 +84,7 @@ def main() -> int:
     if arguments.json:
         result = {
             "machine": machine(),
-            "arguments": vars(arguments),
+            "arguments": {name: value for name, value in vars(arguments).items() if name != "json"},
             "seconds": seconds,
             "written_bytes": written,
             "memory_bytes": memory,

@@ -116,6 +116,14 @@ BENCHMARKS = {
         _QUICK_CASES,
         True,
     ),
+    "variety-logs": Benchmark(
+        "bench.beside --name variety-logs --cases list,map,ttl,timers,wide,strings "
+        "--logs-without-processes",
+        20,
+        "the same, where Spark writes its logs without processes",
+        _QUICK_CASES,
+        True,
+    ),
     "curves": Benchmark(
         "bench.curves", 40, "batch size, keys, value size, tasks", "--quick --seconds 5", True
     ),
@@ -140,7 +148,8 @@ BENCHMARKS = {
     "connect": Benchmark("bench/connect.py --rounds 3 --batches 16", 10, "Spark Connect"),
     "read_state": Benchmark("bench/read_state.py --rounds 15", 10, "reading state"),
     "fork": Benchmark("bench/fork.py", 5, "forks"),
-    "publish": Benchmark("bench/publish.py", 5, "published tables"),
+    "publish-iceberg": Benchmark("bench/publish.py", 5, "a published table of Iceberg"),
+    "publish-delta": Benchmark("bench/publish.py --table delta", 5, "the same as a table of Delta"),
     "record": Benchmark(
         "bench/record.py --task --pairs 25 --flavours rows", 10, "what recording costs"
     ),

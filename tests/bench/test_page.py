@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bench.harness import page
 from bench.harness.blocks import BLOCKS, Source, ratios
-from bench.harness.blocks.peers import PEERS
+from bench.harness.blocks.peers import BESIDE, PEERS
 from bench.harness.blocks.source import number, size, times
 from bench.harness.figures import Ratio
 from bench.harness.plots import Axis, Bar, Curve, bars, curves, short
@@ -85,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
         f"top-k/{engine}": batches(ms, compared_rows=1) | {"compared_rows": 1234}
         for engine, ms in (("spark", 900), ("statelog-staged", 300), ("statelog-direct", 100))
     }
-    for name in ("queries", "variety"):
+    for name in BESIDE:
         write(tmp_path / f"{name}.json", document(name, jobs))
     points = {}
     for curve in ("batch-size", "keys", "budget", "value-size", "tasks"):

@@ -58,22 +58,27 @@ def read_state(source: Source) -> str:
 
 def publish(source: Source) -> str:
     """Return how long publications of one location took."""
-    document = source.document("publish")
-    arguments, seconds = document["arguments"], document["seconds"]
+    documents = {kind: source.document(f"publish-{kind}") for kind in ("iceberg", "delta")}
+    arguments = documents["iceberg"]["arguments"]
     names = {
-        "first": "the first publication, s",
-        "next": f"following, {arguments['changed']:,} keys changed, s",
-        "again": "another process, nothing new, s",
-        "restart": "another process, one checkpoint later, s",
+        "first": "the first publication",
+        "next": f"the next checkpoint, {arguments['changed']:,} keys changed",
+        "again": "another process, nothing new",
+        "restart": "another process, one checkpoint later",
     }
-    rows = [[title, *_of(seconds[name])] for name, title in names.items()]
-    written = number(statistics.median(document["written_bytes"]) / 1024)
-    said = (
-        f"{arguments['keys']:,} keys in 64 snapshots; {len(seconds['next'])} checkpoints followed, with "
-        f"{written} KiB written for each (median)."
-    )
-    origin = _from("publish", "bench/publish.py", document)
-    return "\n".join([table(["", "median", "range"], rows), "", f"{said} {origin}"])
+    rows = []
+    for name, title in names.items():
+        cells = [_of(document["seconds"][name]) for document in documents.values()]
+        rows.append([title, *(f"{median} ({spread})" for median, spread in cells)])
+    written = [statistics.median(each["written_bytes"]) / 1024 for each in documents.values()]
+    rows.append(["written for the next checkpoint, KiB", *map(number, written)])
+    said = f"{arguments['keys']:,} keys in 64 snapshots, {arguments['rounds']} checkpoints after the first."
+    origins = [
+        _from(f"publish-{kind}", f"bench/publish.py --table {kind}", document)
+        for kind, document in documents.items()
+    ]
+    heads = ["seconds", "Iceberg", "Delta"]
+    return "\n".join([table(heads, rows), "", " ".join([said, *origins])])
 
 
 def record(source: Source) -> str:

@@ -28,7 +28,7 @@ from bench.harness.figures import (
 from bench.harness.plots import Bar, bars, colour_of
 
 PEERS = ("peers-50", "peers-100k", "peers-1m", "peers-7cols", "peers-7cols-1m")
-BESIDE = ("queries", "variety")
+BESIDE = ("queries", "variety", "variety-logs")
 _BASES = (("spark-tws", "TWS"), ("spark-agg-rocksdb", "RocksDB"), ("spark-agg-heap", "heap"))
 
 

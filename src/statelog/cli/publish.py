@@ -122,8 +122,9 @@ def _show(report: PublishReport, seconds: float, as_json: bool) -> None:
     line = f"{report.table} has checkpoint {report.checkpoint_id} already; nothing was published"
     if report.published:
         ids = ", ".join(map(str, report.published))
+        noun = "checkpoint" if len(report.published) == 1 else "checkpoints"
         line = (
-            f"{report.table}: checkpoint {ids} published in {seconds:.2f} s, "
+            f"{report.table}: {noun} {ids} published in {seconds:.2f} s, "
             f"{plural(report.row_count or 0, 'row')}, {plural(report.snapshot_files, 'file')} of the "
             f"location as they are, {size_text(report.written_bytes)} written"
         )
