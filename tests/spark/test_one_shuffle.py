@@ -1,5 +1,6 @@
 """A micro-batch is aggregated with one shuffle, which puts each key into the partition of its task."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -206,7 +207,11 @@ def test_the_shuffle_begins_before_the_sink_is_called(
         context = spark.sparkContext
         # Jobs of the query's own group, which end with the query.
         group = context.getLocalProperty("spark.jobGroup.id")
-        begun.append(context.statusTracker().getJobIdsForGroup(group))
+        until = time.monotonic() + 30  # the tracker hears of a job some time after it begins
+        while not (jobs := context.statusTracker().getJobIdsForGroup(group)):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        begun.append(jobs)
         assert frame.count() == 37
 
     grouped = events.selectExpr("key", "value AS amount").groupBy("key")
