@@ -1,6 +1,6 @@
 """Commits and races on real servers: SeaweedFS, and Azurite."""
 
-import threading
+import os
 
 import pytest
 from tests.contract.jobs import commit
@@ -20,7 +20,7 @@ WRITERS = 8
 def place(request: pytest.FixtureRequest) -> ObjectStore:
     if request.param == "seaweedfs":
         server: S3Server = request.getfixturevalue("seaweedfs")
-        bucket = f"races-{threading.get_native_id()}-{id(request)}"
+        bucket = f"races-{os.urandom(8).hex()}"  # an id of an object comes again
         server.make_bucket(bucket)
         return open_store(f"s3://{bucket}/job", options=server.options)
     azure: AzureServer = request.getfixturevalue("azurite")
