@@ -31,6 +31,7 @@ from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
 from statelog.errors import CheckpointError, UnavailableError, UsageError
+from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.operations.publish_delta import DeltaTable
 from statelog.operations.publish_iceberg import IcebergTable
 from statelog.operations.publish_rows import TableRows
@@ -267,21 +268,7 @@ class TablePublisher:
 
         Blocks: On the store and the catalog.
         """
-        given = given_checkpoint_id(self._store, checkpoint)
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._publish(given)
-            except CommitConflictError as error:
-                if attempt == _ATTEMPTS - 1:
-                    raise UnavailableError(
-                        f"{error}; other processes publish to the table {self._table.name} at the same "
-                        "time: let one do it"
-                    ) from error
-            except CheckpointError as error:
-                is_gone = error.reason in ("subsumed", "not_found")
-                if given is not None or not is_gone or attempt == _ATTEMPTS - 1:
-                    raise  # else the query went on meanwhile, and has a newer checkpoint
-        raise AssertionError("the last attempt returns or raises")
+        return self._attempted(given_checkpoint_id(self._store, checkpoint), None)
 
     def refresh(self) -> PublishReport | None:
         """
@@ -294,12 +281,28 @@ class TablePublisher:
 
         Blocks: On the store and the catalog.
         """
-        if newest_after(self._store, self._published_id) is None:
-            return None
-        return self.publish()
+        newest = newest_after(self._store, self._published_id)
+        return None if newest is None else self._attempted(None, newest)
 
-    def _publish(self, given: int | None) -> PublishReport:
-        target = find_checkpoint(self._store, given)
+    def _attempted(self, given: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
+        """Publish the checkpoint *given*, or *newest* if it was read; else the newest one."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._publish(given, newest if attempt == 0 else None)
+            except CommitConflictError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise UnavailableError(
+                        f"{error}; other processes publish to the table {self._table.name} at the same "
+                        "time: let one do it"
+                    ) from error
+            except CheckpointError as error:
+                is_gone = error.reason in ("subsumed", "not_found")
+                if given is not None or not is_gone or attempt == _ATTEMPTS - 1:
+                    raise  # else the query went on meanwhile, and has a newer checkpoint
+        raise AssertionError("the last attempt returns or raises")
+
+    def _publish(self, given: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
+        target = find_checkpoint(self._store, given) if newest is None else newest
         reader = StateReader(self._store, target, operator=self._operator)
         published = self._table.load()
         source = self._source(reader)
