@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark import processors
+from tests.spark.killed_jobs import session
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, workers_get_by_value
 
-from statelog.demo.java import prepare_environment
 from statelog.spark import transform_with_state
 
 POISON = -1
@@ -44,16 +44,7 @@ def run(spark: SparkSession, folder: Path, *, is_corrected: bool) -> None:
 
 
 def main(folder: Path) -> None:
-    prepare_environment()
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    run(spark, folder, is_corrected=False)
+    run(session(), folder, is_corrected=False)
 
 
 if __name__ == "__main__":

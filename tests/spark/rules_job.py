@@ -11,10 +11,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark import processors
+from tests.spark.killed_jobs import session
 from tests.spark.processors import INPUT, Totals
 from tests.spark.streams import BatchSource, workers_get_by_value
 
-from statelog.demo.java import prepare_environment
 from statelog.spark import transform_with_state
 
 workers_get_by_value(processors.__name__)
@@ -61,16 +61,7 @@ def run(spark: SparkSession, folder: Path, **options: Any) -> None:
 
 
 def main(folder: Path) -> None:
-    prepare_environment()
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    run(spark, folder, delivery=os.environ.get("DELIVERY", "staged"))
+    run(session(), folder, delivery=os.environ.get("DELIVERY", "staged"))
 
 
 if __name__ == "__main__":

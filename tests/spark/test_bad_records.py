@@ -3,11 +3,7 @@
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +15,15 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark import poison_job, processors
+from tests.spark.killed_jobs import run_killed
 from tests.spark.poison_job import POISON
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 import statelog as sl
 from statelog.cli.main import run
-from statelog.demo.process import processes_of_session
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
-from statelog.runtime.fail_points import VARIABLE
 from statelog.spark import (
     ColumnarProcessor,
     aggregate,
@@ -43,7 +38,6 @@ if TYPE_CHECKING:
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
 
-ROOT = Path(__file__).parents[2]
 BATCHES = [[(1, 1), (2, 2), (3, POISON)], [(1, 5), (1, POISON), (3, 1)], [(1, 7), (2, POISON)]]
 
 
@@ -229,26 +223,6 @@ def test_each_operator_of_a_query_has_dead_letters(spark: "SparkSession", tmp_pa
 # ------------------------------------------------------------------------------------- kills
 
 
-def run_killed(folder: Path, fail_points: str) -> int:
-    """Run the job as a process that dies at a fail point; return its exit status."""
-    environment = {
-        **os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", VARIABLE: fail_points,
-        "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
-    }  # fmt: skip
-    command = [sys.executable, str(ROOT / "tests" / "spark" / "poison_job.py"), str(folder)]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            return process.wait(180)
-        finally:
-            for other in processes_of_session(process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(other.pid, signal.SIGKILL)
-            process.wait()
-
-
 @pytest.mark.timeout(900)
 def test_a_job_with_poison_is_exact_over_kills_and_after_a_resend(
     spark: "SparkSession", tmp_path: Path
@@ -271,8 +245,10 @@ def test_a_job_with_poison_is_exact_over_kills_and_after_a_resend(
     for number, rows in enumerate(batches):
         columns = dict(zip(("key", "amount"), map(list, zip(*rows, strict=True)), strict=True))
         add(number, pa.table(columns, pa.schema([("key", pa.int64()), ("amount", pa.int64())])))
-    assert -9 == run_killed(tmp_path, "before-commit:2")
-    assert run_killed(tmp_path, "between-uploads:2") > 0  # a worker dies, and Spark ends the query
+    assert -9 == run_killed(tmp_path, ["poison_job.py"], "before-commit:2")
+    assert (
+        run_killed(tmp_path, ["poison_job.py"], "between-uploads:2") > 0
+    )  # a worker dies, and Spark ends the query
     assert "exited unexpectedly" in (tmp_path / "log").read_text(encoding="utf-8")
     poison_job.run(spark, tmp_path, is_corrected=False)
     model, failed = TotalsModel(), []

@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from tests.spark import processors, rules_job
+from tests.spark.killed_jobs import run_killed
 from tests.spark.processors import INPUT, Totals
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
-from tests.spark.test_side_output import run_killed
 
 import statelog as sl
 from statelog.errors import UsageError

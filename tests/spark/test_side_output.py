@@ -1,13 +1,8 @@
 """Rows of side outputs on Spark: kept and delivered, each once, also over kills."""
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +12,14 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
 from tests.spark import processors, side_job
+from tests.spark.killed_jobs import run_killed
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.side_job import Sides, expected
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
 import statelog as sl
-from statelog.demo.process import processes_of_session
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
-from statelog.runtime.fail_points import VARIABLE
 from statelog.spark import (
     BatchProgress,
     ColumnarProcessor,
@@ -41,7 +35,6 @@ workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
 workers_get_by_value(side_job.__name__)
 
-ROOT = Path(__file__).parents[2]
 BATCHES = [[(1, 7), (2, 2), (3, 14)], [(1, 5), (4, 6)], [(5, 21), (1, 1)]]
 
 
@@ -170,28 +163,6 @@ def test_a_sink_that_fails_gets_the_same_rows_again(spark: "SparkSession", tmp_p
 
 
 # ------------------------------------------------------------------------------------- kills
-
-
-def run_killed(folder: Path, program: Sequence[object], fail_points: str, delivery: str) -> int:
-    """Run a job as a process that dies at a fail point; return its exit status."""
-    environment = {
-        **os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", VARIABLE: fail_points,
-        "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "DELIVERY": delivery,
-    }  # fmt: skip
-    name, *arguments = map(str, program)
-    command = [sys.executable, str(ROOT / "tests" / "spark" / name), str(folder), *arguments]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            return process.wait(180)
-        finally:
-            for other in processes_of_session(process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(other.pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.mark.timeout(900)
