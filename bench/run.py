@@ -110,7 +110,8 @@ BENCHMARKS = {
         True,
     ),
     "variety": Benchmark(
-        "bench.beside --name variety --cases list,map,ttl,timers,wide,strings",
+        "bench.beside --name variety --cases list,map,ttl,timers,wide,strings --batches 16 "
+        "--seconds 60",
         20,
         "kinds of state, time and rows, beside Spark",
         _QUICK_CASES,
@@ -118,7 +119,7 @@ BENCHMARKS = {
     ),
     "variety-logs": Benchmark(
         "bench.beside --name variety-logs --cases list,map,ttl,timers,wide,strings "
-        "--logs-without-processes",
+        "--batches 16 --seconds 60 --logs-without-processes",
         20,
         "the same, where Spark writes its logs without processes",
         _QUICK_CASES,

@@ -18,7 +18,7 @@ from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
-from statelog.spark.driver.dead_letters import committed_letters
+from statelog.spark.driver.dead_letters import LetterLog
 from statelog.spark.driver.recordings import (
     committed_recordings,
     kept_recordings,
@@ -28,6 +28,7 @@ from statelog.spark.driver.recordings import (
 from statelog.spark.driver.side_outputs import SideOutputLog
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.error_policy import ErrorPolicy
+from statelog.spark.query.frozen_keys import marked_schema
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
@@ -79,9 +80,12 @@ class RecordedJob:
         self.schema, self.side, _ = declared_by(
             self.processor, self.operator_id, self.key, parse_ddl, time_mode=self.time_mode
         )
+        if self.errors is not None and self.errors.freezes:
+            self.schema = marked_schema(self.schema)
         files = partial(recording_files, self.store, task_changelog_options())
         age_ms = self.settings.side_output_age.total_seconds() * 1000
         self.side_log = SideOutputLog(files, age_ms)
+        self.letters = LetterLog(files, self.settings.dead_letter_age.total_seconds() * 1000)
         self.coordinator = CheckpointCoordinator(
             self.store,
             owner_id=self.owner_id,
@@ -215,12 +219,12 @@ class RecordedJob:
             self.coordinator.acknowledge(checkpoint_id, snapshot)
         files = partial(recording_files, self.store, task_changelog_options())
         fresh = committed_recordings(files, acks, checkpoint_id, now_ms)
-        fresh += committed_letters(files, acks, checkpoint_id, now_ms)
         before = () if self.base is None else BatchRecord.of(self.base).recordings
         sides = () if self.base is None else BatchRecord.of(self.base).side_outputs
         answers = {self.operator_id: acks}
         tables = () if self.base is None else BatchRecord.of(self.base).broadcasts
         recordings = kept_recordings(before, fresh, self.settings, now_ms)
+        recordings += self.letters.entries(before, acks, checkpoint_id, now_ms)
         record = BatchRecord(
             operators=(
                 OperatorRecord(
@@ -250,4 +254,5 @@ class RecordedJob:
             checkpoint_id, properties=record.to_properties(), sections={}
         )
         self.side_log.committed()
+        self.letters.committed()
         self.coordinator.clean_up()

@@ -196,6 +196,7 @@ __all__ = [
     "split_key_groups",
     "tag",
     "tags",
+    "unfreeze",
     "untag",
 ]
 
@@ -210,6 +211,7 @@ if TYPE_CHECKING:
     from statelog.operations.publish import PublishReport, TablePublisher, publish, publisher
     from statelog.operations.recommit import EditReport
     from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
+    from statelog.operations.unfreeze import unfreeze
     from statelog.state.reader import (
         KeptSideOutput,
         KeyVersion,
@@ -232,6 +234,7 @@ else:
             "statelog.operations.publish": "PublishReport TablePublisher publish publisher",
             "statelog.operations.recommit": "EditReport",
             "statelog.operations.savepoints": "Fork Tag fork tag tags untag",
+            "statelog.operations.unfreeze": "unfreeze",
             "statelog.state.reader": "BroadcastVersion KeptSideOutput KeyVersion LocationState Replica ReplicaStatus open",
         },
         unknown_name,

@@ -138,6 +138,66 @@ def test_the_session_or_the_writer_may_say_so_and_skipped_keys_leave_nothing(
         assert ["[5]"] == state.dead_letters()["key"].to_pylist()
 
 
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_frozen_keys_wait_until_they_are_unfrozen(
+    spark: "SparkSession", tmp_path: Path, delivery: str
+) -> None:
+    """Over a restart, which unfreezes nothing."""
+    model, frozen, held = TotalsModel(), set[int](), []
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    options = {"delivery": delivery, "onError": "freeze", "tasks": 2}
+    job = Job(source, tmp_path, ["key"], Totals(POISON), TOTALS, options)
+    for rows in BATCHES:
+        frozen |= {key for key, amount in rows if amount == POISON}
+        held += [row for row in rows if row[0] in frozen]
+        source.add(rows)
+        job.run()
+        taken = [row for row in rows if row[0] not in frozen]
+        assert [model.apply(taken)] == [in_order(each) for each in job.take()]
+    assert [(1, 1), (1, 2), (1, 2)] == [
+        (each.failed_keys, each.dead_letters) for each in job.progress
+    ]
+    assert 3 == sl.unfreeze(str(job.state), apply=True).counts.changed
+    with sl.open(str(job.state)) as state:
+        resent = [tuple(row.values()) for row in state.dead_letter_rows().to_pylist()]
+    assert sorted(held) == sorted(resent)
+    source.add(resent)
+    job.run(processor=Totals())
+    whole = TotalsModel()
+    for rows in BATCHES:
+        whole.apply(rows)
+    with sl.open(str(job.state)) as state:
+        assert 0 == state.table("$frozen").num_rows
+        for key, (total, count) in whole.totals.items():
+            assert {"total": total, "rows": count} == state.get("total", key)
+
+
+def test_rows_are_kept_with_all_columns_or_the_writer_rejects_it(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", f"{INPUT}, note string")
+    source.add([(1, POISON, "of nobody"), (2, 1, "")])
+
+    def writer(name: str, **settings: Any) -> Any:
+        stream = transform_with_state(
+            source.frame().groupBy("key"), Totals(POISON), TOTALS,
+            stateLocation=str(tmp_path / name / "state"), **settings,
+        )  # fmt: skip
+        written = stream.writeStream.option("checkpointLocation", str(tmp_path / name / "query"))
+        return written.trigger(availableNow=True).format("noop")
+
+    for option, value in (("onError", "dead-letter"), ("onError", "freeze"), ("record", "1.0")):
+        with pytest.raises(UsageError, match=f"{option} keeps rows with all their columns"):
+            writer("late").option(f"statelog.{option}", value).start()
+    wait(writer("skips").option("statelog.onError", "skip").start())
+    wait(writer("code", onError="dead-letter").start())
+    all_columns = writer("all", inputColumns="all")
+    wait(all_columns.option("statelog.onError", "freeze").start())
+    for name in ("code", "all"):
+        with sl.open(str(tmp_path / name / "state")) as state:
+            assert ["of nobody"] == state.dead_letter_rows()["note"].to_pylist()
+
+
 def test_a_processor_that_fails_for_every_key_stops_the_query(
     spark: "SparkSession", tmp_path: Path
 ) -> None:

@@ -64,16 +64,17 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True):
     """
-    An object with what some keys saw in one micro-batch.
+    An object with what some keys saw in one micro-batch, or with the dead letters of several.
 
     Args:
-        checkpoint: The checkpoint with which it was committed.
+        checkpoint: The checkpoint with which it was committed; the newest that has dead letters in it.
         path, size: Its name, and its length when it was written.
         at_ms: When it was written, milliseconds since 1970.
         keys: Number of recorded keys.
         dropped: Number of keys that exceeded a bound and were left out.
         dead_letters: Number of dead letters; 0 for a recording that the setting `record` asked for.
             Left out where it is 0.
+        oldest: The oldest checkpoint that has dead letters in it; 0, and left out, where there is one.
     """
 
     checkpoint: int
@@ -83,6 +84,7 @@ class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True):
     keys: int
     dropped: int = 0
     dead_letters: int = 0
+    oldest: int = 0
 
 
 class SideOutputEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -239,8 +241,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             if not properties[name]:
                 del properties[name]
         for entry in properties.get("recordings", ()):
-            if not entry["dead_letters"]:
-                del entry["dead_letters"]
+            for name in ("dead_letters", "oldest"):
+                if not entry[name]:
+                    del entry[name]
         if len(self.operators) == 1:
             del properties["operators"]
             properties |= msgspec.to_builtins(self.operators[0])

@@ -51,6 +51,7 @@ _VERBS: Final = {
     "report": "report",
     "replay": "replay",
     "dead-letters": "dead_letters",
+    "unfreeze": "dead_letters",
     "side-output": "side_output",
     "broadcast": "broadcast",
     "copy": "savepoints",

@@ -78,13 +78,26 @@ def edit(
     Blocks: On the store; the edited key groups are read.
     """
     store = open_state(location, options=storage_options)
+    states = instance(set or {}, "set", Mapping, "a mapping")
+    return edit_as("edit", store, states, delete, operator=operator, apply=apply)
+
+
+def edit_as(
+    verb: str,
+    store: ObjectStore,
+    states: Mapping[str, Mapping[Any, object]],
+    delete: Iterable[object] = (),
+    *,
+    operator: str | None,
+    apply: bool,
+) -> EditReport:
+    """Edit keys, with *verb* in the audit line; arguments and errors as `edit`."""
     base = newest_checkpoint(store)
     target = EditTarget(store, base, operator)
-    edits = target.edits(instance(set or {}, "set", Mapping, "a mapping"), delete)
-    overlays, counts = target.overlays(edits)
+    overlays, counts = target.overlays(target.edits(states, delete))
     if not (apply and counts.changed):
         return EditReport(base_id=base.checkpoint_id, checkpoint_id=None, counts=counts)
-    with audited(store, "edit", operator=operator, variables=sorted(set or ())) as line:
+    with audited(store, verb, operator=operator, variables=sorted(states)) as line:
         report = target.commit(overlays, counts)
         line.result(**result_of(report))
     return report

@@ -27,7 +27,6 @@ from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.query.broadcast import check_broadcasts
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import declared_by
-from statelog.spark.query.error_policy import OnError
 from statelog.spark.query.input_columns import ALL, AUTO, columns_to_read
 from statelog.spark.query.input_plan import (
     EachRow,
@@ -280,6 +279,9 @@ def stateful_frame(
         pre_aggregation=arguments.keys.aggregation,
         observers=observers,
         side_outputs=declared.side_outputs,
+        has_all_columns=resolved.input_columns != AUTO
+        or arguments.keys.aggregation is not None
+        or source.has_all_columns,
     )
     has_initial = initial is not None
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
@@ -312,8 +314,7 @@ def _to_read(
 ) -> ColumnsToRead:
     """Return what tells the columns that the processor and its event time need."""
     chosen, is_timed = settings.input_columns, arguments.time_mode.lower() == "eventtime"
-    is_replayed = settings.record is not None or settings.on_error is OnError.DEAD_LETTER
-    if chosen == AUTO and is_replayed:
+    if chosen == AUTO and settings.is_replayed:
         chosen = ALL  # a changed processor may read other columns
     takes_rows = isinstance(row_format, SparkRowFormat)
     function = plain_function(arguments.processor, "handleInputRows") if takes_rows else None

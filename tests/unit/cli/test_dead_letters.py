@@ -84,6 +84,44 @@ def test_replay_opens_them(job: RecordedJob, capsys: pytest.CaptureFixture[str])
     assert "ArithmeticError: cannot do 4" in text
 
 
+def test_frozen_keys_are_listed_and_unfrozen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = ErrorPolicy(True, MaxErrors(), freezes=True)
+    job = RecordedJob(str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, None, errors=policy)
+    job.run([("k1", "fail", 3), ("k2", "fail", 4), ("k3", "fail", 4), ("k4", "add", 1)], 1000)
+    job.run([("k1", "add", 5)], 1200)
+
+    def said(*arguments: str) -> str:
+        assert 0 == cli.run([*arguments])
+        return " ".join(capsys.readouterr().out.split())
+
+    marks = said("read", job.location, "$frozen")
+    assert "k2" in marks
+    assert "ArithmeticError: cannot do 4" in marks
+    assert "frozen since checkpoint 1" in said("dead-letters", job.location)
+    assert "3 keys would be unfrozen This was a dry run; --apply does it." in said(
+        "unfreeze", job.location
+    )
+    assert "1 key unfrozen in checkpoint" in said("unfreeze", job.location, "k1", "--apply")
+    assert "0 keys would be unfrozen, 1 not frozen" == said("unfreeze", job.location, "k1")
+    report = json.loads(said("unfreeze", job.location, "--apply", "--json"))
+    counts = report["counts"]
+    assert (False, 2) == (report["dry_run"], counts["updated"] + counts["deleted"])
+    assert "0 keys would be unfrozen" == said("unfreeze", job.location)
+    assert 2 == cli.run(["unfreeze", job.location, "k1", "k2"])
+    assert "2 given" in capsys.readouterr().err
+
+
+def test_a_query_that_never_froze_a_key_has_none(
+    job: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == cli.run(["unfreeze", job.location])
+    assert "no query with onError='freeze' has run on it" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_an_operator_is_named(job: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == cli.run(["dead-letters", job.location, "--operator", "other"])
     assert "has no operator 'other'; name one of totals" in capsys.readouterr().err

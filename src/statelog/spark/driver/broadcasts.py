@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry, RecordingEntry
@@ -165,6 +165,16 @@ def kept_broadcasts(
     """
     older = [entry for entry in before if entry not in chosen]
     every = [*older, *chosen]
-    seen = (in_force(every, each.checkpoint) for each in recordings if older)
-    needed = {entry.path for versions in seen for entry in versions.values()}
+    needed = {entry.path for each in recordings if older for entry in _seen_by(each, every)}
     return (*(entry for entry in older if entry.path in needed), *chosen)
+
+
+def _seen_by(
+    recording: RecordingEntry, versions: Sequence[BroadcastEntry]
+) -> Iterator[BroadcastEntry]:
+    """Yield the versions that the micro-batches of an object with recordings saw."""
+    first = recording.oldest or recording.checkpoint
+    yield from in_force(versions, first).values()
+    for entry in versions:
+        if first < entry.checkpoint <= recording.checkpoint:
+            yield entry

@@ -18,7 +18,6 @@ from statelog.checkpoint.batch_record import RecordingEntry
 from statelog.errors import StoreError, UnavailableError, UsageError
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.ids import RandomIds
-from statelog.spark.driver.dead_letters import newest_letters
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
@@ -142,14 +141,9 @@ def kept_recordings(
     settings: QuerySettings,
     now_ms: int,
 ) -> tuple[RecordingEntry, ...]:
-    """Return the recordings that a checkpoint names: its own, and earlier ones that are still kept."""
-
-    def is_kept(entry: RecordingEntry) -> bool:
-        age = settings.dead_letter_age if entry.dead_letters else settings.record_age
-        return entry.at_ms > now_ms - age.total_seconds() * 1000
-
-    every = [*filter(is_kept, before), *fresh]
-    recorded = [each for each in every if not each.dead_letters]
+    """Return the recordings that a checkpoint names but dead letters: its own, and kept earlier ones."""
+    oldest_ms = now_ms - settings.record_age.total_seconds() * 1000
+    kept = (each for each in before if not each.dead_letters and each.at_ms > oldest_ms)
+    recorded = [*kept, *fresh]
     ids = sorted({each.checkpoint for each in recorded})[-settings.record_checkpoints :]
-    letters = newest_letters([each for each in every if each.dead_letters])
-    return (*(each for each in recorded if each.checkpoint in ids), *letters)
+    return tuple(each for each in recorded if each.checkpoint in ids)

@@ -33,7 +33,7 @@ from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
-from statelog.spark.driver.dead_letters import committed_letters
+from statelog.spark.driver.dead_letters import LetterLog
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
 from statelog.spark.driver.restart import (
     FirstBatch,
@@ -99,6 +99,7 @@ class StateLocation:
         )
         self._entries = Entries(self._store)
         self._files = partial(recording_files, self._store, settings.changelog)
+        self._letters = LetterLog(self._files, settings.dead_letter_age.total_seconds() * 1000)
         self._side = SideOutputLog(self._files, settings.side_output_age.total_seconds() * 1000)
         self._broadcasts = BroadcastVersions(settings, self._store, repeated)
         recorder = CheckpointRecorder(query.observers.metrics or Metrics())
@@ -280,6 +281,7 @@ class StateLocation:
         """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
         self._side.committed()
+        self._letters.committed()
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)
         self._last_runs = [
@@ -302,10 +304,10 @@ class StateLocation:
         Blocks: On the store, where keys were recorded.
         """
         now = wall_clock_ms()
-        fresh = committed_recordings(self._files, acks, checkpoint_id, now)
-        fresh += committed_letters(self._files, acks, checkpoint_id, now)
         before = () if self.record is None else self.record.recordings
-        return kept_recordings(before, fresh, self._query.settings, now)
+        fresh = committed_recordings(self._files, acks, checkpoint_id, now)
+        recorded = kept_recordings(before, fresh, self._query.settings, now)
+        return (*recorded, *self._letters.entries(before, acks, checkpoint_id, now))
 
     def broadcasts(self, batch_id: int, checkpoint_id: int) -> tuple[BroadcastEntry, ...]:
         """Return the versions of broadcast tables that a micro-batch sees; see `BroadcastVersions`."""

@@ -32,7 +32,7 @@ from statelog.spark.query.session import refuse_connect, use_this_python
 from statelog.spark.rows.spark_versions import known_arguments
 from statelog.state.encoding.values import stored_schema
 from statelog.state.reader import StateReader
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema.descriptors import FROZEN_NAME, OperatorStateSchema, StateDescriptor
 
 STATE_COLUMN: Final = "statelog_state"
 """A struct with one field for each state variable."""
@@ -90,10 +90,11 @@ class KeyRows:
                 f"needs a name of its own, other than {', '.join(_OWN)}"
             )
         live = [state for state in schema.states if not state.dropped]
-        kept = [state for state in live if not state.kind.rules.fires]
+        # Marks of frozen keys are statelog's: the processor does not have the variable.
+        kept = [state for state in live if not state.kind.rules.fires and state.name != FROZEN_NAME]
         self._states = kept if variables is None else _chosen(kept, variables)
-        self._has_timers = len(kept) < len(live)
         self._timers = next((state.name for state in live if state.kind.rules.fires), "")
+        self._has_timers = bool(self._timers)
         self._expiring = [state for state in self._states if state.ttl_ms is not None]
 
     def schema(self) -> pa.Schema:

@@ -3,6 +3,8 @@ What a query does with a key whose processing fails.
 
 The settings are `onError` and `maxErrors`.  The bound exists because a fault of the processor fails
 every key: the query then stops, and does not put its whole input aside.
+
+With "freeze" a key that failed is frozen, see `frozen_keys`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,12 @@ class OnError(enum.Enum):
     FAIL = "fail"
     SKIP = "skip"
     DEAD_LETTER = "dead-letter"
+    FREEZE = "freeze"
+
+    @property
+    def keeps_letters(self) -> bool:
+        """Whether what failed is kept."""
+        return self in (OnError.DEAD_LETTER, OnError.FREEZE)
 
 
 DEFAULT_LETTER_AGE: Final = dt.timedelta(days=7)
@@ -85,7 +93,9 @@ class ErrorPolicy:
     Args:
         keeps_letters: Whether what failed is kept, to be replayed.
         most: The most keys that may fail.
+        freezes: Whether later calls for a key that failed are kept too, and not made.
     """
 
     keeps_letters: bool
     most: MaxErrors
+    freezes: bool = False

@@ -139,6 +139,12 @@ class KeyedInput:
     is_stream: bool
     of_upstream: Callable[..., DataFrame] | None = None
 
+    @property
+    def has_all_columns(self) -> bool:
+        """Whether the rows have all columns that the user has grouped."""
+        first = self.keyed.columns[self.keyed.first_input]
+        return isinstance(first, str) and first == "*"
+
 
 class KeyedInputPlan(Protocol):
     """Makes the keyed input of an operator."""

@@ -70,6 +70,8 @@ class OperatorDefinition:
         pre_aggregation: Makes partial results of the rows of a micro-batch, in Spark; then *frame* does
             not have key groups, and *layout* describes the results.  None: the tasks get the rows.
         side_outputs: The side outputs that the processor declares.
+        has_all_columns: Whether the tasks get all columns of the input, and not only those that the
+            source code of the processor reads.
     """
 
     frame: DataFrame
@@ -91,6 +93,7 @@ class OperatorDefinition:
     pre_aggregation: PreAggregation | None = None
     observers: Observers = NO_OBSERVERS
     side_outputs: SideSchemas = field(default_factory=dict)
+    has_all_columns: bool = True
 
 
 @dataclass(frozen=True, slots=True)

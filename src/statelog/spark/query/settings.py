@@ -294,10 +294,10 @@ class QuerySettings:
     on_error: OnError = setting(
         "onError",
         choice_of(OnError),
-        '"fail", "skip" or "dead-letter"',
+        '"fail", "skip", "dead-letter" or "freeze"',
         "What happens where the processing of a key fails. fail: the query stops. skip: the key's rows "
-        "are left out. dead-letter: they are kept with the error, to be replayed. The state of the key "
-        "stays as it was; the other keys are not affected.",
+        "are left out. dead-letter: they are kept with the error, to be replayed. freeze: so are the "
+        "later rows of the key. Its state stays as it was; the other keys are not affected.",
         default=OnError.FAIL,
     )
     max_errors: MaxErrors = setting(
@@ -370,6 +370,11 @@ class QuerySettings:
         return replace(
             self.backend, budget_bytes=max(self.memory_budget // operators, LEAST_BUDGET)
         )
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether what keys see is kept, so that a changed processor may be run on it."""
+        return self.record is not None or self.on_error.keeps_letters
 
     @property
     def is_beside_checkpoint(self) -> bool:

@@ -31,9 +31,10 @@ from statelog.spark.jvm.gateway import settings_of
 from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
 from statelog.spark.jvm.queries import RunningQuery, start_query, write_instead
 from statelog.spark.query.delivery import Sink
+from statelog.spark.query.frozen_keys import with_marks
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
-from statelog.spark.query.settings import OPTION_PREFIX
+from statelog.spark.query.settings import OPTION_PREFIX, QuerySettings
 from statelog.spark.rows.spark_versions import value_error
 from statelog.spark.stream.query_progress import Observations, ProgressFigures, observed_operators
 from statelog.spark.stream.recorded_plan import RecordedPlan
@@ -292,8 +293,10 @@ class StatefulStreamWriter(DataStreamWriter):
         settings = resolve_settings(settings_of(session), arguments, self._settings)
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
         bounds = settings.task_bounds(self._cores())
+        _check_columns(self._operators, settings)
+        operators = with_marks(self._operators, settings.on_error)
         return Query(
-            self._operators, settings, normalize_url(location), TaskBounds(*bounds), last.observers
+            operators, settings, normalize_url(location), TaskBounds(*bounds), last.observers
         )
 
     def _kept_progress(self) -> int:
@@ -334,6 +337,22 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
         operators=observed_operators(query.operators, observations),
         observers=replace(query.observers, on_progress=figures.noting(query.observers.on_progress)),
     )
+
+
+def _check_columns(operators: Sequence[OperatorDefinition], settings: QuerySettings) -> None:
+    """
+    Check that rows have all their columns where they are kept for a changed processor.
+
+    Raises:
+        UsageError: Only the writer says that they are kept; columns were left out by then.
+    """
+    if settings.is_replayed and not all(each.has_all_columns for each in operators):
+        name = "onError" if settings.on_error.keeps_letters else "record"
+        raise UsageError(
+            f"{name} keeps rows with all their columns, but the columns that the processor does not read "
+            f"were left out before the writer got the option. Give {name} to transform_with_state or "
+            f"to the session, as spark.statelog.{name}, or use inputColumns='all'"
+        )
 
 
 def _text(name: str, value: object) -> str:

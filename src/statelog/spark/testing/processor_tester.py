@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
@@ -100,6 +100,8 @@ class ProcessorTester(ColumnarTests):
     """The schema of recorded state that a replay begins with, and the time of it."""
     _stored_ms = 0
     _side_rows: Mapping[str, list[Row]]
+
+    _run_class: ClassVar[type[ProcessorRun]] = ProcessorRun
 
     def __init__(
         self,
@@ -407,7 +409,9 @@ class ProcessorTester(ColumnarTests):
         """Run the processor over rows, then over due timers."""
         state = self._state
         sides = side_outputs_of(state.side_outputs, self._format(), self._batch_id)
-        run = ProcessorRun(self._context(), state.current(), state.key_group_range, output, sides)
+        run = self._run_class(
+            self._context(), state.current(), state.key_group_range, output, sides
+        )
         run.process(rows, initial)
         self._side_rows = side_rows(sides)
         return run

@@ -17,6 +17,7 @@ from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
 from statelog.spark.testing.key_state import expiry_shown, state_shown, timers_shown
 from statelog.spark.testing.processor_tester import ProcessorTester
 from statelog.spark.testing.tester_rows import TesterRows, rows_in
+from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.state.recordings import RecordedStep
 from statelog.state.recordings.cells import cells_in
 
@@ -70,6 +71,15 @@ class StepResult:
     timers: Sequence[int]
 
 
+class _CheckedRun(ProcessorRun):
+    """A run that checks what a call changed before what it yielded, as `TolerantRun` does."""
+
+    def _convert_if_many(self) -> None:
+        if isinstance(self.output, StepOutput) and self.output.checks_each_call:
+            self.encoded()
+        super()._convert_if_many()
+
+
 class ReplayTester(ProcessorTester):
     """
     Runs one recorded step.
@@ -78,6 +88,8 @@ class ReplayTester(ProcessorTester):
         CheckpointError: The processor cannot continue from the recorded state.
         ProcessorError: `init` failed.
     """
+
+    _run_class = _CheckedRun
 
     def __init__(
         self, processor: StatefulProcessor, step: RecordedStep, row_format: RowFormat
@@ -128,7 +140,7 @@ class ReplayTester(ProcessorTester):
         initial = None
         if step.initial.num_rows:
             initial = self._recorded(step.initial, task.initial_positions, task.first_initial)
-        # Rows that did not fit ended the call before a timer fired.
+        # What did not fit ended the call before a timer fired.
         failed_in_rows = step.failure is not None and step.failure.method != "handleExpiredTimer"
         run = self._process(rows, initial, StepOutput(output, checks_each_call=failed_in_rows))
         try:
@@ -157,7 +169,7 @@ class StepOutput:
 
     def __init__(self, output: Output, *, checks_each_call: bool) -> None:
         self._output = output
-        self._checks_each_call = checks_each_call
+        self.checks_each_call = checks_each_call
         self.items = output.items
         self.calls = OutputCalls()
 
@@ -170,7 +182,7 @@ class StepOutput:
 
     def convert_if_many(self) -> None:
         """Convert the rows, to raise an error if one does not fit; they stay."""
-        if self._checks_each_call:
+        if self.checks_each_call:
             self._output.batch()
 
     def flush(self) -> None:

@@ -3,7 +3,8 @@ The keys of a task whose processing failed, and what a replay of them needs.
 
 A dead letter is the recording of one failed call: its key, the state before it, its rows or timers,
 and the error.  It is committed with the micro-batch, so it exists if and only if the micro-batch was
-committed without the effects of the call.
+committed without the effects of the call.  A call for a frozen key is not made; its dead letter has the
+error of the call that froze the key.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ from statelog.spark.worker.recorder import RecordedKey, RecordedRows
 from statelog.spark.worker.recording import recording_of
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key
+from statelog.state.objects import Cursor, ValueState
 from statelog.state.recordings.cells import Cells
 from statelog.state.recordings.format import Failure, encode_file, encode_recording
+from statelog.state.schema.descriptors import FROZEN_NAME
 
 LETTERS_BYTES_MAX: Final = 64 << 20
 """Most bytes of the rows and the state in the dead letters of a task in one micro-batch."""
 _TEXT_MAX: Final = 2_000
 _LINES_MAX: Final = 4_000
+_MARK_MAX: Final = 500
 
 
 class TooManyErrorsError(ProcessorError):
@@ -110,6 +114,8 @@ class LettersPart:
     count: int = 0
 
 
+FROZEN_KEY: Final = "statelog.FrozenKey"
+"""What the error of a dead letter is called whose call was not made, because its key is frozen."""
 NO_LETTERS: Final = LettersPart()
 
 
@@ -154,6 +160,11 @@ class FailedKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def freezes(self) -> bool:
+        """Whether keys that fail are to be frozen."""
+        return self._policy.freezes
+
     def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
         """Begin a part of the input, from which rows of failed keys are copied."""
         if self._policy.keeps_letters:
@@ -195,11 +206,25 @@ class FailedKeys:
             message=text[:_TEXT_MAX],
             lines=processor_lines(error)[-_LINES_MAX:],
         )
-        letter = DeadLetter(*place, method, timers, before, failure)
-        if timers:
+        self._keep(DeadLetter(*place, method, timers, before, failure))
+
+    def hold(
+        self,
+        place: tuple[int, Key],
+        method: str,
+        timers: tuple[int, ...],
+        before: Cells,
+        reason: str,
+    ) -> None:
+        """Add a call that is not made, because its key is frozen; *reason* says since when, and why."""
+        failure = Failure(method=method, error=FROZEN_KEY, message=reason, lines="")
+        self._keep(DeadLetter(*place, method, timers, before, failure))
+
+    def _keep(self, letter: DeadLetter) -> None:
+        if letter.timers:
             self._letters.append(letter)
         else:  # the failure of the initial state takes the place of a later one of the rows
-            self._of_part[place] = letter
+            self._of_part[letter.key_group, letter.key] = letter
 
     def check(self, of_keys: int | None, error: BaseException | None = None) -> None:
         """Raise `TooManyErrorsError` if more keys failed than allowed of *of_keys* in the task."""
@@ -244,9 +269,9 @@ class FailedKeys:
         self._bytes += size
         if table is None or self._bytes > LETTERS_BYTES_MAX:
             raise self._too_many(
-                f"the rows of the keys that failed in one task of batch {self._batch_id} take more than "
-                f"{LETTERS_BYTES_MAX >> 20} MiB, which dead letters may have; the first: {self.first}. "
-                "Read less in one micro-batch, or use onError='skip'"
+                f"the rows of the keys that failed or are frozen in one task of batch {self._batch_id} take "
+                f"more than {LETTERS_BYTES_MAX >> 20} MiB, which dead letters may have; the first that "
+                f"failed: {self.first or 'none'}. Read less in one micro-batch, or use onError='skip'"
             )
         return table if table.num_rows else None
 
@@ -274,6 +299,31 @@ class FailedKeys:
         seen.calls += [(0, letter.method, time, 0) for time in letter.timers or (-1,)]
         nothing = pa.Table.from_batches([], spec.rows.output)
         return encode_recording(recording_of(seen, spec, [0], nothing, {}, letter.failure))
+
+
+class FrozenKeys:
+    """
+    The marks of frozen keys, of the key of a cursor.
+
+    Args:
+        cursor: The current key.
+        codec: The operator's codec; has the variable for marks.
+        checkpoint_id: The checkpoint being made.
+    """
+
+    def __init__(self, cursor: Cursor, codec: OperatorCodec, checkpoint_id: int) -> None:
+        self.state_id = codec.schema.state_id(FROZEN_NAME)
+        self._marks = ValueState.bound_to(cursor, self.state_id, codec.states[self.state_id])
+        self._checkpoint_id = checkpoint_id
+
+    def reason(self) -> str:
+        """Return since when the key is frozen, and why; empty if it is not."""
+        mark = self._marks.get()
+        return "" if mark is None else f"frozen since checkpoint {mark[0]}: {mark[1]}"
+
+    def freeze(self, error: BaseException) -> None:
+        """Mark the key; *error* is why."""
+        self._marks.update((self._checkpoint_id, ": ".join(error_text(error))[:_MARK_MAX]))
 
 
 def only_timers(

@@ -83,9 +83,14 @@ def error_text(error: BaseException) -> tuple[str, str]:
     is_builtin = kind.__module__ == "builtins"
     name = kind.__qualname__ if is_builtin else f"{kind.__module__}.{kind.__qualname__}"
     try:
-        return name, str(cause)
+        return name, storable(str(cause))
     except Exception:  # the text is made by a class of the user
         return name, ""
+
+
+def storable(text: str) -> str:
+    """Return a text as UTF-8 can have it: half a surrogate pair becomes its escape."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _what(error: BaseException) -> str:
@@ -106,7 +111,7 @@ def processor_lines(error: BaseException | None) -> str:
         half = _MOST_LINES // 2
         left_out = f"  ... {len(lines) - _MOST_LINES} lines left out ..."
         lines = [*lines[:half], left_out, *lines[-half:]]
-    return "\n" + "\n".join(lines)
+    return storable("\n" + "\n".join(lines))
 
 
 def ends_of_process_are_errors(

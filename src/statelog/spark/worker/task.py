@@ -238,6 +238,7 @@ def _new_run(
         recorder or _new_recorder(kept, spec, NOTHING),
         failures=failures,
         new_output=lambda: spec.rows.row_format.output(spec.rows.output, batch_id),
+        checkpoint_id=spec.checkpoint_id,
         sides=sides,
     )
     return run, failures

@@ -6,6 +6,9 @@ the call ends, and what it writes is undone if it raises.  Values and rows are c
 all together, as in `ProcessorRun`: a call whose values or rows do not fit is undone then, before its rows
 are converted.  A key is in one part of the input only, and its timers fire after all rows, so no later
 call depends on a call that is undone, except for later timers of the key, which are undone too.
+
+Where keys that fail are frozen, a call that is undone marks its key.  For a key with a mark no call is
+made: its rows and timers are put aside as they are.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from statelog.spark.rows.spark_versions import ExpiredTimerInfo
 from statelog.spark.rows.unfit_output import UnfitOutputError
 from statelog.spark.worker.dead_letters import (
     FailedKeys,
+    FrozenKeys,
     is_bad_record,
     only_timers,
 )
@@ -34,7 +38,8 @@ from statelog.spark.worker.unencodable import unencodable_values
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Key, Overlay
 from statelog.state.keyed_state import KeyedState
-from statelog.state.recordings.cells import cells_after, cells_of
+from statelog.state.objects import Timers
+from statelog.state.recordings.cells import Cells, cells_after, cells_of
 
 _INITIAL: Final = "handleInitialState"
 _ROWS: Final = "handleInputRows"
@@ -72,6 +77,7 @@ class TolerantRun(RecordedRun):
         output: Collects what the processor yields; its items can be taken back.
         failures: Gets the calls that fail.
         new_output: Returns an empty output of the row format.
+        checkpoint_id: The checkpoint being made.
         sides: Collects what the processor emits to side outputs; None for none.
     """
 
@@ -85,6 +91,7 @@ class TolerantRun(RecordedRun):
         *,
         failures: FailedKeys,
         new_output: Callable[[], Output],
+        checkpoint_id: int,
         sides: SideOutputs | None = None,
     ) -> None:
         super().__init__(context, state, key_group_range, output, recorder, sides)
@@ -94,6 +101,9 @@ class TolerantRun(RecordedRun):
         self._rows: RevocableOutput = output.rows
         self._failures = failures
         self._new_output = new_output
+        self._frozen: FrozenKeys | None = None
+        if failures.freezes:
+            self._frozen = FrozenKeys(self._cursor, self._codec, checkpoint_id)
         self._has_initial = False
         self._left_out: set[Place] = set()
         self._unreadable: BaseException | None = None
@@ -103,6 +113,8 @@ class TolerantRun(RecordedRun):
         self._before_initial: dict[Place, Undo] = {}
         self._before_rows: dict[Place, Undo] = {}
         self._fired: dict[Place, list[tuple[int, Undo]]] = {}
+        # Timers whose calls failed or were not made, each with how many of its key had fired before.
+        self._gone: dict[Place, list[tuple[int, int]]] = {}
         self._checked: ChangeBatch | None = None
         self._timer_ms = _OF_ROWS
         self._sides.emitter = lambda: (self._key_group, self._cursor.key, self._timer_ms)
@@ -191,6 +203,9 @@ class TolerantRun(RecordedRun):
                     add_end(len(items))
                     continue
                 undo = self._before_rows[key_group, key] = self._saved(key)
+            if self._is_held(_ROWS, key, ()):
+                add_end(len(items))
+                continue
             number = self._begin_key(key) if key in marked else _NOT_RECORDED
             rows = rows if rows.__class__ is _LIST_ITERATOR else self._guarded(rows)
             try:
@@ -205,6 +220,9 @@ class TolerantRun(RecordedRun):
         timers, place = self._timers, (self._key_group, key)
         if timers is None or not timers.contains(time):
             return  # the call for an earlier timer deleted it
+        if self._is_held(_TIMER, key, (time,)):
+            self._lose_timer(timers, time)
+            return
         undo, key_object, info = self._saved(key), self._key_of_timer(key), ExpiredTimerInfo(time)
         handle = self._processor.handleExpiredTimer
         self._calls.begin((key,), self._key_group, _TIMER, time)
@@ -215,12 +233,18 @@ class TolerantRun(RecordedRun):
             held = self._held(produced, number)
         except (Exception, SystemExit) as error:
             self._leave_out(_TIMER, key, (time,), undo, error)
+            self._lose_timer(timers, time)
         else:
             self._take_held(held, number, _TIMER, time)
             self._fired.setdefault(place, []).append((time, undo))
+            timers.delete(time)
         self._calls.ends.append(len(self._parts.items))
         self._calls.finish()
+
+    def _lose_timer(self, timers: Timers, time: int) -> None:
+        place = self._key_group, self._cursor.key
         timers.delete(time)
+        self._gone.setdefault(place, []).append((len(self._fired.get(place, ())), time))
 
     def _held(self, produced: object, number: int) -> list[RowLike]:
         """Return what a call yields, once it has ended; of a key that is recorded only if it fits."""
@@ -246,6 +270,16 @@ class TolerantRun(RecordedRun):
         except Exception as error:
             self._unreadable = error
             raise
+
+    def _is_held(self, method: str, key: Key, timers: tuple[int, ...]) -> bool:
+        """Put a call aside if the key is frozen; return whether it is."""
+        reason = "" if self._frozen is None else self._frozen.reason()
+        if not reason:
+            return False
+        place = self._key_group, key
+        self._recorder.leave_out(*place)
+        self._failures.hold(place, method, timers, self._before(place, timers), reason)
+        return True
 
     # ------------------------------------------------------------------------------- undo
 
@@ -283,14 +317,26 @@ class TolerantRun(RecordedRun):
                 deltas[key] = failed.undo[state_id]
             else:
                 deltas.pop(key, None)
-        group = self._group(key_group)
-        before = cells_after(cells_of(group, key), overlay, key, group)
-        if failed.timers and self._timers_id is not None:
-            until = self._context.due_until_ms
-            before = dict(only_timers(before, self._timers_id, failed.timers, until))
+        before = self._before(failed.place, failed.timers)
         self._checked = None
         self._recorder.leave_out(key_group, key)
         self._failures.add(failed.place, failed.method, failed.timers, before, failed.error)
+        if self._frozen is not None:
+            self._enter(key_group)
+            self._cursor.key = key
+            self._frozen.freeze(failed.error)
+
+    def _before(self, place: Place, timers: tuple[int, ...]) -> Cells:
+        """Return the state of a key for its dead letter; of the due timers only the called ones."""
+        key_group, key = place
+        group = self._group(key_group)
+        before = dict(cells_after(cells_of(group, key), self._overlay(key_group), key, group))
+        if self._frozen is not None:
+            before.pop(self._frozen.state_id, None)  # not of the processor
+        if timers and self._timers_id is not None:
+            until = self._context.due_until_ms
+            before = dict(only_timers(before, self._timers_id, timers, until))
+        return before
 
     # ------------------------------------------------------------------------------- the check
 
@@ -312,16 +358,20 @@ class TolerantRun(RecordedRun):
         self._open.clear()
         self._before_rows.clear()
         self._fired.clear()
+        self._gone.clear()
 
     def _delete_timers(self, call: _FailedCall) -> None:
-        """Delete the timers of calls that were undone: each fires once."""
+        """Delete the timers of calls that were undone, and later ones that are gone: each fires once."""
         if call.timers and self._timers is not None:
             self._enter(call.place[0])
             self._cursor.key = call.place[1]
             for time in call.timers:
                 self._timers.delete(time)
-            fired = self._fired[call.place]
-            self._fired[call.place] = [each for each in fired if each[0] not in call.timers]
+            fired = [each for each in self._fired[call.place] if each[0] not in call.timers]
+            self._fired[call.place] = fired
+            for before, time in self._gone.get(call.place, ()):
+                if before > len(fired):
+                    self._timers.delete(time)
 
     def _unfit_calls(self) -> dict[Place, _FailedCall]:
         """Convert state, then rows; return the first call of each key that does not fit."""

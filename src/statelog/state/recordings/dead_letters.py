@@ -80,7 +80,8 @@ def _steps(
         if not entry.dead_letters or entry.checkpoint <= since:
             continue
         for step in _steps_in(store, entry):
-            if operator is None or step.task.operator_id == operator:
+            is_chosen = operator is None or step.task.operator_id == operator
+            if is_chosen and step.task.checkpoint_id > since:
                 yield step
 
 

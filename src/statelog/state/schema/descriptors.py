@@ -39,6 +39,8 @@ class Aggregation(enum.Enum):
 
 TIMERS_NAME = "$timers"
 """Name of the variable that holds the timers of each key."""
+FROZEN_NAME = "$frozen"
+"""Name of the variable that marks the keys that failed, where such keys are frozen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,11 @@ from statelog.spark.migration.to_spark import (
     TIMERS_COLUMN,
     KeyRows,
 )
+from statelog.spark.query.frozen_keys import marked_schema
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
 from statelog.state.schema.descriptors import (
+    FROZEN_NAME,
     TIMERS_NAME,
     OperatorStateSchema,
     StateDescriptor,
@@ -140,6 +142,17 @@ def test_timers_alone_are_state_too() -> None:
     keys = pa.RecordBatch.from_arrays(columns, ["key_group", "key.day", TIMERS_NAME])
     (row,) = KeyRows(operator, 7).of(keys).to_pylist()
     assert (row[STATE_COLUMN], row[TIMERS_COLUMN], row[CHECKPOINT_COLUMN]) == (None, [5], 7)
+
+
+def test_marks_of_frozen_keys_are_not_moved() -> None:
+    total = StateDescriptor("total", StateKind.VALUE, pa.schema([("n", pa.int64())]))
+    operator = marked_schema(OperatorStateSchema("op", DAY, (total,)))
+    assert ["total"] == KeyRows(operator, 7).schema().field(STATE_COLUMN).type.names
+    cells = [pa.array([{"n": 5}, None]), pa.array([None, {"since_checkpoint": 3, "error": "E"}])]
+    columns = [pa.array([0, 0]), pa.array([1, 2], pa.date32()), *cells]
+    keys = pa.RecordBatch.from_arrays(columns, ["key_group", "key.day", "total", FROZEN_NAME])
+    (row,) = KeyRows(operator, 7).of(keys).to_pylist()
+    assert ({"total": {"n": 5}}, None) == (row[STATE_COLUMN], row[TIMERS_COLUMN])
 
 
 @given(start=st.integers(0, 50), count=st.integers(1, 300), parts=st.integers(1, 400))
