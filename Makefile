@@ -81,8 +81,8 @@ java-ready: $(READY)
 demo: java-ready ## run the demonstration (ARGS="..." is passed on)
 	@$(WITH_JAVA) $(BIN)/statelog demo $(ARGS)
 
-quick: java-ready ## the loop while you work, minutes: no campaigns, one file on Spark; P=state tests one package only
-	$(BIN)/pytest -q -n auto -m "not spark and not slow and not campaign" $(ARGS) $(if $(P),tests/unit/$(P),tests)
+quick: java-ready ## the loop while you work, minutes: no campaigns or whole jobs, one file on Spark; P=state tests one package only
+	$(BIN)/pytest -q -n auto -m "not spark and not slow and not campaign$(if $(P),, and not job)" $(ARGS) $(if $(P),tests/unit/$(P),tests)
 	$(if $(P),,$(WITH_JAVA) $(BIN)/pytest -q -m "spark and not slow" $(ARGS) $(QUICK_TESTS))
 
 test: java-ready test-pure test-smoke ## the tests for every day: those without Spark, and the essential ones on Spark

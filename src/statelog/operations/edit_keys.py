@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from statelog.arguments import instance, whole_number
 from statelog.checkpoint.audit import audited
@@ -32,6 +32,9 @@ from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.reader import StateReader
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import ObjectStore
+
+StatesByName: TypeAlias = Mapping[str, Mapping[Any, object]]
+"""New state by variable and key."""
 
 
 @dry_run_by_default(store_options="storage_options")
@@ -85,7 +88,7 @@ def edit(
 def edit_as(
     verb: str,
     store: ObjectStore,
-    states: Mapping[str, Mapping[Any, object]],
+    states: StatesByName,
     delete: Iterable[object] = (),
     *,
     operator: str | None,
@@ -142,7 +145,7 @@ class EditTarget:
             ) from None
 
     def edits(
-        self, states_by_name: Mapping[str, Mapping[Any, object]], delete: Iterable[object]
+        self, states_by_name: StatesByName, delete: Iterable[object]
     ) -> dict[int, GroupEdits]:
         """
         Return what a caller asks for, by key group.

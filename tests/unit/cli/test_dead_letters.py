@@ -14,6 +14,8 @@ from tests.recorded_processors import COLUMNS, OUTPUT, Steps
 from statelog.cli import main as cli
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
 
+pytestmark = pytest.mark.job
+
 STEPS = ["--processor", "tests.recorded_processors:Steps"]
 
 

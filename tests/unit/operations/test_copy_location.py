@@ -28,6 +28,8 @@ from statelog.state.reader import StateReader
 from statelog.store import PATHS, open_existing_store, open_store
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore
 
+pytestmark = pytest.mark.job
+
 
 class Target(FaultyStore):
     """A store whose operations fail at random, and whose URL is its own."""

@@ -36,6 +36,8 @@ from statelog.operations.publish_schema import iceberg_schema
 from statelog.state.encoding import snapshot_file
 from statelog.state.heap.expiry import CLOCK_STEP_MS
 
+pytestmark = pytest.mark.job
+
 EVERY = KeyGroupRange(0, histories.GROUPS - 1)
 NOW = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 

@@ -27,6 +27,8 @@ from statelog.operations import publish as publish_module
 from statelog.operations.publish_delta import DeltaTable
 from statelog.store import open_location
 
+pytestmark = pytest.mark.job
+
 
 @pytest.fixture
 def published(tmp_path: Path) -> DeltaPublished:

@@ -22,6 +22,8 @@ from statelog.operations.recommit import Recommit
 from statelog.spark.driver import side_outputs
 from statelog.spark.query.settings import QuerySettings
 
+pytestmark = pytest.mark.job
+
 MINUTE = 60_000
 
 

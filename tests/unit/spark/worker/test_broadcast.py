@@ -51,6 +51,8 @@ from statelog.spark.testing.replay import recorded_steps, replay, replay_steps
 from statelog.spark.testing.write_test import file_text
 from statelog.testing import ProcessorTester
 
+pytestmark = pytest.mark.job
+
 RULES = "op string, factor long"
 OUTPUT = "k string, value long, factor long"
 

@@ -52,6 +52,8 @@ from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import output_parts, side_output
 from statelog.state.recordings.dead_letters import SCHEMA as LETTERS_SCHEMA
 
+pytestmark = pytest.mark.job
+
 OPERATIONS = "k string, op string, n long"
 LATE = "k string NOT NULL, at timestamp"
 

@@ -55,6 +55,8 @@ from statelog.state.recordings import (
     steps_of,
 )
 
+pytestmark = pytest.mark.job
+
 KEYS = [f"k{number}" for number in range(6)]
 SAFE = ("add", "append", "put", "remove", "clear", "expire", "timer", "untimer", "yield")
 POISON = ("fail", "misfit", "late", "misrow", "norow", "value")
