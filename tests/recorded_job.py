@@ -26,9 +26,8 @@ from statelog.spark.driver.recordings import (
     recording_files,
 )
 from statelog.spark.driver.side_outputs import SideOutputLog
-from statelog.spark.query.declared_state import declared_by
+from statelog.spark.query.declared_state import declared_by, with_marks
 from statelog.spark.query.error_policy import ErrorPolicy
-from statelog.spark.query.frozen_keys import marked_schema
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
@@ -81,7 +80,7 @@ class RecordedJob:
             self.processor, self.operator_id, self.key, parse_ddl, time_mode=self.time_mode
         )
         if self.errors is not None and self.errors.freezes:
-            self.schema = marked_schema(self.schema)
+            self.schema = with_marks(self.schema)
         files = partial(recording_files, self.store, task_changelog_options())
         age_ms = self.settings.side_output_age.total_seconds() * 1000
         self.side_log = SideOutputLog(files, age_ms)

@@ -1,7 +1,7 @@
 """
 Release keys that a query has frozen, because their processing failed.
 
-A query with `onError="freeze"` marks such keys in a state variable; see `spark.query.frozen_keys`.
+A query with `onError="freeze"` marks such keys in a state variable; see `spark.query.declared_state`.
 """
 
 from __future__ import annotations

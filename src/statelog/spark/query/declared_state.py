@@ -1,9 +1,17 @@
-"""The state variables that a processor declares: `init` runs once on the driver and notes them."""
+"""
+The state variables of an operator.
+
+`init` of the processor runs once on the driver, and what it asks for is noted.  Timers are a variable of
+statelog, and so are the marks of frozen keys: where `onError` is "freeze", a key that failed has a mark from
+the checkpoint of its failure on.  The processor is not called for a key with a mark: its rows and timers
+become dead letters, and its state stays as it was.  `statelog.unfreeze` removes marks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn, cast
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -23,7 +31,19 @@ from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
+from statelog.state.schema.descriptors import (
+    FROZEN_NAME,
+    TIMERS_NAME,
+    OperatorStateSchema,
+    StateDescriptor,
+)
+
+FROZEN_MARK: Final = StateDescriptor(
+    FROZEN_NAME,
+    StateKind.VALUE,
+    pa.schema([("since_checkpoint", pa.int64()), ("error", pa.string())]),
+)
+"""The variable of the marks: the checkpoint of the failure, and its error."""
 
 
 class DriverHandle(StateVariables):
@@ -186,3 +206,8 @@ def declared_by(
     )
     OperatorCodec(schema)  # a type that cannot be kept is better refused here than in a task
     return Declared(schema, handle.side_outputs, tuple(handle.broadcasts))
+
+
+def with_marks(schema: OperatorStateSchema) -> OperatorStateSchema:
+    """Return a schema with the variable of the marks of frozen keys."""
+    return replace(schema, states=(*schema.states, FROZEN_MARK))

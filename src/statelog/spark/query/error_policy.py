@@ -4,7 +4,7 @@ What a query does with a key whose processing fails.
 The settings are `onError` and `maxErrors`.  The bound exists because a fault of the processor fails
 every key: the query then stops, and does not put its whole input aside.
 
-With "freeze" a key that failed is frozen, see `frozen_keys`.
+With "freeze" a key that failed is frozen, see `declared_state`.
 """
 
 from __future__ import annotations

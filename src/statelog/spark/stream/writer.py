@@ -30,8 +30,9 @@ from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.jvm.gateway import settings_of
 from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
 from statelog.spark.jvm.queries import RunningQuery, start_query, write_instead
+from statelog.spark.query.declared_state import with_marks
 from statelog.spark.query.delivery import Sink
-from statelog.spark.query.frozen_keys import with_marks
+from statelog.spark.query.error_policy import OnError
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX, QuerySettings
@@ -294,7 +295,9 @@ class StatefulStreamWriter(DataStreamWriter):
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
         bounds = settings.task_bounds(self._cores())
         _check_columns(self._operators, settings)
-        operators = with_marks(self._operators, settings.on_error)
+        operators = self._operators
+        if settings.on_error is OnError.FREEZE:
+            operators = tuple(replace(each, schema=with_marks(each.schema)) for each in operators)
         return Query(
             operators, settings, normalize_url(location), TaskBounds(*bounds), last.observers
         )

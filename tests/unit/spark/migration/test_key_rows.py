@@ -18,7 +18,7 @@ from statelog.spark.migration.to_spark import (
     TIMERS_COLUMN,
     KeyRows,
 )
-from statelog.spark.query.frozen_keys import marked_schema
+from statelog.spark.query.declared_state import with_marks
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
 from statelog.state.schema.descriptors import (
@@ -146,7 +146,7 @@ def test_timers_alone_are_state_too() -> None:
 
 def test_marks_of_frozen_keys_are_not_moved() -> None:
     total = StateDescriptor("total", StateKind.VALUE, pa.schema([("n", pa.int64())]))
-    operator = marked_schema(OperatorStateSchema("op", DAY, (total,)))
+    operator = with_marks(OperatorStateSchema("op", DAY, (total,)))
     assert ["total"] == KeyRows(operator, 7).schema().field(STATE_COLUMN).type.names
     cells = [pa.array([{"n": 5}, None]), pa.array([None, {"since_checkpoint": 3, "error": "E"}])]
     columns = [pa.array([0, 0]), pa.array([1, 2], pa.date32()), *cells]
