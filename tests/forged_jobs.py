@@ -100,6 +100,7 @@ CALLS: dict[str, list[list[str]]] = {
                ["LOC", "KEY", "--processor", HOSTILE, "--write-test", "OUT.py"],
                ["LOC", "fails", "--processor", HOSTILE, "--write-test", "OUT.py"]],
     "dead-letters": [["LOC"], ["LOC", "--json"], ["LOC", "--rows", "OUT.parquet"]],
+    "unfreeze": [["LOC"], ["LOC", "KEY"], ["LOC", "--apply"]],
     "side-output": [["LOC"], ["LOC", "late"], ["LOC", "late", "--json"]],
     "broadcast": [["LOC"], ["LOC", "--json"]],
     "publish": [["LOC", "--iceberg", "local.jobs.totals"],

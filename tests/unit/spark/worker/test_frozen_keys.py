@@ -91,11 +91,8 @@ def test_a_frozen_key_is_as_it_was_before_its_failure(
         state = state_of(job)
         assert len(model.frozen) == len(state.pop("$frozen"))
         assert state_of(clean) == state
-        dues = [
-            (ack.next_due_ms, other.next_due_ms) for ack, other in zip(acks, expected, strict=True)
-        ]
-        # An input in parts may report the time of a timer that was deleted.
-        assert all(due == other if input_bytes > 4000 else due <= other for due, other in dues)
+        if input_bytes > 4000:  # an input in parts may report the time of a timer that was deleted
+            assert [ack.next_due_ms for ack in expected] == [ack.next_due_ms for ack in acks]
     with sl.open(job.location) as state:
         rows = state.dead_letter_rows()
         assert sorted(row[1:] for row in held) == sorted(
