@@ -82,20 +82,21 @@ def edit(
     """
     store = open_state(location, options=storage_options)
     states = instance(set or {}, "set", Mapping, "a mapping")
-    return edit_as("edit", store, states, delete, operator=operator, apply=apply)
+    base = newest_checkpoint(store)
+    return edit_as("edit", store, base, states, delete, operator=operator, apply=apply)
 
 
 def edit_as(
     verb: str,
     store: ObjectStore,
+    base: CompletedCheckpoint,
     states: StatesByName,
     delete: Iterable[object] = (),
     *,
     operator: str | None,
     apply: bool,
 ) -> EditReport:
-    """Edit keys, with *verb* in the audit line; arguments and errors as `edit`."""
-    base = newest_checkpoint(store)
+    """Edit keys of *base*, with *verb* in the audit line; other arguments and errors as `edit`."""
     target = EditTarget(store, base, operator)
     overlays, counts = target.overlays(target.edits(states, delete))
     if not (apply and counts.changed):

@@ -55,7 +55,8 @@ def unfreeze(
     Blocks: On the store; the marks of frozen keys are read, and the key groups of *keys*.
     """
     store = open_state(location, options=storage_options)
-    reader = StateReader(store, newest_checkpoint(store), operator=operator)
+    base = newest_checkpoint(store)
+    reader = StateReader(store, base, operator=operator)
     schema = reader.schema
     if not any(state.name == FROZEN_NAME and not state.dropped for state in schema.states):
         raise UsageError(
@@ -64,4 +65,4 @@ def unfreeze(
         )
     chosen = other_keys(reader, FROZEN_NAME, {}) if keys is None else keys
     marks = {FROZEN_NAME: dict.fromkeys(chosen)}
-    return edit_as("unfreeze", store, marks, operator=operator, apply=apply)
+    return edit_as("unfreeze", store, base, marks, operator=operator, apply=apply)

@@ -330,7 +330,7 @@ class TolerantRun(RecordedRun):
         """Return the state of a key for its dead letter; of the due timers only the called ones."""
         key_group, key = place
         group = self._group(key_group)
-        before = dict(cells_after(cells_of(group, key), self._overlay(key_group), key, group))
+        before = cells_after(cells_of(group, key), self._overlay(key_group), key, group)
         if self._frozen is not None:
             before.pop(self._frozen.state_id, None)  # not of the processor
         if timers and self._timers_id is not None:

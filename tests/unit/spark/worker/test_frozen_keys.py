@@ -26,6 +26,7 @@ from tests.unit.spark.worker.test_tolerant_run import (
     Poisoned,
     PoisonedFrames,
     failed_in,
+    first_timer,
     fresh,
     histories,
     letters_of,
@@ -91,7 +92,9 @@ def test_a_frozen_key_is_as_it_was_before_its_failure(
         state = state_of(job)
         assert len(model.frozen) == len(state.pop("$frozen"))
         assert state_of(clean) == state
+        assert min(ack.next_due_ms for ack in acks) <= first_timer(job)
         if input_bytes > 4000:  # an input in parts may report the time of a timer that was deleted
+            assert min(ack.next_due_ms for ack in acks) == first_timer(job)
             assert [ack.next_due_ms for ack in expected] == [ack.next_due_ms for ack in acks]
     with sl.open(job.location) as state:
         rows = state.dead_letter_rows()
