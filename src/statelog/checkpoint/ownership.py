@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from statelog.checkpoint.first_edition import fence_drivers
 from statelog.checkpoint.history import Entries, Entry, exists, present_ids, read_entry
 from statelog.checkpoint.tags import read_pins
 from statelog.core.pins import Pin
@@ -105,7 +104,7 @@ def claim_location(
     Raises:
         StoreError: The store failed, or answers that an entry exists and returns none.
         CheckpointError: Other owners claimed the location first, a thousand times in a row (`reason`
-            "contended").  Or two editions write to it ("two_editions").
+            "contended").
         IncompatibleFormatError: A newer statelog wrote the highest entry.
 
     Blocks: On the store: four round trips (a listing, the highest entry, the put, a listing).
@@ -113,11 +112,9 @@ def claim_location(
     store = entries.store
     attempt = os.urandom(8).hex()
     ask_both(store, entries.list_again, verify)
-    fenced = 0 if entries.is_taken_over else fence_drivers(store, owner_id, clock_ms, pause)
-    if fenced:  # a driver of 0.2 may have committed before
-        entries.list_again()
     for _ in range(_ATTEMPTS):
         number = entries.next_number
+        location_id, timeline = _history(entries, number, attempt)
         claim = ClaimRecord(
             number=number,
             owner_id=owner_id,
@@ -125,7 +122,8 @@ def claim_location(
             created_at_ms=clock_ms(),
             newest=entries.newest_id(),
             next_number=number + 1,
-            fenced=fenced,
+            location_id=location_id,
+            timeline=timeline,
         )
         if put_claim(store, claim, pause):
             pins = _pins_if_last(entries, claim)
@@ -138,6 +136,32 @@ def claim_location(
         "is the job started more than once?",
         reason="contended",
     )
+
+
+def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
+    """
+    Return the identity of the location, and the timeline that its newest entry is of.
+
+    The first claim makes the identity.  The first claim of a copy begins a timeline: the location that
+    it was copied from may go on too.
+
+    Args:
+        entries: The entries of the location.
+        number: The number of the claim.
+        attempt: The name of its attempt, which becomes the identity of a new location.
+    """
+    top = entries.top()
+    if isinstance(top, CorruptionError):
+        top = entries.newest_readable()
+    if top is None:
+        location_id, timeline = attempt, number
+    elif isinstance(top, ClaimRecord):
+        location_id, timeline = top.location_id, top.timeline
+    else:
+        location_id, timeline = top.checkpoint.timeline.location_id, top.checkpoint.timeline.number
+    if entries.copy_id not in (None, location_id):
+        return entries.copy_id, number
+    return location_id, timeline
 
 
 def _pins_if_last(entries: Entries, claim: ClaimRecord) -> tuple[Pin, ...] | None:

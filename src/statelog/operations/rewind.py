@@ -201,8 +201,8 @@ def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary
     others = set()
     checkpoints = []
     for summary in list_checkpoints(state):
-        if summary.state is not CheckpointState.RETAINED:
-            continue
+        if summary.state is not CheckpointState.RETAINED or summary.is_given_up:
+            continue  # a batch number names a micro-batch of the query's history
         record = _record(summary.properties)
         if record is not None and record.query_id == query_id:
             checkpoints.append((summary, record))
@@ -414,7 +414,8 @@ def _rewound(
     if plan_rewind(query, state, plan.batch_id) != plan:
         refuse("the query ran after the rewind was planned", "active")
     goes_on_from = plan.checkpoint_id
-    if plan.changes_state:
+    if plan.changes_state or plan.offsets:
+        # Also without a later checkpoint: a sink may have rows of a micro-batch that was not committed.
         goes_on_from = commit_again(coordinator, state, plan.checkpoint_id, newest.went_back_to)
     fail_point("rewind-committed")
     query.delete(plan.commits)
@@ -451,7 +452,7 @@ def commit_again(
 
     Blocks: On the store.
     """
-    base = coordinator.restore(older_id)
+    base = coordinator.restore(older_id, begins_timeline=True)
     if base is None:
         refuse(f"checkpoint {older_id} does not exist", "not_found")
     stored = read_checkpoint(state, older_id)
@@ -465,7 +466,6 @@ def commit_again(
     properties: JsonObject = {
         **base.properties,
         "went_back_to": went_back_to,
-        "rewound": checkpoint_id,
     }
     coordinator.complete(checkpoint_id, properties=properties, sections=sections)
     return checkpoint_id

@@ -223,6 +223,8 @@ def _commit(
         ),
         query_id="",
         batch_id=BEFORE_ANY_BATCH,
+        location="",
+        timeline=0,
         tasks=len(task.ranges),
         delivery="staged",
         time_mode=time_mode,

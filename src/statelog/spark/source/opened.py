@@ -60,14 +60,18 @@ class Location:
 
     def checkpoint_of_batch(self, batch_id: int) -> int:
         """
-        Return the newest retained checkpoint that a micro-batch committed.
+        Return the newest retained checkpoint that a micro-batch committed, in the query's history.
 
         Raises:
             CheckpointError: No retained checkpoint is of that micro-batch (`reason` "not_found").
 
         Blocks: On the store.
         """
-        retained = [each for each in list_checkpoints(self.store()) if each.is_retained]
+        retained = [
+            summary
+            for summary in list_checkpoints(self.store())
+            if summary.is_retained and not summary.is_given_up
+        ]
         for each in reversed(retained):
             if each.batch_id == batch_id:
                 return each.checkpoint_id

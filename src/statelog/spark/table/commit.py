@@ -349,6 +349,8 @@ class _Commit:
             operators=(operator,),
             query_id=self._batch.writer,
             batch_id=self._batch.batch_id,
+            location="",
+            timeline=0,
             tasks=len(self._batch.parts),
             delivery="staged",
             time_mode="none",
