@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from statelog.checkpoint.at_time import checkpoint_id_of
-from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
-from statelog.model import KeyGroupRange
+from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.reader import StateReader
 from statelog.store import ObjectStore
 
@@ -31,20 +31,16 @@ class Location:
         """Open the store; raises `UsageError` if there is no such directory."""
         return open_state(self.path, options=self.options)
 
-    def newest(self) -> int:
+    def newest(self) -> CompletedCheckpoint:
         """
-        Return the id of the newest checkpoint.
+        Return the newest checkpoint.
 
         Raises:
             CheckpointError: There is none, or it is damaged.
 
         Blocks: On the store.
         """
-        store = self.store()
-        newest = Entries(store).newest()
-        if newest is None:
-            raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
-        return newest.checkpoint_id
+        return find_checkpoint(self.store())
 
     def checkpoint(self, given: str | None) -> int | None:
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,10 +17,11 @@ import pyarrow as pa
 from statelog.arguments import text
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
+from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.errors import ClosedError
+from statelog.errors import ClosedError, ObjectNotFoundError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
 from statelog.renamed import renamed
@@ -157,19 +159,27 @@ class LocationState:
         Blocks: On the store.
         """
         readers = self._open_readers()
-        checkpoint_found: CompletedCheckpoint | None = None
         if checkpoint is None:
-            checkpoint_found = find_checkpoint(self._store)
-            checkpoint = checkpoint_found.checkpoint_id
-        checkpoint = checkpoint_id_of(self._store, checkpoint)
-        reader = readers.pop(checkpoint, None)
-        if reader is None:
-            checkpoint_found = checkpoint_found or find_checkpoint(self._store, checkpoint)
-            reader = StateReader(self._store, checkpoint_found, operator=self._operator)
-        readers[checkpoint] = reader  # the last one used is at the end
+            stored = find_checkpoint(self._store)
+        else:
+            number = checkpoint_id_of(self._store, checkpoint)
+            stored = self._still_stored(number) or find_checkpoint(self._store, number)
+        number = stored.checkpoint_id
+        reader = readers.pop(number, None)
+        if reader is None or reader.checkpoint.position != stored.position:
+            reader = StateReader(self._store, stored, operator=self._operator)
+        readers[number] = reader  # the last one used is at the end
         while len(readers) > _READERS:
             readers.pop(next(iter(readers))).close()
         return reader
+
+    def _still_stored(self, number: int) -> CompletedCheckpoint | None:
+        """Return a checkpoint that a reader is open for, if the location still has it."""
+        if number not in self._open_readers():
+            return None
+        with suppress(ObjectNotFoundError):
+            return read_checkpoint(self._store, number).checkpoint
+        return None
 
     def table(
         self,
