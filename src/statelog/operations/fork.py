@@ -85,6 +85,8 @@ class Fork:
         checkpoint_id: The checkpoint that both have.
         batch_id: The micro-batch after which the new query begins.
         query: The new query; None if only the state was forked.
+        missing_files: Input files that the new query has to read and that no longer exist on local disk:
+            it continues without their rows.
     """
 
     fork_id: str
@@ -93,6 +95,7 @@ class Fork:
     checkpoint_id: int
     batch_id: int
     query: NewQuery | None
+    missing_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -177,6 +177,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
         _check_log(query, folder, entry)
         logs += query.files_above(f"{_LOGS}/{folder}", entry)
     listed = _input_files(query, logs)
+    missing = _missing(listed)
     return RewindPlan(
         batch_id=batch_id,
         checkpoint_id=summary.checkpoint_id,
@@ -186,8 +187,30 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
         offsets=tuple(query.files_above(OFFSETS, batch_id)),
         logs=tuple(logs),
         input_files=len(listed),
-        missing_files=tuple(sorted(path for path in listed if _is_gone(path))),
+        missing_files=missing,
     )
+
+
+def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
+    """
+    Return the input files that a query reads again after the micro-batch of *record*, and that are gone.
+
+    Only files on local disk are looked for.
+
+    Raises:
+        CheckpointError, CorruptionError, StoreError: As `check_sources`.
+
+    Blocks: On the files.
+    """
+    offsets = check_sources(query, record, record.batch_id)
+    logs: list[str] = []
+    for folder, entry in kept_entries(record.source_folders, offsets).items():
+        logs += query.files_above(f"{_LOGS}/{folder}", entry)
+    return _missing(_input_files(query, logs))
+
+
+def _missing(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(path for path in paths if _is_gone(path)))
 
 
 def _newest_id(state: ObjectStore, checkpoint_id: int) -> int:
