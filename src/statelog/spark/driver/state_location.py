@@ -37,7 +37,6 @@ from statelog.spark.driver.dead_letters import LetterLog
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
 from statelog.spark.driver.restart import (
     FirstBatch,
-    check_is_new,
     check_state_is_there,
     is_committed,
 )
@@ -236,8 +235,6 @@ class StateLocation:
         record = BatchRecord.of(checkpoint)
         if not isinstance(settings.checkpoint, int) and not settings.adopt:
             self._check_query(record, first.query_id)
-            if first.query_id and not record.query_id:
-                check_is_new(first, query.location)
         self._evolve(checkpoint, record)
         went_back_to = record.went_back_to if older_id is None else older_id
         free = checkpoint.checkpoint_id == went_back_to
@@ -435,8 +432,7 @@ class StateLocation:
             )
 
     def _check_query(self, record: BatchRecord, query_id: str) -> None:
-        # A record without a query is that of `write_state`: any new query goes on from it.
-        if record.query_id and record.query_id != query_id:
+        if record.query_id != query_id:
             raise CheckpointError(
                 f"{self._query.location} holds the state of query {record.query_id} (up to its "
                 f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "
