@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark import SnapshotPolicy
 
 if TYPE_CHECKING:
@@ -178,3 +179,48 @@ def test_variables_come_and_go_with_their_time_to_live(
     with pytest.raises(Exception, match=r"Life\.close failed.*belongs to a key"):
         run("late")
     assert "[(6,), [], (6,), 3.5]" == run("plain")  # with the row of `late`, which did not commit
+
+
+class Expiring(StatefulProcessor):
+    """Puts a value if it has a time to live, and yields whether there was one."""
+
+    def __init__(self, ttl_ms: int | None) -> None:
+        self.ttl_ms = ttl_ms
+
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState("value", "n bigint", self.ttl_ms)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        seen = self.value.exists()
+        if self.ttl_ms is not None:
+            self.value.update((7,))
+        yield Row(key=key[0], seen=str(seen))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_repeated_batch_sees_the_state_of_its_first_attempt(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to live was removed: what had expired is decided by the time of the batch."""
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    options = {"timeMode": "ProcessingTime", "delivery": "direct", "noDataBatches": False}
+    job = Job(source, tmp_path, ["key"], Expiring(HOUR_MS), SEEN, options)
+    source.add([(1, 1)])
+    job.run()
+    attempts: list[str] = []
+
+    def failing(frame: Any, _: int) -> None:
+        attempts.extend(row.seen for row in frame.collect())
+        raise ValueError("the driver is killed here")
+
+    source.add([(1, 2)])
+    with pytest.raises(Exception, match="killed here"):
+        job.run(failing, processor=Expiring(None))
+    later = wall_clock_ms() + 2 * HOUR_MS
+    monkeypatch.setattr("statelog.spark.driver.state_location.wall_clock_ms", lambda: later)
+    source.add([(1, 3)])
+    job.run(processor=Expiring(None))
+    seen = [row.seen for batch in job.take() for row in batch]
+    assert (["True"], ["False", "True", "True"]) == (attempts, seen)

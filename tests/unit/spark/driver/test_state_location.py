@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,8 +70,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
     return store
 
 
-def location(restore: int | str = "latest") -> StateLocation:
-    definition: Any = SimpleNamespace(schema=SCHEMA, max_parallelism=8, time_mode="none")
+def location(
+    restore: int | str = "latest", schema: OperatorStateSchema = SCHEMA
+) -> StateLocation:
+    definition: Any = SimpleNamespace(schema=schema, max_parallelism=8, time_mode="none")
     settings = QuerySettings(fsync=False, checkpoint=restore)
     return StateLocation(Query((definition,), settings, "dict://", TaskBounds(1, 1)))
 
@@ -98,6 +101,35 @@ def test_a_start_from_an_older_checkpoint_reads_it_and_the_newest_once(
     assert NEWEST - 1 == started.base.checkpoint_id
     reads = [store.reads[f"chk-{one}/_metadata"] for one in (NEWEST - 1, NEWEST)]
     assert [1, 1] == reads
+
+
+def test_a_time_to_live_counts_from_the_first_batch_that_commits_it(store: CountingStore) -> None:
+    """The time of the batch, so that a repeated attempt of it sees the same state."""
+    total = replace(SCHEMA.states[0], ttl_ms=1000)
+    expiring = replace(SCHEMA, states=(total,))
+
+    def expiries(started: StateLocation) -> list[int]:
+        return [change.at_ms - 1000 for change in started.schemas[0].states[0].ttl_changes]
+
+    started = location(schema=expiring)
+    started.inspect("q")
+    assert started.take_over(FirstBatch("q", BATCHES - 1, BatchTimes(now_ms=50)))
+    runs = [started.run_id]
+    for now_ms in (70, 90):  # the first one changes nothing, and is not committed
+        started.begin(BatchTimes(now_ms=now_ms))
+        assert [now_ms] == expiries(started)
+        runs.append(started.run_id)
+    assert len(runs) == len(set(runs)), "workers must not use state that is converted otherwise"
+
+    again = location(schema=expiring)
+    again.take_over(FirstBatch("q", BATCHES, BatchTimes(now_ms=90)))
+    assert again.schemas == started.schemas
+
+    assert started.base is not None
+    started.advance(started.base, record(BATCHES), [True])
+    started.begin(BatchTimes(now_ms=110))
+    assert [90] == expiries(started)
+    assert runs[-1] == started.run_id
 
 
 def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore) -> None:
