@@ -44,10 +44,9 @@ from statelog.spark.driver.restart import (
 )
 from statelog.spark.driver.side_outputs import SideOutputLog
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
+from statelog.spark.driver.state_changes import ALL_STATE, evolved_schema
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
-from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.state.schema.evolution import evolve
 from statelog.store import open_location
 
 # The newest checkpoint in which an operator ran, for the tasks that follow it.
@@ -423,11 +422,14 @@ class StateLocation:
                 "Keep the time mode, or use another stateLocation",
                 reason="incompatible",
             )
+        has_state = bool(checkpoint.log or checkpoint.materialized)
         schemas = tuple(
-            evolve(
-                OperatorStateSchema.from_json(stored.schema),
+            evolved_schema(
+                stored,
                 operator.schema,
                 now_ms=max(now_ms, record.now_ms),
+                drop=query.settings.drop_state if has_state else (ALL_STATE,),
+                checkpoint=f"checkpoint {checkpoint.checkpoint_id} of {location}",
             )
             for stored, operator in zip(record.operators, query.operators, strict=True)
         )
