@@ -281,7 +281,6 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
             "tag tags untag Tag fork Fork copy CopyReport CopyProgress edit EditReport EditCounts forget "
             "ForgetReport KeyTrace",
         ),
-        (statelog.spark, "edit_state"),
         (
             statelog.checkpoint,
             "list_checkpoints CheckpointSummary verify_location CheckpointCoordinator",
@@ -292,7 +291,7 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "Move state in and out": (
         (
             statelog.spark,
-            "from_spark to_spark spark_checkpoint spark_state write_state WrittenState",
+            "from_spark to_spark spark_checkpoint spark_state",
         ),
     ),
 }

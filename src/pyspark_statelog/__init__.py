@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import (
-        DataSourceReader,
-        DataSourceStreamReader,
-        DataSourceStreamWriter,
-        DataSourceWriter,
-    )
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
     from statelog.spark.source import StateSource
@@ -34,12 +29,9 @@ class DefaultSource(DataSource):
     """
     The state of a query on statelog, as a frame that Spark reads.
 
-    The options are fields of `statelog.spark.source.options.SourceOptions`.  A keyed table is written by
-    the format `statelog_table` (package `pyspark_statelog_table`); this format wrote it before 0.3, and
-    does so in this version with a warning.
+    The options are fields of `statelog.spark.source.options.SourceOptions`.
     """
 
-    is_table = False
     _source: StateSource | None = None
 
     @classmethod
@@ -63,35 +55,13 @@ class DefaultSource(DataSource):
         # reports the message of that one alone.
         return self._opened().stream(schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes a batch frame to a keyed table."""
-        from statelog.spark.table import table_writer
-
-        with _sentence_first():
-            self._warn_of_name()
-            return table_writer(dict(self.options), schema, overwrite)
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return what writes the micro-batches of a stream to a keyed table."""
-        from statelog.spark.table import stream_writer
-
-        with _sentence_first():
-            self._warn_of_name()
-            return stream_writer(dict(self.options), schema, overwrite)
-
     def _opened(self) -> StateSource:
         # Spark pickles this object after `schema`, so all that follows has the same checkpoint.
         if self._source is None:
             from statelog.spark.source import StateSource
 
-            self._source = StateSource(dict(self.options), of_table=self.is_table)
+            self._source = StateSource(dict(self.options))
         return self._source
-
-    def _warn_of_name(self) -> None:
-        if not self.is_table:
-            from statelog.renamed import warn_renamed
-
-            warn_renamed('format("statelog") for a keyed table', 'format("statelog_table")')
 
 
 @contextlib.contextmanager

@@ -16,7 +16,14 @@ from tests.kafka_reader import committed_records, make_topic
 from tests.target_servers import kafka_broker, postgres_server
 
 from statelog.errors import UnavailableError, UsageError
-from statelog.spark import DatabaseSink, ExactlyOnceSink, IcebergSink, KafkaSink, SinkBatch
+from statelog.spark import (
+    DatabaseSink,
+    ExactlyOnceSink,
+    IcebergSink,
+    KafkaSink,
+    SinkBatch,
+    exactly_once,
+)
 from statelog.spark.stream.sinks import database, iceberg, kafka
 from statelog.testing.sink_contract import WRITER, Killed, SinkContract, batch, key_and_value
 
@@ -61,6 +68,22 @@ class TestSqlite(DatabaseContract):
     def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
         with contextlib.closing(self.connect()) as connection:
             return connection.execute("select key, value from totals").fetchall()
+
+    def test_a_locked_database_is_unavailable_and_a_missing_table_is_not(
+        self, sink: DatabaseSink
+    ) -> None:
+        connect = functools.partial(self.connect, timeout=0)
+        with contextlib.closing(DatabaseSink(connect, "totals")) as impatient:
+            assert impatient.last_committed(WRITER) is None
+            with contextlib.closing(self.connect()) as lock:
+                lock.execute("begin exclusive")
+                with pytest.raises(UnavailableError, match="database is locked"):
+                    impatient.write(batch(0))
+            impatient.write(batch(0))
+        wrong = DatabaseSink(connect, "missing")
+        with pytest.raises(sqlite3.OperationalError, match="no such table: missing"):
+            wrong.write(batch(1))
+        self.check(sink, 0)
 
 
 @pytest.fixture(scope="session")
@@ -230,7 +253,7 @@ class TestIceberg(SinkContract):
 
         monkeypatch.setattr(iceberg, "fail_point", race)
         if rival == "the same batch":
-            with pytest.raises(UnavailableError, match="another driver has written the batch"):
+            with pytest.raises(UnavailableError, match="another attempt has written batch 1 to"):
                 sink.write(batch(1))
             self.check(sink, 0, 1)
         else:
@@ -239,6 +262,132 @@ class TestIceberg(SinkContract):
             assert sorted(rows) == sorted(self.stored(sink))
             assert 1 == sink.last_committed(WRITER)
         assert raced
+
+    @pytest.mark.parametrize("failures_before", range(6))
+    @pytest.mark.parametrize("is_expired", [False, True])
+    def test_no_file_of_a_commit_that_landed_is_deleted(
+        self,
+        sink: IcebergSink,
+        failures_before: int,
+        is_expired: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The catalog stores the commit and answers that it failed, at each of PyIceberg's attempts."""
+        from pyiceberg.catalog.sql import SqlCatalog
+        from pyiceberg.exceptions import CommitFailedException
+
+        sink.write(batch(0))
+        self.hasten()
+        attempts = 0
+
+        def commit(*arguments: Any) -> Any:
+            nonlocal attempts
+            attempts += 1
+            if attempts <= failures_before:
+                raise CommitFailedException("another writer was first")
+            monkeypatch.setattr(SqlCatalog, "commit_table", stored)
+            answer = stored(*arguments)
+            if is_expired:
+                self.append_and_expire()
+            if attempts == failures_before + 1:
+                raise CommitFailedException("the answer was lost")
+            return answer
+
+        stored = SqlCatalog.commit_table
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+        expected = [*key_and_value(batch(0)), *key_and_value(batch(1))]
+        exactly_once(sink).write(batch(1))
+        assert attempts == failures_before + 1
+        other = [("other", "other")] if is_expired else []
+        assert sorted([*expected, *other]) == sorted(self.stored(sink))
+        assert 1 == sink.last_committed(WRITER)
+
+    def test_no_file_of_an_earlier_attempt_that_landed_late_is_deleted(
+        self, sink: IcebergSink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second attempt meets the first one, which the catalog stored after the table was read again."""
+        from pyiceberg.catalog.sql import SqlCatalog
+        from pyiceberg.exceptions import CommitFailedException
+
+        sink.write(batch(0))
+        self.hasten()
+        waiting: list[Any] = []
+
+        def commit(*arguments: Any) -> Any:
+            if not waiting:
+                waiting.append(arguments)
+                raise CommitFailedException("under way")
+            monkeypatch.setattr(SqlCatalog, "commit_table", stored)
+            stored(*waiting.pop())
+            return stored(*arguments)
+
+        stored = SqlCatalog.commit_table
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+        sink.write(batch(1))
+        self.check(sink, 0, 1)
+
+    def hasten(self) -> None:
+        """Let PyIceberg repeat a commit without pauses."""
+        with self.table().transaction() as transaction:
+            transaction.set_properties({"commit.retry.min-wait-ms": "1"})
+
+    def append_and_expire(self) -> None:
+        """Add a snapshot of another writer, and expire the others."""
+        self.table().append(pa.table({"key": ["other"], "value": ["other"]}))
+        table = self.table()
+        newest = table.metadata.current_snapshot_id
+        old = {snapshot.snapshot_id for snapshot in table.metadata.snapshots} - {newest}
+        table.maintenance.expire_snapshots().by_ids(list(old)).commit()
+
+    @pytest.mark.parametrize("moment", ["read", "write"])
+    def test_a_locked_catalog_is_unavailable(self, sink: IcebergSink, moment: str) -> None:
+        sink.write(batch(0))
+        self.properties["uri"] += "?timeout=0"
+        impatient = self.another_sink()
+        path = self.properties["uri"].removeprefix("sqlite:///").partition("?")[0]
+        with contextlib.closing(sqlite3.connect(path)) as lock:
+            lock.execute("begin exclusive")
+            with pytest.raises(UnavailableError, match=r"sales\.totals: .*database is locked"):
+                if moment == "read":
+                    impatient.last_committed(WRITER)
+                else:
+                    impatient.write(batch(1))
+        impatient.write(batch(1))
+        impatient.close()
+        self.check(sink, 0, 1)
+
+    @pytest.mark.parametrize(
+        ("status", "is_unavailable"),
+        [(400, False), (401, False), (403, False), (408, True), (422, False), (429, True)]
+        + [(status, True) for status in (500, 502, 503, 504, 520, 599)],
+    )
+    def test_answers_of_a_rest_catalog_that_may_pass(
+        self,
+        sink: IcebergSink,
+        status: int,
+        is_unavailable: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        from pyiceberg.catalog.rest.response import _handle_non_200_response
+        from pyiceberg.catalog.sql import SqlCatalog
+        from pyiceberg.exceptions import RESTError
+        from requests import HTTPError, Response
+
+        response = Response()
+        response.status_code = status
+
+        def refuse(*arguments: Any) -> None:
+            _handle_non_200_response(HTTPError(response=response), {})
+
+        sink.write(batch(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlCatalog, "load_table", refuse)
+            with pytest.raises(UnavailableError if is_unavailable else RESTError):
+                sink.last_committed(WRITER)
+            with pytest.raises(UnavailableError if is_unavailable else RESTError):
+                sink.write(batch(1))
+        sink.write(batch(1))
+        self.check(sink, 0, 1)
 
     def test_rows_get_the_types_of_the_table(self, sink: IcebergSink) -> None:
         moment = pa.array([1_700_000_000_000_000], pa.timestamp("us", "Europe/Berlin"))

@@ -102,7 +102,6 @@ def test_the_wheel_holds_the_modules_and_nothing_else(built: Built) -> None:
     assert {name.partition("/")[0] for name in inside} <= {
         "statelog",
         "pyspark_statelog",
-        "pyspark_statelog_table",
     }
     assert f"{info}/licenses/LICENSE" in built.names()
 

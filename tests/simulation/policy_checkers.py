@@ -109,10 +109,8 @@ class BatchPolicy:
         uploads = (*self._running.values(), *self._held.values())
         running = [self._sizes[each] for ids in uploads for each in ids]
         admitted = queued + sum(running)
-        tasks = [size for size in running if size] + [
-            self._sizes[each] for each in self._queue if self._sizes[each]
-        ]
-        check(admitted <= self.limit_bytes or len(tasks) == 1, "the limit was passed")
+        largest = max([*running, *(self._sizes[each] for each in self._queue)], default=0)
+        check(admitted - largest < self.limit_bytes, "the limit was passed by more than a task")
         if self._queue:
             check(queued < self.threshold_bytes, "a full queue waits")
             check(bool(self._running) or self.fixed_delay, "the uploader idles beside a queue")
@@ -121,10 +119,8 @@ class BatchPolicy:
                 and self._timer_ns <= min(self._queue.values()) + self.delay_ns,
                 "a queue without a timer in time",
             )
-        if self._waiting:
-            size = self._sizes[self._waiting[0]]
-            fits = admitted == 0 or admitted + size <= self.limit_bytes
-            check(not fits, "a task waits although it fits")
+        has_capacity = admitted < self.limit_bytes
+        check(not (self._waiting and has_capacity), "a task waits although there is capacity")
 
 
 class RetryChecker:

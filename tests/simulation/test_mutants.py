@@ -43,9 +43,16 @@ SEEDS = 150
 # --- the batcher ----------------------------------------------------------------------------------
 
 
-def soft_limit(self: UploadBatcher, size_bytes: int) -> bool:
-    """Flink's admission: whatever its size, a task gets in below the limit."""
-    return self._in_flight_bytes < self._limit_bytes
+def no_limit(self: UploadBatcher) -> bool:
+    """Tasks are admitted without end."""
+    return True
+
+
+def only_what_fits(self: UploadBatcher, now_ns: int) -> list[Any]:
+    """A task waits until it fits, although the batcher says that it is available."""
+    size_bytes = next(iter(self._waiting.values()), 0)
+    room = self._limit_bytes - self._in_flight_bytes
+    return original_admit(self, now_ns) if size_bytes <= room else []
 
 
 def eager(self: UploadBatcher, task_id: int, size_bytes: int, now_ns: int) -> list[Any]:
@@ -57,6 +64,7 @@ def eager(self: UploadBatcher, task_id: int, size_bytes: int, now_ns: int) -> li
     return self._drain(now_ns)
 
 
+original_admit = UploadBatcher._admit
 original_enqueue = UploadBatcher._enqueue
 
 
@@ -338,7 +346,8 @@ class Mutant:
 
 SAFE, LIVE, RULE, BOOKS = Kind.SAFETY, Kind.LIVENESS, Kind.POLICY, Kind.INVARIANT
 MUTANTS = [
-    Mutant(UploadBatcher, "_fits", soft_limit, BOOKS, "bytes in flight exceed"),
+    Mutant(UploadBatcher, "_has_capacity", no_limit, BOOKS, "bytes in flight exceed"),
+    Mutant(UploadBatcher, "_admit", only_what_fits, BOOKS, "a task waits although there is capacity"),
     Mutant(UploadBatcher, "_enqueue", eager, RULE, "a batch started without a reason"),
     Mutant(UploadBatcher, "_enqueue", timer_per_task, RULE, "a second timer for one batch"),
     Mutant(UploadBatcher, "_enqueue", no_threshold, RULE, "a full queue waits"),

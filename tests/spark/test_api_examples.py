@@ -137,7 +137,7 @@ def names(spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
 
 
 FIRST = ("statelog.spark.transform_with_state", "statelog.tag")
-LAST = ("statelog.untag", "statelog.edit", "statelog.forget", "statelog.spark.edit_state")
+LAST = ("statelog.untag", "statelog.edit", "statelog.forget")
 """What makes the state that the others read comes first, what changes it comes last."""
 
 

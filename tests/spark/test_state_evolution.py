@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark import SnapshotPolicy
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
         "small int, real float, part struct<a: int, b: string>, gone string",
         {"small": int, "real": float, "part": lambda n: (n, f"b{n}"), "gone": str},
     ),
-    (  # moved, removed, added, widened; inside of the struct too
+    (  # moved, added, widened, and after dropState removed; inside of the struct too
         "part struct<b: string, c: boolean, a: bigint>, new string, small bigint, real double",
         {
             "small": lambda n: n + 2**40,
@@ -88,7 +89,12 @@ def test_states_evolve_as_on_spark(spark: "SparkSession", tmp_path: Path) -> Non
             source.add([(key, 1 + key) for key in range(6)])
             source.add([(0, 9)])
             job.processor = Evolving(*step)
-            job.run(tasks=tasks, snapshotPolicy=SNAPSHOTS)
+            if tasks > 1:
+                with pytest.raises(CheckpointError, match="'value.gone', 'list.gone', 'map.gone'"):
+                    job.run()
+            job.run(
+                tasks=tasks, snapshotPolicy=SNAPSHOTS, dropState="value.gone, list.gone, map.gone"
+            )
             ours += job.take()
             theirs += [rows for rows in run_on_spark(job) if rows]
     finally:
@@ -178,3 +184,99 @@ def test_variables_come_and_go_with_their_time_to_live(
     with pytest.raises(Exception, match=r"Life\.close failed.*belongs to a key"):
         run("late")
     assert "[(6,), [], (6,), 3.5]" == run("plain")  # with the row of `late`, which did not commit
+
+
+class Total(StatefulProcessor):
+    """Adds numbers in a field of a variable."""
+
+    def __init__(self, variable: str, field: str) -> None:
+        self.variable = variable
+        self.field = field
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState(self.variable, f"{self.field} bigint, note string")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        old, note = self.total.get() or (None, None)
+        total = (old or 0) + sum(row.number for row in rows)
+        self.total.update((total, "noted"))
+        yield Row(key=key[0], seen=f"{total} {note}")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("renamed", "name"),
+    [(Total("total", "paid"), "total.spent"), (Total("sums", "spent"), "total")],
+    ids=["field", "variable"],
+)
+def test_a_renamed_field_or_variable_does_not_begin_empty(
+    spark: "SparkSession", tmp_path: Path, renamed: Total, name: str
+) -> None:
+    """Nothing is lost until dropState has the old name."""
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Total("total", "spent"), SEEN)
+    source.add([(1, 1)])
+    job.run()
+    source.add([(1, 10)])
+    for settings in ({}, {"dropState": ["note"]}):
+        with pytest.raises(CheckpointError, match=f"does not declare: '{name}'.*dropState='{name}'"):
+            job.run(processor=renamed, **settings)
+    job.run()
+    assert ["1 None", "11 noted"] == [row.seen for batch in job.take() for row in batch]
+
+    source.add([(1, 100)])
+    job.run(processor=renamed, dropState=[name])
+    source.add([(1, 1000)])
+    job.run(processor=renamed)  # the setting is not needed again
+    note = "noted" if renamed.variable == "total" else "None"
+    assert [f"100 {note}", "1100 noted"] == [row.seen for batch in job.take() for row in batch]
+    new = f"{renamed.variable}.{renamed.field}"
+    with pytest.raises(CheckpointError, match=f"does not declare: '{new.removesuffix('.spent')}'"):
+        job.run()
+
+
+class Expiring(StatefulProcessor):
+    """Puts a value if it has a time to live, and yields whether there was one."""
+
+    def __init__(self, ttl_ms: int | None) -> None:
+        self.ttl_ms = ttl_ms
+
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState("value", "n bigint", self.ttl_ms)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        seen = self.value.exists()
+        if self.ttl_ms is not None:
+            self.value.update((7,))
+        yield Row(key=key[0], seen=str(seen))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_repeated_batch_sees_the_state_of_its_first_attempt(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to live was removed: what had expired is decided by the time of the batch."""
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    options = {"timeMode": "ProcessingTime", "delivery": "direct", "noDataBatches": False}
+    job = Job(source, tmp_path, ["key"], Expiring(HOUR_MS), SEEN, options)
+    source.add([(1, 1)])
+    job.run()
+    attempts: list[str] = []
+
+    def failing(frame: Any, _: int) -> None:
+        attempts.extend(row.seen for row in frame.collect())
+        raise ValueError("the driver is killed here")
+
+    source.add([(1, 2)])
+    with pytest.raises(Exception, match="killed here"):
+        job.run(failing, processor=Expiring(None))
+    later = wall_clock_ms() + 2 * HOUR_MS
+    monkeypatch.setattr("statelog.spark.driver.state_location.wall_clock_ms", lambda: later)
+    source.add([(1, 3)])
+    job.run(processor=Expiring(None))
+    seen = [row.seen for batch in job.take() for row in batch]
+    assert (["True"], ["False", "True", "True"]) == (attempts, seen)

@@ -228,9 +228,10 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
         """
         Hand the files of [from_sqn, to_sqn) over to the completed checkpoint.
 
-        From here on only the checkpoint side may delete them.  Truncated numbers in the range are
-        ignored; several checkpoints may be in flight and be confirmed in any order.  Local copies
-        that only older checkpoints use are deleted.
+        From here on only the checkpoint side may delete them.  For a set that is uploading this holds
+        when its upload ends; a failed upload ends the confirmation.  Truncated numbers in the range,
+        and changes that were never persisted, are ignored; several checkpoints may be in flight and
+        be confirmed in any order.  Local copies that only older checkpoints use are deleted.
 
         Raises:
             UsageError: The range is reversed or ends above the next number.

@@ -19,8 +19,6 @@ from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.model.json_types import Json, JsonObject
 from statelog.model.object_path import checked_path
 
-WRITERS_PROPERTY: Final = "statelog.table.writers"
-"""The last micro-batch of each writer of a keyed table, by its name, in the properties of a checkpoint."""
 SIDE_CHECKPOINT: Final = "checkpoint_id"
 SIDE_BATCH: Final = "batch_id"
 """The first columns of stored rows of a side output: the checkpoint and the micro-batch that has them."""

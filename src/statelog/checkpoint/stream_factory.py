@@ -2,7 +2,7 @@
 Streams for the state of one checkpoint: small state stays in the handle, large state becomes one object.
 
 Source: Flink, FsCheckpointStreamFactory: scopes, threshold (inclusive, at most 1 MiB), entropy in
-names, no check and no creation of directories; FsCheckpointStateOutputStream: ten attempts with new
+names, no creation of directories; FsCheckpointStateOutputStream: ten attempts with new
 names, and an unfinished stream leaves nothing.  Deviations:
 
 * Paths are relative to the store, so there are no relative handles.
@@ -10,6 +10,7 @@ names, and an unfinished stream leaves nothing.  Deviations:
   `close_and_get_handle`.  Only the size decides between inline and object, and no object exists
   before.  Small writes are collected in pieces of the buffer's size, so that many of them take
   little more memory than their bytes.
+* A directory is a name in the store; an absolute one is taken as absolute, within the store's root.
 * An attempt covers the whole put: one request creates the object and writes it.
 * The handle carries the CRC-32C of the object.
 """
@@ -34,6 +35,7 @@ from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHa
 from statelog.options import StreamOptions
 from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.location import local_path
 from statelog.store.opening import as_store
 
 MAX_ATTEMPTS: Final = 10
@@ -61,11 +63,12 @@ class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
         entropy: Marker to replace in the folder, or None.
         new_name: Makes unique names.
         put: Puts the object, by a policy of its own; None for ten attempts at once.
+        make_directory: Create a missing folder on local disk.
 
     Raises:
         UsageError: The buffer is smaller than the threshold.
 
-    Thread: one at a time.
+    Thread: one at a time, except `close`, which any thread may call.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
         entropy: Entropy | None = None,
         new_name: Callable[[], str] = random_name,
         put: PutObject | None = None,
+        make_directory: bool = False,
     ) -> None:
         super().__init__()
         if buffer_bytes < threshold_bytes:
@@ -93,6 +97,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
         self._entropy = entropy
         self._new_name = new_name
         self._put_object = put
+        self._make_directory = make_directory
         self._pieces: list[bytes] = []
         self._pieces_size = 0
         self._discarded = False
@@ -157,34 +162,37 @@ class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
 
         Raises:
             ClosedError: The stream was closed before.
-            StoreError: Ten puts under ten names failed; their objects were deleted as far as
-                possible.
+            StoreError: The directory does not exist on local disk; or ten puts under ten names
+                failed, and their objects were deleted as far as possible.
             UploadFailedError: The same, where the stream has a policy of its own.
 
         Blocks: On the store, above the threshold.   Thread: the stream's.
         Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates as the module says.
         """
-        self._check_open("Stream has already been closed and discarded.")
         self._end_piece()
-        size = self._pieces_size
+        pieces = self._pieces  # `close` of another thread replaces the list
+        size = sum(map(len, pieces))
+        self._check_open("Stream has already been closed and discarded.")
         if not size:
             return None
         try:
             if size <= self._threshold:
-                return ByteStreamStateHandle(self._new_path(), b"".join(self._pieces))
-            return FileStateHandle(self._put(), size, checksum(self._pieces))
+                return ByteStreamStateHandle(self._new_path(), b"".join(pieces))
+            return FileStateHandle(self._put(pieces, size), size, checksum(pieces))
         finally:
             self.close()
 
-    def _put(self) -> str:
+    def _put(self, pieces: Sequence[bytes], size: int) -> str:
+        if not self._make_directory:
+            _check_directory(self._store, self._directory, self._entropy)
         if self._put_object is not None:
-            return self._put_object(self._new_path, self._pieces)
+            return self._put_object(self._new_path, pieces)
         cause: OSError | None = None
         path = ""
         for _ in range(MAX_ATTEMPTS):
             path = self._new_path()
             try:
-                self._store.put_if_absent(path, self._pieces)
+                self._store.put_if_absent(path, pieces)
             except FileExistsError as error:  # the object of another writer: another name
                 cause = error
             except OSError as error:  # also the error of a caller's own store
@@ -196,7 +204,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
             else:
                 return path
         raise StoreError(
-            f"could not write {self._pieces_size} bytes of state to {path} in {self._store.url} "
+            f"could not write {size} bytes of state to {path} in {self._store.url} "
             f"({MAX_ATTEMPTS} attempts, each under a new name): {cause}",
             path=path,
         ) from cause
@@ -217,8 +225,12 @@ class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
             raise ClosedError(f"{message} (state in {self._directory})", path=self._directory)
 
     def close(self) -> None:
-        """Close the stream and drop its bytes; never raises."""
-        self._discarded = True
+        """
+        Close the stream and drop its bytes; never raises.
+
+        Thread: any.  During `close_and_get_handle` it returns its handle, or raises `ClosedError`.
+        """
+        self._discarded = True  # first: the other thread looks at it after it took the pieces
         self._pieces = []
         self._buffer.clear()
         super().close()
@@ -230,6 +242,53 @@ class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
         exc_tb: TracebackType | None,
     ) -> None:
         self.close()
+
+
+# The folders of `FsCheckpointStreamFactory`.
+
+
+def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: str) -> str:
+    """
+    Return the name in the store of a folder, which may be absolute.
+
+    Raises:
+        UsageError: It is empty, not a path, or not below the root of the store.
+    """
+    written = text(os.fspath(directory) if isinstance(directory, os.PathLike) else directory, name)
+    root = local_path(store.url)
+    if "://" in written:
+        below = written.removeprefix(store.url.rstrip("/") + "/")
+    elif not written.startswith("/") or root is None or os.path.commonpath([root, os.path.normpath(written)]) != root:
+        below = written
+    else:
+        below = os.path.relpath(written, root)
+    if "://" in below or below.startswith("/"):
+        raise UsageError(
+            f"{name} is {written}, which is not below {store.url}, the root of the store: name a "
+            "directory below the root, or open the store at a directory above"
+        )
+    if below in ("", "."):
+        raise UsageError(f"{name} is {written!r}; name a directory below {store.url}")
+    return below
+
+
+def _check_directory(store: ObjectStore, directory: str, entropy: Entropy | None) -> None:
+    """
+    Check that a folder exists; object stores have none, and a marker makes its folders.
+
+    Raises:
+        StoreError: It does not exist on local disk.
+    """
+    root = local_path(store.url)
+    if root is None or entropy is not None or os.path.isdir(os.path.join(root, directory)):
+        return
+    raise StoreError(
+        f"the directory {directory} of checkpoint streams does not exist in {store.url}: create it, or "
+        "correct the name",
+        path=directory,
+        url=store.url,
+        operation="put",
+    )
 
 
 # Copy state between folders of one store, for `FsCheckpointStreamFactory.duplicate`.
@@ -323,8 +382,9 @@ class FsCheckpointStreamFactory(FlinkNames):
 
     Args:
         store: The store of the objects, or its path or URL.
-        exclusive_directory: Folder for state of this checkpoint alone (`chk-<id>`).
-        shared_directory: Folder for state shared among checkpoints.
+        exclusive_directory: Folder for state of this checkpoint alone (`chk-<id>`): a name in the
+            store, or an absolute path or URL below its root.
+        shared_directory: Folder for state shared among checkpoints, likewise.
         threshold_bytes: State up to this size, inclusive, is stored in the handle; 0 to 1 MiB.
         write_buffer_bytes: Small writes are collected in pieces of this size, >= 0; raised to the
             threshold.
@@ -333,34 +393,42 @@ class FsCheckpointStreamFactory(FlinkNames):
         new_name: Makes unique names.
         put: Puts the objects, such as `FsStateChangelogStorage.objects.put`; None for ten attempts
             at once.
+        make_directories: Create missing folders on local disk; without it they must exist.
 
     Raises:
-        UsageError: A size is out of range, or a folder is missing.
+        UsageError: A size is out of range, or a folder is empty or not below the root of the store.
 
     Source: Flink, FsCheckpointStreamFactory; deviates as the module says.
     """
 
     MAX_FILE_STATE_THRESHOLD: ClassVar = MAX_FILE_STATE_THRESHOLD
     """Largest *threshold_bytes*."""
+    FsCheckpointStateOutputStream: ClassVar = FsCheckpointStateOutputStream
+    """The class of the streams, where Flink has it."""
 
     def __init__(
         self,
         store: str | os.PathLike[str] | ObjectStore,
-        exclusive_directory: str,
-        shared_directory: str,
+        exclusive_directory: str | os.PathLike[str],
+        shared_directory: str | os.PathLike[str],
         threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
         write_buffer_bytes: int = DEFAULT_WRITE_BUFFER_BYTES,
         *,
-        task_owned_directory: str | None = None,
+        task_owned_directory: str | os.PathLike[str] | None = None,
         entropy: Entropy | None = None,
         new_name: Callable[[], str] = random_name,
         put: PutObject | None = None,
+        make_directories: bool = False,
     ) -> None:
         self._store = as_store(store, "store", ("put_if_absent", "get", "delete"))
-        text(exclusive_directory, "exclusive_directory")
-        text(shared_directory, "shared_directory")
-        if task_owned_directory is not None:
-            text(task_owned_directory, "task_owned_directory")
+        self._exclusive, self._shared, self._task_owned = (
+            _name_in_store(self._store, directory, name)
+            for name, directory in (
+                ("exclusive_directory", exclusive_directory),
+                ("shared_directory", shared_directory),
+                ("task_owned_directory", task_owned_directory or shared_directory),
+            )
+        )
         if entropy is not None:
             instance(entropy, "entropy", Entropy, "an Entropy")
         whole_number(threshold_bytes, "threshold_bytes")
@@ -374,16 +442,12 @@ class FsCheckpointStreamFactory(FlinkNames):
                 f"threshold_bytes is {threshold_bytes}; it must be at most "
                 f"{MAX_FILE_STATE_THRESHOLD}"
             )
-        if not exclusive_directory or not shared_directory:
-            raise UsageError("exclusive_directory and shared_directory must not be empty")
-        self._exclusive = exclusive_directory
-        self._shared = shared_directory
-        self._task_owned = task_owned_directory or shared_directory
         self._threshold = threshold_bytes
         self._write_buffer = write_buffer_bytes
         self._entropy = entropy
         self._new_name = new_name
         self._put = put
+        self._make_directories = make_directories
 
     @classmethod
     def for_checkpoint(
@@ -398,6 +462,8 @@ class FsCheckpointStreamFactory(FlinkNames):
     ) -> FsCheckpointStreamFactory:
         """
         Return the factory for one checkpoint of a location; raises `UsageError` like `cls`.
+
+        Its folders are created on local disk with the first object.
 
         Args:
             store: The store of the objects.
@@ -416,6 +482,7 @@ class FsCheckpointStreamFactory(FlinkNames):
             threshold_bytes=threshold_bytes,
             write_buffer_bytes=write_buffer_bytes,
             put=put,
+            make_directories=True,
         )
 
     @classmethod
@@ -486,6 +553,7 @@ class FsCheckpointStreamFactory(FlinkNames):
             entropy=self._entropy,
             new_name=self._new_name,
             put=self._put,
+            make_directory=self._make_directories,
         )
 
     def can_fast_duplicate(self, handle: StreamStateHandle, scope: CheckpointedStateScope) -> bool:
@@ -505,13 +573,15 @@ class FsCheckpointStreamFactory(FlinkNames):
             UsageError: *scope* or a handle is of another class.
             ObjectNotFoundError: An object does not exist.
             CorruptionError: An object does not have the checksum of its handle.
-            StoreError: The store failed.  After any of these errors no copy remains.
+            StoreError: The folder does not exist on local disk, or the store failed.  After any of these errors no copy remains.
 
         Blocks: On the store, once to read and once to write each object.   Thread: any.
         Source: Flink, FsCheckpointStreamFactory.duplicate; deviates: every store supports it,
         because the bytes pass through this process.
         """
         directory = self._directory_of(scope)
+        if not self._make_directories:
+            _check_directory(self._store, directory, self._entropy)
 
         def new_path(name: str | None) -> str:
             path = f"{directory}/{self._new_name() if name is None else name}"

@@ -59,7 +59,7 @@ def edit(
 
     For each key in a file its rows are the whole new state of the variable; keys that are not in it keep theirs.  Only keys whose state differs are written, so an interrupted call may be repeated.  With a time to live, entries expire at expires_at_ms of the file, else one time to live from now.
 
-    The query must be stopped; one that runs is fenced, and its next start goes on from the edited state at the same source position.  The files are read into memory: for millions of keys use edit_state on Spark.
+    The query must be stopped; one that runs is fenced, and its next start goes on from the edited state at the same source position.  The files are read into memory: edit millions of keys in parts, one file after the other.
     """
     if not set_files and delete_file is None:
         raise UsageError("nothing to edit: give --set VARIABLE=PATH or --delete PATH")

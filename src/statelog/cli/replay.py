@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -21,7 +18,6 @@ from statelog.cli.output import (
     plural,
     print_error,
     print_json,
-    write_text,
 )
 from statelog.cli.replay_show import show_recordings, show_step, step_json
 from statelog.errors import CorruptionError, UsageError
@@ -35,15 +31,8 @@ from statelog.state.recordings.step import RecordedStep
 from statelog.store import ObjectStore
 
 if TYPE_CHECKING:
-    from statelog.spark.testing.find_processor import FoundProcessor
+    from statelog.spark.rows.spark_versions import StatefulProcessor
     from statelog.spark.testing.replay import ReplayedStep
-
-
-class Expected(enum.Enum):
-    """What written tests assert."""
-
-    RECORDED = "recorded"
-    TODAY = "today"
 
 
 def replay(
@@ -74,17 +63,6 @@ def replay(
             metavar="MODULE:CLASS",
         ),
     ] = None,
-    write_test: Annotated[
-        Path | None,
-        typer.Option(help="Write the steps that differ or fail as a pytest file.", metavar="FILE"),
-    ] = None,
-    expect: Annotated[
-        Expected,
-        typer.Option(
-            help="What the written tests assert: what was recorded, or, where that is wrong, what the "
-            "processor of today yields."
-        ),
-    ] = Expected.RECORDED,
     pdb: Annotated[
         bool, typer.Option("--pdb", help="Stop at the first difference or error in the debugger.")
     ] = False,
@@ -103,23 +81,20 @@ def replay(
     if not key:
         show_recordings(_recorded_keys(store, unreadable), as_json=as_json)
         raise typer.Exit(_report(unreadable))
-    if expect is Expected.TODAY and write_test is None:
-        raise UsageError("--expect today needs --write-test: it says what the written tests assert")
     extras.require_spark("the replay of a processor")
     steps = _recorded_steps(store, key, unreadable, operator, from_checkpoint)
     gaps = _report(unreadable)
-    found_processor = _processor(steps, processor, location)
-    replayed = _replayed(steps, found_processor, pdb=pdb)
+    if processor is None:
+        _refuse_no_processor(steps)
+    replayed = _replayed(steps, _processor(processor, location), pdb=pdb)
     for step in replayed:
         if as_json:
             print_json(step_json(step))
         else:
             show_step(step)
-    if write_test is not None:
-        _write(write_test, replayed, found_processor, expect, location=store.url, as_json=as_json)
     bad = [step for step in replayed if step.differences or step.error is not None]
     if not as_json:
-        _summary(replayed, f"{found_processor.module}:{found_processor.name}")
+        _summary(replayed, processor)
     raise typer.Exit(EXIT_FINDING if bad else gaps)
 
 
@@ -173,55 +148,32 @@ def _recorded_steps(
     )
 
 
-def _processor(
-    steps: Sequence[RecordedStep], processor: str | None, location: str
-) -> FoundProcessor:
-    from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
+def _processor(name: str, location: str) -> StatefulProcessor:
+    from statelog.spark.testing.find_processor import find_processor
 
-    if processor is None:
-        refuse_no_processor(steps[-1].task)
-    return find_processor(processor, location=location)
+    return find_processor(name, location=location)
+
+
+def _refuse_no_processor(steps: Sequence[RecordedStep]) -> NoReturn:
+    from statelog.spark.testing.find_processor import refuse_no_processor
+
+    refuse_no_processor(steps[-1].task)
 
 
 def _replayed(
-    steps: Sequence[RecordedStep], processor: FoundProcessor, *, pdb: bool
+    steps: Sequence[RecordedStep], processor: StatefulProcessor, *, pdb: bool
 ) -> list[ReplayedStep]:
     from statelog.spark.testing.replay import debug_step, replay_step
 
     replayed = []
     for step in steps:
-        recomputed = replay_step(step, processor.processor)
+        recomputed = replay_step(step, processor)
         replayed.append(recomputed)
         if pdb and (recomputed.differences or recomputed.error is not None):
             show_step(recomputed)
-            debug_step(recomputed, processor.processor)
+            debug_step(recomputed, processor)
             break
     return replayed
-
-
-def _write(
-    file: Path,
-    steps: Sequence[ReplayedStep],
-    processor: FoundProcessor,
-    expect: Expected,
-    *,
-    location: str,
-    as_json: bool,
-) -> None:
-    from statelog.spark.testing.write_test import file_text, steps_to_write
-
-    chosen = steps_to_write(steps)
-    text = file_text(chosen, processor, file, expects_today=expect is Expected.TODAY)
-    write_text(file, text, location)
-    if not as_json:
-        which = "that differ or fail" if len(chosen) < len(steps) else "recorded"
-        sys.stdout.flush()
-        console().print(
-            f"wrote {file}: {plural(len(chosen), 'test')} of {plural(len(steps), 'step')}, those "
-            f"{which}; it contains recorded data",
-            markup=False,
-            soft_wrap=True,
-        )
 
 
 def _summary(steps: Sequence[ReplayedStep], processor: str) -> None:

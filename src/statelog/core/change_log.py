@@ -15,7 +15,8 @@ Source: Flink, FsStateChangelogWriter.  Deviations, each a repair:
 - truncating a set that an open persist still needs fails that persist, instead of completing it
   with a handle to a file that is being deleted;
 - the incremental size counts each set once, in the first snapshot that holds it (H11);
-- an upload that ends after the close is released, not deleted: others may share its file (H3).
+- an upload that ends after the close is released, not deleted: others may share its file (H3);
+- the confirmation of a set that is uploading holds when the upload ends; Flink ignores it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A completed checkpoint holds the sets of [from_sqn, to_sqn)."""
+    """A completed checkpoint holds the sets of [from_sqn, to_sqn); some may be uploading."""
 
     from_sqn: int
     to_sqn: int
@@ -191,9 +192,12 @@ class ChangeLog:
     Invariants:
       1. every number in [lowest, active) is in exactly one of not_uploaded, uploading, failed,
          uploaded; numbers outside are in none (after the close: all are empty);
-      2. an open persist misses at least one set, and each set it misses is uploading;
+      2. an open persist misses at least one set, and each set it misses is uploading, or is truncated
+         and still uploading for a checkpoint that was confirmed;
       3. `pending_bytes` is the summed size of the sets in not_uploaded;
-      4. lowest and active never decrease.
+      4. lowest and active never decrease;
+      5. a set that was confirmed while it is uploading is handed over when the upload ends, also if
+         it was truncated meanwhile; a failed upload ends the confirmation.
     """
 
     def __init__(self, log_id: int) -> None:
@@ -204,6 +208,8 @@ class ChangeLog:
         self._uploading: dict[int, StateChangeSet] = {}
         self._failed: dict[int, StateChangeSet] = {}
         self._uploaded: dict[int, _Uploaded] = {}
+        self._confirmed_early: set[int] = set()
+        self._truncated_early: set[int] = set()
         self._pending_bytes = 0
         self._persists: dict[int, _Persist] = {}
         self._closed = False
@@ -340,16 +346,25 @@ class ChangeLog:
 
     def _succeeded(self, results: tuple[UploadResult, ...]) -> list[Action]:
         late: list[UploadResult] = []
+        confirmed: list[UploadResult] = []
         for result in results:
             sqn = result.sqn.value
-            if self._uploading.pop(sqn, None) is None:
-                late.append(result)  # truncated or closed meanwhile: no persist waits for it
-                continue
-            self._uploaded[sqn] = _Uploaded(result)
+            is_confirmed = sqn in self._confirmed_early
+            self._confirmed_early.discard(sqn)
+            if is_confirmed:
+                confirmed.append(result)
+            if self._uploading.pop(sqn, None) is not None:
+                self._uploaded[sqn] = _Uploaded(result, confirmed=is_confirmed)
+            else:
+                late.append(result)  # truncated or closed meanwhile
+                if sqn not in self._truncated_early:
+                    continue  # no persist waits for it
+                self._truncated_early.discard(sqn)
             for persist in self._persists.values():
                 if persist.from_sqn <= sqn < persist.to_sqn:
                     persist.ready[sqn] = result
-        actions: list[Action] = []
+        # First: once a persist has ended, its caller may truncate.
+        actions: list[Action] = [HandOver(tuple(confirmed))] if confirmed else []
         for persist_id in [key for key, persist in self._persists.items() if persist.complete]:
             actions += self._complete(persist_id, self._persists.pop(persist_id))
         if late:
@@ -357,7 +372,9 @@ class ChangeLog:
         return actions
 
     def _upload_failed(self, sqns: tuple[int, ...], error: BaseException) -> list[Action]:
-        failed = []
+        failed = [sqn for sqn in sqns if sqn in self._truncated_early]
+        self._truncated_early.difference_update(sqns)
+        self._confirmed_early.difference_update(sqns)
         for sqn in sqns:
             if (change_set := self._uploading.pop(sqn, None)) is not None:
                 self._failed[sqn] = change_set
@@ -385,7 +402,9 @@ class ChangeLog:
         confirmed = []
         for sqn in range(max(from_sqn, self._lowest), to_sqn):
             entry = self._uploaded.get(sqn)
-            if entry is not None and not entry.confirmed:
+            if sqn in self._uploading:
+                self._confirmed_early.add(sqn)
+            elif entry is not None and not entry.confirmed:
                 entry.confirmed = True
                 confirmed.append(entry.result)
         return [HandOver(tuple(confirmed))] if confirmed else []
@@ -398,16 +417,21 @@ class ChangeLog:
                 to_sqn=to_sqn,
                 active_sqn=self._active,
             )
-        released, lost = [], []
+        confirmed, released, lost = [], [], []
         for sqn in range(self._lowest, to_sqn):
             if (waiting := self._not_uploaded.pop(sqn, None)) is not None:
                 self._pending_bytes -= waiting.size_bytes
             self._failed.pop(sqn, None)
             if self._uploading.pop(sqn, None) is not None:
-                lost.append(sqn)
+                if sqn in self._confirmed_early:
+                    self._truncated_early.add(sqn)
+                else:
+                    lost.append(sqn)
             if (entry := self._uploaded.pop(sqn, None)) is not None:
                 released.append(entry.result)
-                if not entry.confirmed:
+                if entry.confirmed:
+                    confirmed.append(entry.result)
+                else:
                     lost.append(sqn)
         self._lowest = max(self._lowest, to_sqn)
         error = ChangesTruncatedError(
@@ -415,6 +439,8 @@ class ChangeLog:
             truncated_to_sqn=to_sqn,
         )
         actions = self._fail_persists(lost, error)
+        if confirmed:  # again: another thread may not have handed them over yet
+            actions.append(HandOver(tuple(confirmed)))
         return [*actions, ReleaseSets(tuple(released))] if released else actions
 
     def _close(self, unwanted_from_sqn: int | None) -> list[Action]:
@@ -425,13 +451,15 @@ class ChangeLog:
         for sqn in sorted(self._uploaded):
             entry = self._uploaded[sqn]
             is_needed = entry.offered and (unwanted_from_sqn is None or sqn < unwanted_from_sqn)
-            if is_needed and not entry.confirmed:
+            if is_needed or entry.confirmed:
                 kept.append(entry.result)  # a handle names its file, so the holder owns the file
             released.append(entry.result)
         persists = list(self._persists)
         for places in (self._not_uploaded, self._uploading, self._failed):
             places.clear()
         self._uploaded.clear()
+        self._confirmed_early.clear()
+        self._truncated_early.clear()
         self._persists.clear()
         self._pending_bytes = 0
         error = WriterClosedError(
@@ -462,4 +490,5 @@ class ChangeLog:
         for persist_id, persist in self._persists.items():
             missing = set(range(persist.from_sqn, persist.to_sqn)) - set(persist.ready)
             check(bool(missing), f"persist {persist_id} is complete but open")
-            check(missing <= set(self._uploading), f"persist {persist_id} waits for nothing")
+            waits_for = self._uploading.keys() | self._truncated_early
+            check(missing <= waits_for, f"persist {persist_id} waits for nothing")

@@ -1,8 +1,9 @@
 """
 Decide when to upload, which tasks together, and which tasks wait.
 
-A task that fits under the limit is admitted; the others wait in their order.  Admitted tasks form a
-queue, and the whole queue is uploaded as one batch, which becomes one file:
+While less than the limit is in flight the next task is admitted, whatever its size; at the limit
+tasks wait in their order.  Admitted tasks form a queue, and the whole queue is uploaded as one batch,
+which becomes one file:
 
 - at once, if no upload is running (waiting for an idle uploader gains nothing);
 - when it has `threshold_bytes`;
@@ -12,8 +13,6 @@ queue, and the whole queue is uploaded as one batch, which becomes one file:
 Source: Flink, BatchingStateChangeUploadScheduler and UploadThrottle.  Deviations:
 - the first and the last rule (`fixed_delay` switches them off, as in Flink, where the 10 ms delay
   is most of the latency of a small persist);
-- the limit is hard: a task is admitted if it fits, or alone; Flink admits any task while less
-  than the limit is in flight;
 - the bytes of an upload stay in flight until its last attempt has returned, also after another
   attempt won the upload or it was given up: a store that hangs cannot fill the memory;
 - waiting tasks are admitted in their order, so a large one is not delayed without bound.
@@ -103,7 +102,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class SetAvailable:
-    """Whether a task of one byte would be admitted has changed."""
+    """Whether a task would be admitted has changed."""
 
     available: bool
 
@@ -126,16 +125,17 @@ class UploadBatcher:
     Invariants:
       1. a task is in exactly one of: waiting, queued, one running batch, one batch that has ended
          and is held by an attempt, ended;
-      2. `in_flight_bytes` is the sum over queue, running and held batches, and at most the limit
-         unless one task alone is larger;
-      3. tasks wait only while the first of them does not fit;
+      2. `in_flight_bytes` is the sum over queue, running and held batches, and less than the limit
+         without the largest of their tasks;
+      3. tasks wait only while the limit is in flight;
       4. tasks are queued only while a timer is set for them, or (without `fixed_delay`) an upload
          is running, at whose end they are uploaded.
 
     Args:
         delay_ns: Longest time in the queue; 0 uploads each task at once.
         threshold_bytes: Queue size that uploads at once; at most *limit_bytes*.
-        limit_bytes: Bound on queued and uploading bytes together.
+        limit_bytes: Queued and uploading bytes together at which tasks wait; the task that reaches it
+            is admitted whole.
         fixed_delay: Always wait for the delay, as Flink does.
 
     Raises:
@@ -169,8 +169,8 @@ class UploadBatcher:
 
     @property
     def available(self) -> bool:
-        """Whether a task of one byte would be admitted now."""
-        return not self._waiting and self._in_flight_bytes < self._limit_bytes
+        """Whether a task of any size would be admitted now."""
+        return not self._waiting and self._has_capacity()
 
     @property
     def in_flight_bytes(self) -> int:
@@ -238,15 +238,13 @@ class UploadBatcher:
         self._waiting[task_id] = size_bytes
         return self._admit(now_ns)
 
-    def _fits(self, size_bytes: int) -> bool:
-        return self._in_flight_bytes == 0 or self._in_flight_bytes + size_bytes <= self._limit_bytes
+    def _has_capacity(self) -> bool:
+        return self._in_flight_bytes < self._limit_bytes
 
     def _admit(self, now_ns: int) -> list[Action]:
         actions: list[Action] = []
-        while self._waiting:
+        while self._waiting and self._has_capacity():
             task_id, size_bytes = next(iter(self._waiting.items()))
-            if not self._fits(size_bytes):
-                break
             del self._waiting[task_id]
             actions.append(TaskAdmitted(task_id))
             actions += self._enqueue(task_id, size_bytes, now_ns)
@@ -314,12 +312,10 @@ class UploadBatcher:
         admitted = [size for group in held[1:] for size in group.values()]
         check(self._in_flight_bytes == sum(admitted), "in_flight_bytes is wrong")
         check(
-            self._in_flight_bytes <= self._limit_bytes or sum(1 for size in admitted if size) == 1,
-            f"{self._in_flight_bytes} bytes in flight exceed {self._limit_bytes}",
+            self._in_flight_bytes - max(admitted, default=0) < self._limit_bytes,
+            f"{self._in_flight_bytes} bytes in flight exceed {self._limit_bytes} by more than a task",
         )
         check(self._queued_bytes == sum(self._queued.values()), "queued_bytes is wrong")
         check((self._deadline_ns is None) == (not self._queued), "queue and timer disagree")
-        if self._waiting:
-            check(
-                not self._fits(next(iter(self._waiting.values()))), "a task waits although it fits"
-            )
+        waits = bool(self._waiting) and self._has_capacity()
+        check(not waits, "a task waits although there is capacity")

@@ -15,6 +15,5 @@ What a person does to a state location, without Spark.
     change_writer  deltas as a log handle, and a snapshot of what a reader returns
     recommit       a new checkpoint at the same source position
 
-`statelog.spark.operations` edits and writes state from frames. Each name is imported from its module,
-so that a tag does not load what an edit needs.
+Each name is imported from its module, so that a tag does not load what an edit needs.
 """

@@ -139,7 +139,8 @@ def _keys(table: pa.Table, path: str | os.PathLike[str]) -> list[Key]:
         hash(tuple(keys))
     except TypeError as error:
         raise UsageError(
-            f"{os.fspath(path)}: keys with nested columns are edited by statelog.spark.edit_state"
+            f"{os.fspath(path)}: keys with nested columns cannot be edited from a file; use "
+            "statelog.edit in Python"
         ) from error
     return keys
 

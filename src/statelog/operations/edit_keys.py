@@ -1,8 +1,4 @@
-"""
-Set and delete the state of keys from Python.
-
-For many keys use `statelog.spark.edit_state`, which takes frames.
-"""
+"""Set and delete the state of keys from Python."""
 
 from __future__ import annotations
 

@@ -343,13 +343,16 @@ def check_foreign(foreign: ForeignKey, key: str, value: object) -> None:
         )
 
 
-def find_declared(key: str, specs: Sequence[OptionSpec]) -> OptionSpec | ForeignKey:
+def find_declared(
+    key: str, specs: Sequence[OptionSpec], others: Sequence[OptionSpec] = ()
+) -> OptionSpec | ForeignKey:
     """
     Return the option of *specs* that *key* names, in any of its spellings.
 
     Args:
         key: Our key, Flink's, or (where it is unambiguous) a name or field without the section.
         specs: The options to search.
+        others: Options of all sections, for the message.
 
     Raises:
         InvalidOptionsError: There is no such key; the message names the nearest one.
@@ -370,6 +373,13 @@ def find_declared(key: str, specs: Sequence[OptionSpec]) -> OptionSpec | Foreign
     for prefix in ("", *map(_plain, DFS)):
         if plain.removeprefix(prefix) in by_name:
             return by_name[plain.removeprefix(prefix)]
+    for spec in others:
+        if key in (spec.key, *spec.flink_keys):
+            raise InvalidOptionsError(
+                f"option {key!r} is in the section {spec.section}, not in this one; use `load_options`, "
+                "which takes the keys of all sections",
+                key=key,
+            )
     near = difflib.get_close_matches(plain, by_name, n=1)
     hint = (
         f"; did you mean {by_name[near[0]].key!r}?"

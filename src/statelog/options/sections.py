@@ -127,7 +127,8 @@ class ChangelogOptions:
         100 * MIB,
         "upload.max-in-flight",
         OptionKind.SIZE,
-        "Bytes queued or uploading, of all writers; above it callers wait.",
+        "Bytes queued or uploading, of all writers, at which callers wait; the task that reaches it "
+        "is taken whole.",
         flink_keys=_dfs("upload.max-in-flight"),
         least=1,
     )
@@ -206,14 +207,15 @@ class ChangelogOptions:
         number meaning milliseconds.
 
         Raises:
-            InvalidOptionsError: A key is unknown or given twice, or a value is invalid.
+            InvalidOptionsError: A key is unknown, of another section (`load_options` takes all), or
+                given twice, or a value is invalid.
         """
         form = "a mapping of keys to values"
         arguments.instance(settings, "settings", Mapping, form, error=InvalidOptionsError)
         specs = tuple(declared_options("changelog", cls))
         values: dict[str, Any] = {}  # by field; each class checks its own
         for key, value in settings.items():
-            spec = find_declared(key, specs)
+            spec = find_declared(key, specs, OPTIONS)
             if isinstance(spec, ForeignKey):
                 check_foreign(spec, key, value)
                 continue

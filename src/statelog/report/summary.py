@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from statelog.checkpoint.batch_record import WRITERS_PROPERTY
 from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.ownership import describe_claim
 from statelog.checkpoint.tags import list_tags
@@ -54,7 +53,7 @@ class Summary:
 
     Args:
         figures: Its figures, without keys.
-        kind: "the state of a query", "a keyed table", or "claimed, without a checkpoint".
+        kind: "the state of a query", or "claimed, without a checkpoint".
         operators: The operators as of the newest checkpoint; empty if that cannot be read.
         claimed: Who claimed the location after its newest checkpoint; "" if there is none.
         pins: What keeps checkpoints: tags, forks and readers, as text.
@@ -144,7 +143,7 @@ def summarize(store: ObjectStore, location: str) -> Summary:
             problem = (Finding("attention", str(error).splitlines()[0]),)
     return Summary(
         figures=figures,
-        kind=_kind(newest, figures),
+        kind=_kind(figures),
         operators=operators,
         claimed=_claimed(store),
         pins=tuple(
@@ -155,9 +154,7 @@ def summarize(store: ObjectStore, location: str) -> Summary:
     )
 
 
-def _kind(newest: CompletedCheckpoint | None, figures: Figures) -> str:
-    if newest is not None and WRITERS_PROPERTY in newest.properties:
-        return "a keyed table"
+def _kind(figures: Figures) -> str:
     return "the state of a query" if figures.checkpoints else "claimed, without a checkpoint"
 
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
         to_spark,
         with_initial_state,
     )
-    from statelog.spark.operations import WrittenState, edit_state, write_state
     from statelog.spark.query.broadcast import Broadcast, BroadcastTable
     from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
     from statelog.spark.query.progress import BatchProgress
@@ -80,7 +79,6 @@ else:
             "statelog.spark.api": "transform_with_state transform_with_state_in_pandas",
             "statelog.spark.enabling": "disable enable",
             "statelog.spark.migration": "from_spark spark_checkpoint spark_state to_spark with_initial_state",
-            "statelog.spark.operations": "WrittenState edit_state write_state",
             "statelog.spark.query.broadcast": "Broadcast BroadcastTable",
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
@@ -134,12 +132,10 @@ __all__ = [
     "TimerValues",
     "ValueState",
     "WhatIf",
-    "WrittenState",
     "aggregate",
     "approx_count_distinct",
     "count",
     "disable",
-    "edit_state",
     "enable",
     "exactly_once",
     "first",
@@ -162,7 +158,6 @@ __all__ = [
     "variance",
     "what_if",
     "with_initial_state",
-    "write_state",
     "writer_id",
 ]
 

@@ -171,6 +171,8 @@ class ObstoreStore:
     def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Client]:
         facts = {"path": path, "url": self.url, "operation": operation}
         where = f"{operation} {path or '/'} in {self.url}"
+        if path.startswith("/"):  # obstore would drop it, and a path of local disk would lead away
+            raise UsageError(f"{where}: a name in a store is relative to its root", **facts)
         try:
             yield self._open()
         except StoreError:
@@ -447,6 +449,8 @@ class ObstoreStore:
         folder = os.path.dirname(os.path.join(root, path))
         while len(folder) >= len(root):
             fsync_path(folder)
+            if folder == os.path.dirname(folder):  # the root of the file system
+                return
             folder = os.path.dirname(folder)
 
 

@@ -93,7 +93,7 @@ def commit(driver: CheckpointCoordinator, store: ObjectStore) -> None:
 
 
 def test_the_requests_of_a_start_do_not_grow_with_the_claims(monkeypatch):
-    """A keyed table claims its location for each commit, and no claim is ever deleted."""
+    """Each start claims the location, and no claim is ever deleted."""
     store = open_store(memory_url())
     commit(started(store), store)
     counts = []

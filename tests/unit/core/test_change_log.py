@@ -93,7 +93,8 @@ def test_truncation_releases_what_is_uploaded_and_forgets_the_rest() -> None:
     log.handle(PersistRequested(0, 0), 0)
     log.handle(UploadSucceeded(tuple(result(sqn) for sqn in range(3))), 0)
     log.handle(Confirmed(0, 1), 0)
-    assert [ReleaseSets((result(0), result(1)))] == log.handle(Truncated(2), 0)
+    released = ReleaseSets((result(0), result(1)))
+    assert [HandOver((result(0),)), released] == log.handle(Truncated(2), 0)
     assert [] == log.handle(Truncated(1), 0)
     assert 2 == log.lowest_sqn
     log.check_invariants()
@@ -106,9 +107,58 @@ def test_truncation_spares_a_persist_whose_truncated_sets_are_confirmed() -> Non
     log.handle(Confirmed(0, 1), 0)
     log.handle(ChangesCut((), 1), 0)
     log.handle(PersistRequested(1, 0), 0)
-    assert [ReleaseSets((result(0),))] == log.handle(Truncated(1), 0)
+    released = [HandOver((result(0),)), ReleaseSets((result(0),))]
+    assert released == log.handle(Truncated(1), 0), "another thread may not have handed it over yet"
     actions = log.handle(UploadSucceeded((result(1),)), 0)
     assert CompletePersist(1, (result(0), result(1)), 1) in actions
+
+
+def test_a_confirmation_during_the_upload_holds_when_it_ends() -> None:
+    log = with_sets(2)
+    log.handle(PersistRequested(0, 0), 0)
+    assert [] == log.handle(Confirmed(0, 2), 0)
+    first, *others = log.handle(UploadSucceeded((result(0), result(1))), 0)
+    assert HandOver((result(0), result(1))) == first, "before the persist ends: its caller may truncate"
+    assert CompletePersist(0, (result(0), result(1)), 2) in others
+    assert [] == log.handle(Confirmed(0, 2), 0)
+    log.check_invariants()
+
+
+def test_a_set_that_is_confirmed_and_truncated_during_its_upload_reaches_its_persist() -> None:
+    log = with_sets(2)
+    log.handle(PersistRequested(0, 0), 0)
+    log.handle(Confirmed(0, 1), 0)
+    assert [] == log.handle(Truncated(1), 0)
+    log.check_invariants()
+    handed = log.handle(UploadSucceeded((result(0),)), 0)
+    assert [HandOver((result(0),)), ReleaseSets((result(0),))] == handed
+    log.check_invariants()
+    complete = log.handle(UploadSucceeded((result(1),)), 0)
+    assert CompletePersist(0, (result(0), result(1)), 1) in complete
+    log.check_invariants()
+
+
+def test_a_failed_upload_ends_a_confirmation() -> None:
+    log = with_sets(2)
+    log.handle(PersistRequested(0, 0), 0)
+    log.handle(Confirmed(0, 2), 0)
+    log.handle(Truncated(1), 0)
+    error = OSError("full")
+    assert [FailPersist(0, error)] == log.handle(UploadFailed((0, 1), error), 0)
+    log.check_invariants()
+    log.handle(PersistRequested(1, 1), 0)
+    actions = log.handle(UploadSucceeded((result(1),)), 0)
+    assert [] == [each for each in actions if isinstance(each, HandOver)]
+    assert [HandOver((result(1),))] == log.handle(Confirmed(1, 2), 0)
+
+
+def test_a_close_ends_confirmations_of_running_uploads() -> None:
+    log = with_sets(1)
+    log.handle(PersistRequested(0, 0), 0)
+    log.handle(Confirmed(0, 1), 0)
+    (failed,) = log.handle(Closed(), 0)
+    assert isinstance(failed, FailPersist)
+    assert [ReleaseSets((result(0),))] == log.handle(UploadSucceeded((result(0),)), 0)
 
 
 def test_a_set_is_handed_over_once() -> None:

@@ -61,46 +61,50 @@ def test_without_delay_each_task_goes_alone() -> None:
         assert StartBatch(task_id, (task_id,), 0) in actions
 
 
-def test_the_limit_is_hard_and_waiting_is_in_order() -> None:
+def test_below_the_limit_a_task_of_any_size_is_taken_and_at_it_tasks_wait_in_order() -> None:
     core = batcher()
     core.handle(TaskOffered(1, 90), 0)
-    assert [SetAvailable(False)] == core.handle(TaskOffered(2, 20), 0)
-    assert [] == core.handle(TaskOffered(3, 1), 0), "a small one does not pass a large one"
-    assert core.is_waiting(2)
+    assert core.available
+    actions = core.handle(TaskOffered(2, 20), 0)
+    assert [TaskAdmitted(2), SetTimer(10), SetAvailable(False)] == actions
+    assert [] == core.handle(TaskOffered(3, 1), 0)
+    assert [] == core.handle(TaskOffered(4, 0), 0), "nor does an empty one pass it"
     assert core.is_waiting(3)
+    assert core.is_waiting(4)
     core.check_invariants()
     actions = core.handle(BatchDone(0), 5)
     assert [
-        TaskAdmitted(2),
-        StartBatch(1, (2,), 0),
         TaskAdmitted(3),
+        StartBatch(1, (2, 3), 5),
+        TaskAdmitted(4),
         SetTimer(15),
         SetAvailable(True),
     ] == actions
 
 
-def test_an_oversized_task_goes_alone() -> None:
+@pytest.mark.parametrize("size_bytes", [0, 1, 100, 101, 10**12])
+def test_an_available_batcher_admits_the_next_task_whatever_its_size(size_bytes: int) -> None:
     core = batcher()
-    core.handle(TaskOffered(1, 10), 0)
-    assert [SetAvailable(False)] == core.handle(TaskOffered(2, 1000), 0)
-    actions = core.handle(BatchDone(0), 1)
-    assert [TaskAdmitted(2), StartBatch(1, (2,), 0)] == actions
+    core.handle(TaskOffered(1, 99), 0)
+    assert core.available
+    assert TaskAdmitted(2) in core.handle(TaskOffered(2, size_bytes), 0)
+    assert core.available == (size_bytes == 0)
     core.check_invariants()
-    assert not core.available
 
 
-def test_a_withdrawn_task_lets_the_next_one_in() -> None:
+def test_a_withdrawn_task_changes_nothing_for_those_behind_it() -> None:
     core = batcher()
-    core.handle(TaskOffered(1, 60), 0)
+    core.handle(TaskOffered(1, 100), 0)
     core.handle(TaskOffered(2, 100), 0)
     core.handle(TaskOffered(3, 10), 0)
-    actions = core.handle(TaskWithdrawn(2), 1)
-    assert [TaskAdmitted(3), SetTimer(11), SetAvailable(True)] == actions
+    assert [] == core.handle(TaskWithdrawn(2), 1)
+    actions = core.handle(BatchDone(0), 2)
+    assert [TaskAdmitted(3), StartBatch(1, (3,), 0), SetAvailable(True)] == actions
 
 
 def test_a_close_rejects_what_has_not_started() -> None:
     core = batcher()
-    core.handle(TaskOffered(1, 60), 0)
+    core.handle(TaskOffered(1, 90), 0)
     core.handle(TaskOffered(2, 10), 0)
     core.handle(TaskOffered(3, 90), 0)
     assert [RejectTasks((2, 3)), SetAvailable(True)] == core.handle(Closed(), 1)
@@ -117,10 +121,10 @@ def test_a_threshold_above_the_limit_is_refused() -> None:
 
 def test_bytes_of_an_upload_stay_in_flight_until_its_attempts_have_returned() -> None:
     core = batcher()
-    core.handle(TaskOffered(1, 60), 0)
+    core.handle(TaskOffered(1, 100), 0)
     assert [] == core.handle(BatchDone(0, held=True), 1), "the upload was given up, and hangs"
-    assert (60, 0, 1) == (core.in_flight_bytes, core.running_batches, core.held_batches)
-    assert [] == core.handle(TaskOffered(2, 60), 2)[:-1]
+    assert (100, 0, 1) == (core.in_flight_bytes, core.running_batches, core.held_batches)
+    assert [] == core.handle(TaskOffered(2, 60), 2)
     assert core.is_waiting(2)
     actions = core.handle(BatchReleased(0), 3)
     assert [TaskAdmitted(2), StartBatch(1, (2,), 0)] == actions[:2]

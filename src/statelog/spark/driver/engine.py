@@ -241,6 +241,7 @@ class MicroBatchEngine:
             times = times.not_before(record.watermark_ms)
         if can_skip_batch(self._query.operators, record, times):
             return None
+        self._location.begin(times)
         return times, query_id
 
     def _begin(

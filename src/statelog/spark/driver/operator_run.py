@@ -207,7 +207,7 @@ class OperatorRun:
     ) -> tuple[DataFrame, bool]:
         """Return the input with one partition for each task, and whether it may have rows."""
         tasks, session = len(batch.ranges[self._index]), frame.sparkSession
-        if not self.reads(batch.times, upstream):
+        if not self.reads(batch.times, upstream):  # one row in each partition, the task's number
             return session.range(0, tasks, 1, tasks), False
         definition, query = self.definition, self._query
         if definition.of_upstream is not None:

@@ -68,22 +68,6 @@ def check_state_is_there(first: FirstBatch, location: str) -> None:
         )
 
 
-def check_is_new(first: FirstBatch, location: str) -> None:
-    """
-    Check that a query that begins with state of `write_state` has read no input yet.
-
-    Raises:
-        CheckpointError: It has read input, with other state (`reason` "other_query").
-    """
-    if first.batch_id != 0 and first.times.position_before != NOTHING_READ:
-        raise CheckpointError(
-            f"the query is at batch {first.batch_id}, but the state in {location} was written by "
-            "write_state and belongs to no query yet. Use a new checkpointLocation, or adopt=True to "
-            "continue this query with that state",
-            reason="other_query",
-        )
-
-
 def is_committed(
     first: FirstBatch,
     base: CompletedCheckpoint,

@@ -32,21 +32,20 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
 from statelog.spark.driver.dead_letters import LetterLog
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
 from statelog.spark.driver.restart import (
     FirstBatch,
-    check_is_new,
     check_state_is_there,
     is_committed,
 )
 from statelog.spark.driver.side_outputs import SideOutputLog
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
+from statelog.spark.driver.state_changes import ALL_STATE, evolved_schema
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
-from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.state.schema.evolution import evolve
 from statelog.store import open_location
 
 # The newest checkpoint in which an operator ran, for the tasks that follow it.
@@ -130,9 +129,9 @@ class StateLocation:
         self.epoch: int | None = None
         """The number of the claim; None before it."""
         self.run_id = RandomIds().new_id()
-        """A name of this run that no other has: a new location under an old name begins at the same
-        epoch."""
-        self._is_finished = False
+        """A name of this run, with its schemas, that no other has: a new location under an old name begins
+        at the same epoch."""
+        self._has_committed = self._is_finished = False
 
     def _pause(self, seconds: float) -> None:
         """Wait between two puts of one name, and count the second."""
@@ -163,7 +162,7 @@ class StateLocation:
             return
         self._check_is_not_unwanted(newest)
         record = BatchRecord.of(newest)
-        self._evolve(newest, record)
+        self._evolve(newest, record, record.now_ms)
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         if query_id is not None and not settings.adopt:
             self._check_query(record, query_id)
@@ -234,9 +233,7 @@ class StateLocation:
         record = BatchRecord.of(checkpoint)
         if not isinstance(settings.checkpoint, int) and not settings.adopt:
             self._check_query(record, first.query_id)
-            if first.query_id and not record.query_id:
-                check_is_new(first, query.location)
-        self._evolve(checkpoint, record)
+        self._evolve(checkpoint, record, first.times.now_ms)
         went_back_to = record.went_back_to if older_id is None else older_id
         free = checkpoint.checkpoint_id == went_back_to
         return is_committed(
@@ -267,6 +264,16 @@ class StateLocation:
         done = newest is not None and BatchRecord.of(newest).went_back_to == older_id
         return None if done else older_id
 
+    def begin(self, times: BatchTimes) -> None:
+        """
+        Set the time from which changes of a time to live count to that of the micro-batch that begins.
+
+        The first commit of a run fixes it.  A micro-batch before it may have changed nothing, or been
+        delivered again.
+        """
+        if self.base is not None and self.record is not None and not self._has_committed:
+            self._evolve(self.base, self.record, times.now_ms)
+
     @property
     def next_due_ms(self) -> int | None:
         """When the next timer of any operator is due; None if unknown."""
@@ -278,6 +285,7 @@ class StateLocation:
     ) -> None:
         """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
+        self._has_committed = True
         self._side.committed()
         self._letters.committed()
         self.due_ms = [operator.next_due_ms for operator in record.operators]
@@ -383,8 +391,13 @@ class StateLocation:
             tags = f"deleted {', '.join(release.tags)} in {release.parent}"
             _log.warning("the parent of this fork: %s", release.problem or tags)
 
-    def _evolve(self, checkpoint: CompletedCheckpoint, record: BatchRecord) -> None:
-        """Check that the operators are those of *checkpoint*, and merge their schemas."""
+    def _evolve(self, checkpoint: CompletedCheckpoint, record: BatchRecord, now_ms: int) -> None:
+        """
+        Check that the operators are those of *checkpoint*, and merge their schemas.
+
+        A changed time to live counts from *now_ms*, the time of the micro-batch: a repeated
+        micro-batch has the same time, which a clock would not.
+        """
         query, location = self._query, self._query.location
         if len(record.operators) != len(query.operators):
             stored_names = ", ".join(each.operator_id for each in record.operators)
@@ -404,14 +417,20 @@ class StateLocation:
                 "Keep the time mode, or use another stateLocation",
                 reason="incompatible",
             )
-        self.schemas = tuple(
-            evolve(
-                OperatorStateSchema.from_json(stored.schema),
+        has_state = bool(checkpoint.log or checkpoint.materialized)
+        schemas = tuple(
+            evolved_schema(
+                stored,
                 operator.schema,
-                now_ms=max(wall_clock_ms(), record.now_ms),
+                now_ms=max(now_ms, record.now_ms),
+                drop=query.settings.drop_state if has_state else (ALL_STATE,),
+                checkpoint=f"checkpoint {checkpoint.checkpoint_id} of {location}",
             )
             for stored, operator in zip(record.operators, query.operators, strict=True)
         )
+        if schemas != self.schemas:
+            self.schemas = schemas
+            self.run_id = RandomIds().new_id()  # workers have state in the schemas before
 
     def _check_is_not_unwanted(self, newest: CompletedCheckpoint) -> None:
         if self._query.settings.checkpoint == "empty":
@@ -433,8 +452,7 @@ class StateLocation:
             )
 
     def _check_query(self, record: BatchRecord, query_id: str) -> None:
-        # A record without a query is that of `write_state`: any new query goes on from it.
-        if record.query_id and record.query_id != query_id:
+        if record.query_id != query_id:
             raise CheckpointError(
                 f"{self._query.location} holds the state of query {record.query_id} (up to its "
                 f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "

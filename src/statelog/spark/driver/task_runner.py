@@ -59,12 +59,20 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
     A frame that is evaluated twice, or a stage that runs again, gives several answers of a task.
     Each of them is complete, and any one may be committed.
 
+    A partition without rows does not name its task: it takes the number that Spark shows.  So a
+    task of Spark that answers twice has run two partitions under one number.
+
     Raises:
-        UsageError: The answers count different rows: the sink has changed the partitions.
+        UsageError: The answers count different rows, or are of one task of Spark: the sink has
+            changed the partitions.
     """
     by_partition: dict[int, TaskAck] = {}
+    spark_tasks: set[int] = set()
     for ack in acks:
-        if by_partition.setdefault(ack.partition, ack).rows != ack.rows:
+        is_merged = ack.spark_task in spark_tasks
+        if is_merged or by_partition.setdefault(ack.partition, ack).rows != ack.rows:
             raise changed_partitions()
         by_partition[ack.partition] = ack
+        if ack.spark_task >= 0:
+            spark_tasks.add(ack.spark_task)
     return [by_partition[partition] for partition in sorted(by_partition)]

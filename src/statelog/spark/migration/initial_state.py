@@ -22,7 +22,6 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.migration.to_spark import (
     CHECKPOINT_COLUMN,
     EXPIRY_COLUMN,
@@ -239,11 +238,11 @@ class WithInitialState(StatefulProcessor):
         for cells in _cells_of(initialState):
             for name, cell in cells.state.items():
                 if cell is not None:
-                    self._set(name, cell, cells)
+                    self._set(name, cell, cells, timerValues.getCurrentProcessingTimeInMs())
             for time in cells.timers:
                 self._handle.registerTimer(int(time))
 
-    def _set(self, name: str, cell: Any, cells: _Cells) -> None:
+    def _set(self, name: str, cell: Any, cells: _Cells, now_ms: int) -> None:
         variable = self._handle.variables.get(name)
         if variable is None:
             raise UsageError(
@@ -257,7 +256,7 @@ class WithInitialState(StatefulProcessor):
                 f"the initial state has {name!r} of another kind than the {variable.kind} state that "
                 "init() creates; leave it out with variables=..."
             )
-        variable.set(cells.live(name, [cell] if is_struct else cell), cells.is_utc)
+        variable.set(cells.live(name, [cell] if is_struct else cell, now_ms), cells.is_utc)
 
     def close(self) -> None:
         """Close the processor."""
@@ -281,15 +280,14 @@ class _Cells:
     expiry: Mapping[str, object]
     is_utc: bool
 
-    def live(self, name: str, entries: Sequence[object]) -> Sequence[object]:
-        """Return the entries of a variable that have not expired."""
+    def live(self, name: str, entries: Sequence[object], now_ms: int) -> Sequence[object]:
+        """Return the entries of a variable that have not expired at the time of the micro-batch."""
         times = self.expiry.get(name)
         if times is None:
             return entries
-        now = wall_clock_seconds() * 1000
         # For a value it is one number.
         expiry = [times] if not isinstance(times, Iterable) else times
-        return [each for each, time in zip(entries, expiry, strict=True) if time > now]
+        return [each for each, time in zip(entries, expiry, strict=True) if time > now_ms]
 
 
 def _cells_of(initial: RowLike) -> Iterator[_Cells]:

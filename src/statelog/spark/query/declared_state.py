@@ -166,18 +166,6 @@ class Declared(NamedTuple):
     broadcasts: tuple[str, ...]
 
 
-def operator_schema(
-    processor: AnyProcessor,
-    operator_id: str,
-    key_schema: pa.Schema,
-    parse: Callable[[str], StructType],
-    *,
-    time_mode: str,
-) -> OperatorStateSchema:
-    """Return what *processor* keeps; see `declared_by`."""
-    return declared_by(processor, operator_id, key_schema, parse, time_mode=time_mode).state
-
-
 def declared_by(
     processor: AnyProcessor,
     operator_id: str,

@@ -26,6 +26,7 @@ from statelog.spark.jvm.frames import grouping_columns, grouping_text
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InitialLayout, InputLayout
 from statelog.spark.rows.spark_versions import repartition_by_id
 from statelog.spark.rows.types import sql_name
+from statelog.state.schema.evolution import moved_names
 
 ColumnsToRead: TypeAlias = Callable[[StructType], Collection[str]]
 """Returns the columns of an input that its operator reads, of the input's schema."""
@@ -196,6 +197,12 @@ def initial_state(
         raise UsageError(
             f"initialState is grouped by ({_text(types)}), the stream by ({_text(of_stream)}); group "
             "both by keys of the same types"
+        )
+    if moved := moved_names(stream.key_schema.names, keyed.key_schema.names):
+        raise UsageError(
+            f"initialState is grouped by ({', '.join(keyed.key_schema.names)}), the stream by "
+            f"({', '.join(stream.key_schema.names)}): {', '.join(moved)} is at another place, and keys are "
+            "matched by their places; group both in one order"
         )
     return InitialState(
         keyed,

@@ -62,11 +62,9 @@ class _Layer:
     options: dict[str, object] = field(default_factory=dict)
 
 
-def refuse_unknown_arguments(
-    arguments: Mapping[str, object], function: str = "transform_with_state"
-) -> None:
+def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
     """
-    Reject arguments of a function, such as `transform_with_state`, that are not settings.
+    Reject arguments of `transform_with_state` that are not settings.
 
     Raises:
         UsageError: An argument is unknown; the message has the nearest name, and all names.
@@ -77,7 +75,7 @@ def refuse_unknown_arguments(
         nearest = [name for name in map(_nearest, sorted(unknown)) if name]
         hint = f"; did you mean {', '.join(map(repr, nearest))}? It" if nearest else "; it"
         raise UsageError(
-            f"{function} has no argument {', '.join(sorted(unknown))}{hint} takes "
+            f"transform_with_state has no argument {', '.join(sorted(unknown))}{hint} takes "
             f"Spark's and {', '.join(names)}"
         )
 

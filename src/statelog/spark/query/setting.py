@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
 
@@ -109,6 +109,14 @@ def parse_checkpoint(value: object, *, key: str) -> int | str:
             f"option {key!r} is {value!r}; it must be 'latest', 'empty' or a checkpoint id"
         )
     return checkpoint
+
+
+def parse_names(value: object, *, key: str) -> tuple[str, ...]:
+    """Return names, from a sequence or from text with commas; raises `InvalidOptionsError` otherwise."""
+    names = value.split(",") if isinstance(value, str) else value
+    if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
+        return tuple(name.strip() for name in names if name.strip())
+    raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be a list of names")
 
 
 def as_given(value: object, *, key: str) -> object:

@@ -53,6 +53,7 @@ from statelog.spark.query.setting import (
     as_given,
     choice_of,
     parse_checkpoint,
+    parse_names,
     setting,
 )
 from statelog.state.backend import DEFAULT_BUDGET, StateBackendConfig
@@ -192,6 +193,14 @@ class QuerySettings:
         "Continue from state that another query wrote.",
         places=_NOT_BY_SESSION,
         default=False,
+    )
+    drop_state: tuple[str, ...] = setting(
+        "dropState",
+        parse_names,
+        'a list of variables and fields ("total", "total.amount"), or "*"',
+        "State to drop for good that the checkpoint holds and the processor no longer declares, or "
+        "declares under another name. Default: none; a start that would drop state is rejected.",
+        default=(),
     )
     checkpoints: CheckpointOptions = setting(
         "retainedCheckpoints",
@@ -439,6 +448,7 @@ class OperatorSettings(TypedDict, total=False):
     inputColumns: str | Sequence[str] | None
     checkpoint: int | str | None
     adopt: bool | None
+    dropState: Sequence[str] | str | None
     retainedCheckpoints: int | None
     inlineBytes: int | str | None
     memoryBudget: int | str | None

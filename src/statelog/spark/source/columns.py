@@ -2,13 +2,12 @@
 Flat columns of state as Spark's columns.
 
 A reader of state names its columns `key.<name>`, `user_key.<name>` and `value.<name>`.  Here each
-of these prefixes is one struct, so that `frame.select("key.customer")` has the same meaning.  A keyed
-table has the columns that were written, under their names.
+of these prefixes is one struct, so that `frame.select("key.customer")` has the same meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -27,18 +26,13 @@ def state_path(name: str) -> Path:
     return (prefix, rest) if dot else (name,)
 
 
-def table_path(name: str) -> Path:
-    """Return the path of a flat column of a keyed table: the name under which it was written."""
-    return (name.partition(".")[2],)
-
-
-def spark_schema(flat: pa.Schema, path: Callable[[str], Path] = state_path) -> StructType:
+def spark_schema(flat: pa.Schema) -> StructType:
     """Return Spark's columns of *flat*, those with a common first name as one struct."""
     fields = []
-    for name, members in _members(flat, path).items():
+    for name, members in _members(flat).items():
         first = flat.field(members[0])
-        if len(path(first.name)) > 1:
-            inner = [flat.field(at).with_name(path(flat.field(at).name)[1]) for at in members]
+        if len(state_path(first.name)) > 1:
+            inner = [flat.field(at).with_name(state_path(flat.field(at).name)[1]) for at in members]
             fields.append(pa.field(name, pa.struct(inner)))
         else:
             fields.append(first.with_name(name))
@@ -48,14 +42,12 @@ def spark_schema(flat: pa.Schema, path: Callable[[str], Path] = state_path) -> S
     return schema
 
 
-def spark_batch(
-    flat: pa.RecordBatch, target: pa.Schema, path: Callable[[str], Path] = state_path
-) -> pa.RecordBatch:
+def spark_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """Return *flat* in the columns of `spark_schema`, with the exact types of *target*."""
     columns = []
-    for name, members in _members(flat.schema, path).items():
+    for name, members in _members(flat.schema).items():
         kind = target.field(name).type
-        if len(path(flat.schema.field(members[0]).name)) > 1:
+        if len(state_path(flat.schema.field(members[0]).name)) > 1:
             inner = list(kind)
             cast = [
                 flat.column(at).cast(field.type) for at, field in zip(members, inner, strict=True)
@@ -89,24 +81,9 @@ def selected_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema
     )
 
 
-def table_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
-    """
-    Return the columns of a keyed table, its key and its row; only *chosen* ones if that is given.
-
-    Raises:
-        InvalidOptionsError: The table lacks a column.
-    """
-    names = {table_path(field.name)[0]: field for field in flat if "." in field.name}
-    if unknown := [name for name in chosen or () if name not in names]:
-        raise InvalidOptionsError(
-            f"the table lacks the columns {', '.join(unknown)}; it has {', '.join(names)}"
-        )
-    return pa.schema([names[name] for name in chosen or names])
-
-
-def _members(flat: pa.Schema, path: Callable[[str], Path]) -> dict[str, list[int]]:
+def _members(flat: pa.Schema) -> dict[str, list[int]]:
     """Return the positions of the columns of each first name, in their order."""
     positions: dict[str, list[int]] = {}
     for at, name in enumerate(flat.names):
-        positions.setdefault(path(name)[0], []).append(at)
+        positions.setdefault(state_path(name)[0], []).append(at)
     return positions

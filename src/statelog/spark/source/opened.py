@@ -10,13 +10,11 @@ from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
+from statelog.errors import CheckpointError, InvalidOptionsError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.reader import StateReader
 from statelog.store import ObjectStore
 
-TABLE: Final = "table"
-"""Name of the operator whose state is a keyed table."""
 _PARTITION_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -117,12 +115,3 @@ def only_variable(reader: StateReader) -> str:
             "the option stateVarName"
         )
     return names[0]
-
-
-def check_is_table(reader: StateReader) -> None:
-    """Raise `UsageError` if the state is not a keyed table."""
-    if reader.schema.operator_id != TABLE:
-        raise UsageError(
-            f"the location has the state of a query (operator {reader.schema.operator_id}), not a keyed "
-            'table; format("statelog") reads it'
-        )

@@ -1,7 +1,7 @@
 """
 The options of the format statelog: how they are declared, and the options of a read.
 
-Each is declared once, by a field of `SourceOptions` or of `table.options.TableOptions`.
+Each is declared once, by a field of `SourceOptions`.
 """
 
 from __future__ import annotations

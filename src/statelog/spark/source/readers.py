@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.model import KeyGroupRange
-from statelog.spark.source.columns import Path, spark_batch, state_path
+from statelog.spark.source.columns import spark_batch, state_path
 from statelog.spark.source.opened import Location
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ def key_groups_left(
     filters: Iterable[object],
     key: pa.Schema,
     operator: KeyGroupRange,
-    path: Callable[[str], Path] = state_path,
 ) -> KeyGroupRange:
     """
     Return the key groups in which rows can be that pass *filters*.
@@ -40,14 +39,13 @@ def key_groups_left(
         filters: Spark's filters, all of which hold.
         key: The columns of the operator's key.
         operator: All key groups of the operator.
-        path: Returns the names of a flat column in filters.
     """
     equal = _equalities(filters)
     left = operator
-    number = equal.get(path(KEY_GROUP_COLUMN))
+    number = equal.get(state_path(KEY_GROUP_COLUMN))
     if isinstance(number, int):
         left = left.intersection(KeyGroupRange(number, number)) if number >= 0 else left
-    columns = [path(f"key.{name}") for name in key.names]
+    columns = [state_path(f"key.{name}") for name in key.names]
     if all(column in equal for column in columns):
         key_group = _key_group([equal[column] for column in columns], key, operator)
         left = left if key_group is None else left.intersection(KeyGroupRange(key_group, key_group))
@@ -118,7 +116,6 @@ class StateRead:
         operator_key_groups: All key groups of the operator.
         ranges: The key groups of each partition.
         now_ms: What expired by then is left out, in all partitions.
-        path: Returns the names of a flat column in Spark.
     """
 
     location: Location
@@ -131,7 +128,6 @@ class StateRead:
     operator_key_groups: KeyGroupRange
     ranges: Sequence[KeyGroupRange]
     now_ms: int
-    path: Callable[[str], Path] = state_path
 
 
 class KeyGroups(InputPartition):
@@ -167,7 +163,7 @@ class StateRows(DataSourceReader):
                 read.variable, key_groups=key_groups, now_ms=read.now_ms, flatten=read.flatten
             )
             for batch in batches:
-                yield spark_batch(batch.select(list(read.columns)), self._target, read.path)
+                yield spark_batch(batch.select(list(read.columns)), self._target)
 
 
 class FilteredStateRows(StateRows):
@@ -181,7 +177,7 @@ class FilteredStateRows(StateRows):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Choose key groups by *filters*; return them all, for Spark to apply."""
         read = self._read
-        self._left = key_groups_left(filters, read.key, read.operator_key_groups, read.path)
+        self._left = key_groups_left(filters, read.key, read.operator_key_groups)
         return filters
 
 

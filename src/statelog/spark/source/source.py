@@ -14,14 +14,7 @@ from statelog.errors import InvalidOptionsError, UsageError
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.source.changes import ChangeRows, ChangesRead, ChangeStream
-from statelog.spark.source.columns import (
-    Path,
-    selected_columns,
-    spark_schema,
-    state_path,
-    table_columns,
-    table_path,
-)
+from statelog.spark.source.columns import selected_columns, spark_schema
 from statelog.spark.source.log import (
     FILE_COLUMNS,
     RAW_COLUMNS,
@@ -31,7 +24,7 @@ from statelog.spark.source.log import (
     changelog_files,
     operation_columns,
 )
-from statelog.spark.source.opened import Location, check_is_table, only_variable, ranges_of
+from statelog.spark.source.opened import Location, only_variable, ranges_of
 from statelog.spark.source.options import (
     CHANGES_VIEW,
     CHECKPOINTS_VIEW,
@@ -58,13 +51,11 @@ class _View:
         columns: Its flat columns.
         reader: Makes the reader of a batch, given the columns in the types that Spark takes.
         stream: Likewise of a stream; None where there is none.
-        path: Returns the names of a flat column in Spark.
     """
 
     columns: pa.Schema
     reader: Callable[[pa.Schema], DataSourceReader]
     stream: Callable[[pa.Schema], DataSourceStreamReader] | None = None
-    path: Callable[[str], Path] = state_path
 
 
 class StateSource:
@@ -76,7 +67,6 @@ class StateSource:
 
     Args:
         options: Spark's options.
-        of_table: Whether state is read as the rows of a keyed table.
 
     Raises:
         InvalidOptionsError: An option is unknown, missing or has the wrong form.
@@ -87,18 +77,17 @@ class StateSource:
     Blocks: On the store.
     """
 
-    def __init__(self, options: Mapping[str, str], *, of_table: bool = False) -> None:
+    def __init__(self, options: Mapping[str, str]) -> None:
         read = SourceOptions.parse(options)
         # A relative path has its meaning here, in the folder of the driver.
         path = normalize_url(read.path) if is_known(read.path) else read.path
         location = Location(path, read.store)
         views = {CHANGES_VIEW: _changes, LOG_VIEW: _log, CHECKPOINTS_VIEW: _checkpoints}
-        state = partial(_state, of_table=of_table)
-        self._view = views.get(read.view, state)(read, location)
+        self._view = views.get(read.view, _state)(read, location)
 
     def schema(self) -> StructType:
         """Return the columns of the rows."""
-        return spark_schema(self._view.columns, self._view.path)
+        return spark_schema(self._view.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """
@@ -132,18 +121,15 @@ class StateSource:
         return arrow_schema(schema)
 
 
-def _state(options: SourceOptions, location: Location, *, of_table: bool) -> _View:
-    """Return what is read of state, or of the rows of a keyed table."""
+def _state(options: SourceOptions, location: Location) -> _View:
+    """Return what is read of state."""
     chosen = location.checkpoint(options.checkpoint)
     if options.batchId is not None:
         chosen = location.checkpoint_of_batch(options.batchId)
     with location.reader(chosen, options.operatorId) as reader:
-        if of_table:
-            check_is_table(reader)
         variable = options.stateVarName or only_variable(reader)
         flatten = options.flattenCollections
-        choose, path = (table_columns, table_path) if of_table else (selected_columns, state_path)
-        columns = choose(reader.arrow_schema(variable, flatten=flatten), options.columns)
+        columns = selected_columns(reader.arrow_schema(variable, flatten=flatten), options.columns)
         read = StateRead(
             location=location,
             checkpoint_id=reader.checkpoint_id,
@@ -155,10 +141,9 @@ def _state(options: SourceOptions, location: Location, *, of_table: bool) -> _Vi
             operator_key_groups=reader.key_groups,
             ranges=ranges_of(reader, options.keyGroups, options.partitions),
             now_ms=wall_clock_ms(),
-            path=path,
         )
     kind = FilteredStateRows if options.filterPushdown else StateRows
-    return _View(columns, partial(kind, read), path=path)
+    return _View(columns, partial(kind, read))
 
 
 def _changes(options: SourceOptions, location: Location) -> _View:

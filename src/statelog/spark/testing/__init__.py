@@ -4,8 +4,8 @@
     processor_tester   PySpark's TwsTester with real state, time to live, timers and restarts
     tester_state       the keyed state, with its log and snapshots in memory, and the handle of one key
     tester_rows        input and output
-    key_state          the state of one key as a test writes it; literals: values as code
+    key_state          the state of one key as a test writes it
     replay             what a recorded key saw, through a processor of today (find_processor);
-                       replay_tester runs a step, write_test makes a test of it
+                       replay_tester runs a step
     ddl                Spark's DDL text as a schema, without the JVM
 """

@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import sys
 import typing
-from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import NoReturn
@@ -23,26 +22,7 @@ from statelog.state.recordings.format import TaskRecording
 from statelog.store.location import local_path, normalize_url
 
 
-@dataclass(frozen=True, slots=True)
-class FoundProcessor:
-    """
-    A processor, and how code imports it.
-
-    Args:
-        processor: The instance.
-        module: The module of *name*; *folder* is where it is, if it was given as a file.
-        name: The class or function that makes it, or the instance.
-        is_called: Whether *name* is called to make it.
-    """
-
-    processor: StatefulProcessor
-    module: str
-    name: str
-    is_called: bool
-    folder: str = ""
-
-
-def find_processor(name: str, *, location: str = "") -> FoundProcessor:
+def find_processor(name: str, *, location: str = "") -> StatefulProcessor:
     """
     Return the processor that `module:Class` or `file.py:Class` names.
 
@@ -63,17 +43,12 @@ def find_processor(name: str, *, location: str = "") -> FoundProcessor:
             f"a processor is named module:Class or file.py:Class, not {name!r}, such as "
             "jobs.fraud:FraudRule"
         )
-    folder = ""
-    if place.endswith(".py"):
-        folder = str(Path(place).resolve().parent)
-    module = _file(place) if folder else _module(place, location)
-    target: object = module
+    target: object = _file(place) if place.endswith(".py") else _module(place, location)
     for part in attribute.split("."):
         target = getattr(target, part, None)
     if target is None:
         raise UsageError(f"{place} has no {attribute!r}")
-    is_called = not isinstance(target, StatefulProcessor)
-    return FoundProcessor(_made(name, target), module.__name__, attribute, is_called, folder)
+    return _made(name, target)
 
 
 def recorded_name(task: TaskRecording) -> str:

@@ -42,7 +42,7 @@ from statelog.store import ObjectStore
 
 _log = logging.getLogger("statelog.spark")
 
-__all__ = ["Difference", "ReplayedStep", "replay", "replay_steps"]
+__all__ = ["Difference", "ReplayedStep", "replay", "replay_step"]
 
 _METHODS: Final = ("handleExpiredTimer", "handleInitialState", "handleInputRows")
 """The methods of a processor in which the debugger stops; a recording may name any text."""
@@ -151,8 +151,8 @@ def replay(
     if processor is None:
         refuse_no_processor(steps[-1].task)
     if isinstance(processor, str):
-        processor = find_processor(processor, location=str(location)).processor
-    return replay_steps(steps, processor)
+        processor = find_processor(processor, location=str(location))
+    return [replay_step(step, processor) for step in steps]
 
 
 def recorded_steps(
@@ -215,26 +215,17 @@ def _with_broadcasts(
         yield replace(step, broadcasts={each.name: tables[each.path] for each in entries})
 
 
-def replay_steps(
-    steps: Sequence[RecordedStep],
-    processor: StatefulProcessor,
-    run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
-) -> list[ReplayedStep]:
-    """
-    Replay recorded steps.
-
-    Raises:
-        CheckpointError: The processor cannot continue from the recorded state.
-    """
-    return [replay_step(step, processor, run) for step in steps]
-
-
 def replay_step(
     step: RecordedStep,
     processor: StatefulProcessor,
     run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
 ) -> ReplayedStep:
-    """Replay one recorded step; arguments and errors: see `replay_steps`."""
+    """
+    Replay one recorded step.
+
+    Raises:
+        CheckpointError: The processor cannot continue from the recorded state.
+    """
     try:
         tester = ReplayTester(processor, step, row_format_of(step))
     except CheckpointError as error:

@@ -318,13 +318,10 @@ class LargeInput:
         self._nulls: list[set[int]] = [set() for _ in sides]
         self._slots = [_Slot() for _ in range(min(len(key_group_range), _SLOTS))]
         self.row_count = 0
-        self.is_foreign = False
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """
         Write all rows to the file.
-
-        `is_foreign` is True afterwards if a row is of another task's key groups.
 
         Raises:
             StoreError: The local disk is full.
@@ -354,9 +351,6 @@ class LargeInput:
                 at for at, column in enumerate(batch.columns) if column.null_count
             )
             groups = batch.column(0).to_numpy()
-            if groups.min() < self._range.start or groups.max() > self._range.end:
-                self.is_foreign = True
-                return
             if number == 0:
                 self.row_count += len(groups)
             slots = (groups.astype(np.int64) - self._range.start) * len(self._slots)

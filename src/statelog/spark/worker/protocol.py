@@ -228,6 +228,7 @@ class TaskAck:
         caught_up: How the task brought its state forward.
         milliseconds: Duration of each phase.
         attempt: Number of attempts of the task that failed before this one.
+        spark_task: The number that Spark gave to this attempt and to no other; -1 outside of Spark.
     """
 
     partition: int
@@ -263,3 +264,4 @@ class TaskAck:
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)
     attempt: int = 0
+    spark_task: int = -1

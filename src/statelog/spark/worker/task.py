@@ -51,7 +51,7 @@ from statelog.spark.worker.row_counter import RowCounter
 from statelog.spark.worker.run import TaskRun, new_run
 from statelog.spark.worker.side_output import SideOutputs
 from statelog.spark.worker.stopwatch import Stopwatch
-from statelog.spark.worker.task_input import TaskInput, changed_partitions
+from statelog.spark.worker.task_input import TaskInput, changed_partitions, of_task
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
 from statelog.spark.worker.tolerant_run import TolerantRun
 from statelog.state.keyed_state import KeyedState
@@ -105,6 +105,8 @@ def _run(
     partition = context.partitionId() if context is not None else 0
     if partition >= len(spec.ranges):
         raise changed_partitions()
+    names = spec.ranges[partition] if spec.rows.is_read else KeyGroupRange(partition, partition)
+    batches = of_task(batches, names)
     watch = Stopwatch()
     kept = _states.of(spec)
     if spec.broadcasts:
@@ -192,6 +194,7 @@ def _answer(
         caught_up=caught_up,
         milliseconds=watch.milliseconds,
         attempt=context.attemptNumber() if context is not None else 0,
+        spark_task=context.taskAttemptId() if context is not None else -1,
     )
     freeze(kept)
     return ack, output
@@ -373,7 +376,7 @@ def _process(task: _Task, rows: TaskInput) -> _Changes:
 def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     if spec.rows.is_read:
         return batches
-    for _ in batches:  # one row marks a partition without input, and Spark requires reading it
+    for _ in batches:  # one row names the task, and Spark requires reading it
         pass
     return ()
 

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
@@ -32,7 +33,6 @@ class TaskInput:
     above.
 
     Raises:
-        UsageError: The input has rows of another task.
         StoreError: The rows do not fit in memory, and the local disk is full.
     """
 
@@ -63,14 +63,10 @@ class TaskInput:
         rows, initial = self._read_keyed(self._up_to_bound(first))
         if not self.is_large:
             self.row_count = rows.row_count
-            if any(key_group not in self._range for key_group in rows.key_groups()):
-                raise changed_partitions()
             return iter([Part(rows, initial, is_whole=True)])
         del rows, initial
         large = self._large()
         large.read(chain(_emptied(first), self._batches))
-        if large.is_foreign:
-            raise changed_partitions()
         self.row_count = large.row_count
         return large.parts()
 
@@ -115,6 +111,25 @@ def _emptied(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     batches.reverse()
     while batches:
         yield batches.pop()
+
+
+def of_task(batches: Iterable[pa.RecordBatch], names: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+    """
+    Yield the batches of a partition whose first column names its task.
+
+    Args:
+        batches: Their first column is a key group or, in a micro-batch without rows, a partition.
+        names: What it may be.
+
+    Raises:
+        UsageError: The partition is of another task.
+    """
+    for batch in batches:
+        if batch.num_rows:
+            bounds = pc.min_max(batch.column(0))
+            if bounds["min"].as_py() < names.start or bounds["max"].as_py() > names.end:
+                raise changed_partitions()
+        yield batch
 
 
 def changed_partitions() -> UsageError:

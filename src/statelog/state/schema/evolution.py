@@ -3,7 +3,8 @@ How a state schema may change from one start of a job to the next.
 
 Fields are matched by name.  A field may be added (old values read None), removed, moved, and
 widened where no value can lose a digit; a variable may be added, left out, or deleted.  Every other
-change is rejected with an error that names it, before anything is claimed or written.  A new field
+change is rejected with an error that names it, before anything is claimed or written.  What is left
+out would be lost, or begin empty under a new name, so `undeclared` names it.  A new field
 or variable records the generation of the schema that added it.  So data in the log of a removed
 field or variable is never read as that of a new one with the same name.
 Source: Spark's state with the Avro encoding.  Deviations: Avro also turns INT into FLOAT and
@@ -13,7 +14,7 @@ a time to live added or removed, are not in Spark's list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from statelog.errors import CheckpointError
 from statelog.state.schema.descriptors import (
+    FROZEN_NAME,
     OperatorStateSchema,
     StateDescriptor,
     TtlChange,
@@ -42,20 +44,67 @@ _WIDER: Final[dict[pa.DataType, frozenset[pa.DataType]]] = {
 }
 
 
+def undeclared(stored: OperatorStateSchema, declared: OperatorStateSchema) -> list[str]:
+    """
+    Return the variables and fields that a checkpoint holds and a processor does not declare.
+
+    A field is named by its path: variable, field and inner fields with dots, `element` for the
+    elements of an array, `value` for the values of a map.  Variables that the processor deletes are
+    left out, and so are the marks of frozen keys.
+
+    Args:
+        stored: The schema of the checkpoint that the job starts from.
+        declared: The schema that its processor asks for, which `evolve` accepts.
+    """
+    new_ones = {state.name: state for state in declared.states}
+    names: list[str] = []
+    for old in stored.states:
+        if old.dropped or old.name in declared.deleted or old.name == FROZEN_NAME:
+            continue
+        new = new_ones.get(old.name)
+        names += [old.name] if new is None else _gone(old.value_schema, new.value_schema, old.name)
+    return names
+
+
+def _gone(old: Iterable[pa.Field], new: Iterable[pa.Field], path: str) -> Iterator[str]:
+    """Yield the paths of fields of *old* that *new* does not have."""
+    by_name = {field.name: field for field in new}
+    for field in old:
+        inner = f"{path}.{field.name}"
+        if field.name in by_name:
+            yield from _gone_inside(field.type, by_name[field.name].type, inner)
+        else:
+            yield inner
+
+
+def _gone_inside(old: pa.DataType, new: pa.DataType, path: str) -> Iterator[str]:
+    if pa.types.is_struct(old):
+        yield from _gone(old, new, path)
+    elif pa.types.is_list(old):
+        yield from _gone_inside(old.value_type, new.value_type, f"{path}.element")
+    elif pa.types.is_map(old):
+        yield from _gone_inside(old.item_type, new.item_type, f"{path}.value")
+
+
 def evolve(
-    stored: OperatorStateSchema, declared: OperatorStateSchema, *, now_ms: int
+    stored: OperatorStateSchema,
+    declared: OperatorStateSchema,
+    *,
+    now_ms: int,
+    drop: Collection[str] = (),
 ) -> OperatorStateSchema:
     """
     Return the schema of a job with schema *declared* that restarts on *stored*.
 
     Variables keep their ids, and new ones get the next ids.  Variables that the job no longer asks
-    for are kept, unless it deletes them.
+    for are kept, unless it deletes them or *drop* names them.
 
     Args:
         stored: The schema of the checkpoint that the job starts from.
         declared: The schema that its processor asks for.
         now_ms: Time of the start in milliseconds; a time to live added now begins here for
             earlier values.
+        drop: Variables to drop that the job no longer asks for.
 
     Raises:
         CheckpointError: The state belongs to another operator, or old values cannot be converted
@@ -68,13 +117,14 @@ def evolve(
             f"its key is ({schema_text(stored.key_schema)}), the query's is "
             f"({schema_text(declared.key_schema)}); key columns may only be renamed"
         )
+    _check_order("its key", stored.key_schema, declared.key_schema)
     generation = stored.generation + 1
     new_ones = {state.name: state for state in declared.states}
     states = []
     for old in stored.states:
         new = None if old.dropped else new_ones.get(old.name)
         if new is None:
-            gone = old.dropped or old.name in declared.deleted
+            gone = old.dropped or old.name in declared.deleted or old.name in drop
             states.append(replace(old, dropped=True) if gone else old)
             continue
         try:
@@ -105,6 +155,8 @@ def _evolved(
             f"state {old.name!r} has the map key ({schema_text(before)}) there, "
             f"({schema_text(after)}) here; its fields may only be renamed"
         )
+    if before is not None and after is not None:
+        _check_order(f"the map key of state {old.name!r}", before, after)
     fields = _fields(old.value_schema, new.value_schema, f"state {old.name!r}: field ", generation)
     ttl_changes = old.ttl_changes
     if old.ttl_ms is None and new.ttl_ms is not None:
@@ -118,6 +170,23 @@ def _evolved(
         ttl_ms=new.ttl_ms,
         ttl_changes=ttl_changes,
     )
+
+
+def moved_names(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """
+    Return the names that two keys have at different places.
+
+    Columns of a key are matched by their places, so that these would exchange values.
+    """
+    return [name for name, other in zip(old, new, strict=False) if name != other and name in new]
+
+
+def _check_order(what: str, old: pa.Schema, new: pa.Schema) -> None:
+    if moved := moved_names(old.names, new.names):
+        _refuse(
+            f"{what} is ({schema_text(old)}) there, ({schema_text(new)}) here: {', '.join(moved)} is at "
+            "another place, and columns of a key are matched by their places"
+        )
 
 
 def _fields(

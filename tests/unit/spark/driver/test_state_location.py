@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.records import one_operator
 from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import small_checkpoint, started
+from tests.unit.checkpoint.helpers import run_checkpoint, small_checkpoint, started
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.task_count import TaskBounds
-from statelog.errors import StoreError
+from statelog.errors import CheckpointError, StoreError
 from statelog.spark.driver import state_location
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.restart import FirstBatch
+from statelog.spark.driver.state_changes import evolved_schema
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
+from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 
@@ -69,9 +73,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
     return store
 
 
-def location(restore: int | str = "latest") -> StateLocation:
-    definition: Any = SimpleNamespace(schema=SCHEMA, max_parallelism=8, time_mode="none")
-    settings = QuerySettings(fsync=False, checkpoint=restore)
+def location(
+    restore: int | str = "latest",
+    schema: OperatorStateSchema = SCHEMA,
+    drop_state: tuple[str, ...] = (),
+) -> StateLocation:
+    definition: Any = SimpleNamespace(schema=schema, max_parallelism=8, time_mode="none")
+    settings = QuerySettings(fsync=False, checkpoint=restore, drop_state=drop_state)
     return StateLocation(Query((definition,), settings, "dict://", TaskBounds(1, 1)))
 
 
@@ -98,6 +106,87 @@ def test_a_start_from_an_older_checkpoint_reads_it_and_the_newest_once(
     assert NEWEST - 1 == started.base.checkpoint_id
     reads = [store.reads[f"chk-{one}/_metadata"] for one in (NEWEST - 1, NEWEST)]
     assert [1, 1] == reads
+
+
+def test_a_time_to_live_counts_from_the_first_batch_that_commits_it(store: CountingStore) -> None:
+    """The time of the batch, so that a repeated attempt of it sees the same state."""
+    total = replace(SCHEMA.states[0], ttl_ms=1000)
+    expiring = replace(SCHEMA, states=(total,))
+
+    def expiries(started: StateLocation) -> list[int]:
+        return [change.at_ms - 1000 for change in started.schemas[0].states[0].ttl_changes]
+
+    started = location(schema=expiring)
+    started.inspect("q")
+    assert started.take_over(FirstBatch("q", BATCHES - 1, BatchTimes(now_ms=50)))
+    runs = [started.run_id]
+    for now_ms in (70, 90):  # the first one changes nothing, and is not committed
+        started.begin(BatchTimes(now_ms=now_ms))
+        assert [now_ms] == expiries(started)
+        runs.append(started.run_id)
+    assert len(runs) == len(set(runs)), "workers must not use state that is converted otherwise"
+
+    again = location(schema=expiring)
+    again.take_over(FirstBatch("q", BATCHES, BatchTimes(now_ms=90)))
+    assert again.schemas == started.schemas
+
+    assert started.base is not None
+    started.advance(started.base, record(BATCHES), [True])
+    started.begin(BatchTimes(now_ms=110))
+    assert [90] == expiries(started)
+    assert runs[-1] == started.run_id
+
+
+RENAMED = replace(
+    SCHEMA, states=(replace(SCHEMA.states[0], value_schema=pa.schema([("m", pa.int64())])),)
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"), [(replace(SCHEMA, states=()), "total"), (RENAMED, "total.n")]
+)
+def test_a_start_that_would_drop_state_is_refused_until_it_is_named(
+    store: CountingStore, schema: OperatorStateSchema, name: str
+) -> None:
+    text = rf"checkpoint {NEWEST} of dict://.*'op'.*not declare: '{name}'.*dropState='{name}'"
+    before = dict(store.objects)
+    for drop_state in ((), ("other",)):
+        with pytest.raises(CheckpointError, match=text):
+            location(schema=schema, drop_state=drop_state).inspect("q")
+    assert store.objects == before
+    store.reads.clear()
+    for drop_state in ((name,), ("*",)):
+        started = location(schema=schema, drop_state=drop_state)
+        started.inspect("q")
+        live = [state for state in started.schemas[0].states if not state.dropped]
+        assert ["total" for _ in schema.states] == [state.name for state in live]
+    assert 2 == store.reads[f"chk-{NEWEST}/_metadata"], "none more than without the check"
+
+
+def test_a_checkpoint_without_state_has_nothing_to_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CountingStore()
+    owner = started(store)
+    run_checkpoint(owner, owner.next_checkpoint_id, [], properties=record(0).to_properties())
+    monkeypatch.setattr(state_location, "open_location", lambda *_, **__: store)
+    location(schema=RENAMED).inspect("q")
+
+
+@pytest.mark.parametrize(("due_ms", "is_held"), [(None, True), (70, True), (NEVER_MS, False)])
+def test_timers_are_dropped_only_by_their_name(due_ms: int | None, is_held: bool) -> None:
+    timers = StateDescriptor("$timers", StateKind.TIMER, pa.schema([]))
+    with_timers = replace(SCHEMA, states=(*SCHEMA.states, timers))
+    operator = record(0).operators[0]
+    operator = msgspec.structs.replace(operator, schema=with_timers.to_json(), next_due_ms=due_ms)
+
+    def evolved(*drop: str) -> OperatorStateSchema:
+        return evolved_schema(operator, SCHEMA, now_ms=0, drop=drop, checkpoint="checkpoint 4")
+
+    if is_held:
+        with pytest.raises(CheckpointError, match=r"not declare: '\$timers'"):
+            evolved()
+    else:
+        evolved()
+    assert is_held is evolved("$timers").states[1].dropped
 
 
 def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore) -> None:

@@ -341,8 +341,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: s
 
 
 def test_the_objects_that_observe_a_query_are_no_settings() -> None:
-    with pytest.raises(UsageError, match="write_state has no argument metrics, onProgress"):
-        refuse_unknown_arguments({"metrics": Metrics(), "onProgress": print}, "write_state")
+    with pytest.raises(UsageError, match="has no argument metrics, onProgress"):
+        refuse_unknown_arguments({"metrics": Metrics(), "onProgress": print})
 
 
 def test_observers_are_given_once_in_a_query() -> None:

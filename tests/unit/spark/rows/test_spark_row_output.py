@@ -84,8 +84,8 @@ def test_names_without_end_are_noted_up_to_a_bound() -> None:
     assert len(output.unnamed.other_names) == MOST_NAMES
 
 
-def ack(partition: int, rows: int) -> TaskAck:
-    return TaskAck(partition, KeyGroupRange(0, 127), rows=rows)
+def ack(partition: int, rows: int, spark_task: int = -1) -> TaskAck:
+    return TaskAck(partition, KeyGroupRange(0, 127), rows=rows, spark_task=spark_task)
 
 
 def test_of_several_answers_of_a_task_one_is_taken_if_they_saw_the_same_rows() -> None:
@@ -94,3 +94,10 @@ def test_of_several_answers_of_a_task_one_is_taken_if_they_saw_the_same_rows() -
     assert last is one_per_task([ack(1, 5), last])[0]
     with pytest.raises(UsageError, match="changes the partitions"):
         one_per_task([ack(0, 2), ack(1, 5), ack(0, 0)])
+
+
+def test_one_task_of_spark_answers_once() -> None:
+    twice = [ack(0, 0, 7), ack(1, 0, 8), ack(0, 0, 9)]
+    assert twice[1:] == one_per_task(twice)[::-1]
+    with pytest.raises(UsageError, match="changes the partitions"):
+        one_per_task([ack(0, 0, 7), ack(0, 0, 7)])

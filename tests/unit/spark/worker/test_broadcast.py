@@ -46,9 +46,7 @@ from statelog.spark.query.broadcast import (
 )
 from statelog.spark.query.record import RecordRule
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.testing.find_processor import find_processor
-from statelog.spark.testing.replay import recorded_steps, replay, replay_steps
-from statelog.spark.testing.write_test import file_text
+from statelog.spark.testing.replay import recorded_steps, replay
 from statelog.testing import ProcessorTester
 
 pytestmark = pytest.mark.job
@@ -238,17 +236,6 @@ def test_a_replay_sees_the_version_of_then(tmp_path: Path) -> None:
         [row.value for row in step.found.output] if step.found else [] for step in steps
     ]
     assert [False, True, False, False] == [step.error is not None for step in steps]
-    collected = recorded_steps(run.job.store, "a", unreadable=[])
-    text = file_text(
-        replay_steps(collected, Rated()),
-        find_processor("tests.unit.spark.worker.test_broadcast:Rated", location=run.location),
-        tmp_path / "test_a.py",
-    )
-    assert 'job.setBroadcast("rules", [' in text.replace("'", '"')
-    tests: dict[str, Any] = {"__file__": str(tmp_path / "test_a.py")}
-    exec(compile(text, "test_a.py", "exec"), tests)
-    for name in [name for name in tests if name.startswith("test_") and "fail" not in name]:
-        tests[name]()
 
 
 def test_a_step_whose_version_is_gone_is_left_out(tmp_path: Path) -> None:

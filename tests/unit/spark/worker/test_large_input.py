@@ -32,7 +32,7 @@ from statelog.errors import ProcessorError, StoreError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.spark import StatefulProcessor
-from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.declared_state import declared_by
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import arrow_schema, from_ipc, make_row
@@ -122,7 +122,7 @@ class Query:
     ) -> None:
         self.location = folder.as_uri()
         self.acks: list[TaskAck] = []
-        schema = operator_schema(processor, "op", key, parse_ddl, time_mode=time_mode)
+        schema = declared_by(processor, "op", key, parse_ddl, time_mode=time_mode).state
         spec = TaskSpec(
             context=BatchContext(processor, 0, time_mode),
             rows=TaskRows(

@@ -16,7 +16,7 @@ from statelog.state.schema.descriptors import (
     TtlChange,
     field_since,
 )
-from statelog.state.schema.evolution import evolve
+from statelog.state.schema.evolution import evolve, undeclared
 
 KEY = pa.schema([("k", pa.string())])
 ID = pa.schema([("id", pa.string())])
@@ -130,6 +130,53 @@ def test_keys_may_be_renamed() -> None:
     assert ["customer"] == evolved.key_schema.names
     assert evolved.states[1].user_key_schema is not None
     assert ["ident"] == evolved.states[1].user_key_schema.names
+
+
+@pytest.mark.parametrize("names", [("second", "first"), ("second", "third"), ("other", "first")])
+def test_columns_of_a_key_do_not_change_places(names: tuple[str, str]) -> None:
+    """They are matched by their places: another order would exchange their values."""
+    before = pa.schema([("first", pa.string()), ("second", pa.string())])
+    after = pa.schema([(name, pa.string()) for name in names])
+    stored, declared = replace(STORED, key_schema=before), replace(STORED, key_schema=after)
+    with pytest.raises(CheckpointError, match="its key is .* is at another place"):
+        evolve(stored, declared, now_ms=NOW)
+    stored = of(TOTAL, replace(SEEN, user_key_schema=before))
+    declared = of(TOTAL, replace(SEEN, user_key_schema=after))
+    with pytest.raises(CheckpointError, match="the map key of state 'seen' is .* another place"):
+        evolve(stored, declared, now_ms=NOW)
+
+
+def test_what_a_processor_no_longer_declares_is_named_at_every_depth() -> None:
+    def nested(*names: str) -> pa.DataType:
+        return pa.struct([(name, pa.int64()) for name in names])
+
+    def fields(*names: str) -> pa.Schema:
+        inner = nested(*names)
+        types = {
+            "plain": pa.int64(),
+            "part": pa.struct([("deep", inner)]),
+            "items": pa.list_(inner),
+            "by_name": pa.map_(pa.string(), pa.list_(inner)),
+        }
+        return pa.schema(list(types.items()))
+
+    stored = of(replace(TOTAL, value_schema=fields("a", "b")), SEEN)
+    assert [] == undeclared(stored, stored)
+    moved = of(SEEN, replace(TOTAL, value_schema=fields("c", "b", "a")))
+    assert [] == undeclared(stored, moved)
+    fewer = of(replace(TOTAL, value_schema=fields("b")))
+    paths = ["total.part.deep.a", "total.items.element.a", "total.by_name.value.element.a", "seen"]
+    assert paths == undeclared(stored, fewer)
+    plain = of(SEEN, replace(TOTAL, value_schema=pa.schema([("other", pa.int64())])))
+    assert [f"total.{name}" for name in fields().names] == undeclared(stored, plain)
+
+
+def test_what_is_deleted_or_dropped_is_not_named() -> None:
+    assert ["total"] == undeclared(STORED, of(SEEN))
+    assert [] == undeclared(STORED, of(SEEN, deleted=("total",)))
+    dropped = evolve(STORED, of(SEEN), now_ms=NOW, drop=["total", "total.n"])
+    assert [True, False] == [state.dropped for state in dropped.states]
+    assert [] == undeclared(dropped, of(SEEN))
 
 
 def test_a_field_that_comes_back_is_another_field() -> None:

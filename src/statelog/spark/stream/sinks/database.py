@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -21,7 +22,8 @@ from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
 
 _ROWS_PER_CALL: Final = 10_000
 _TRANSIENT: Final = ("OperationalError", "InterfaceError")
-"""The errors of PEP 249 that may pass: a lost connection, a lock, a deadlock."""
+"""The errors of PEP 249 that may pass: a lost connection, a lock, a deadlock.  SQLite also raises the first of
+them for a statement that is wrong, such as one that names a missing table: its code is `SQLITE_ERROR`."""
 _PLACEHOLDERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 _PROBE: Final = "statelog tries whether the connection rolls back"
 
@@ -179,7 +181,7 @@ class DatabaseSink:
                     connection.rollback()
                 with contextlib.suppress(Exception):
                     connection.close()
-            if not _is_transient(error):
+            if not may_pass(error):
                 raise
             raise UnavailableError(f"{failure} in {self._table}: {_text(error)}") from error
 
@@ -252,8 +254,12 @@ def _quoted_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _is_transient(error: BaseException) -> bool:
-    return any(each.__name__ in _TRANSIENT for each in type(error).__mro__)
+def may_pass(error: BaseException) -> bool:
+    """Return whether a driver of PEP 249, perhaps below SQLAlchemy, may succeed later."""
+    if not any(kind.__name__ in _TRANSIENT for kind in type(error).__mro__):
+        return False
+    raised = getattr(error, "orig", error)  # SQLAlchemy wraps the driver's error
+    return getattr(raised, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR
 
 
 def _text(error: BaseException) -> str:

@@ -7,11 +7,15 @@ have expired, and when other writers and compactions have added theirs.
 
 PyIceberg repeats a commit on the newest table after another one came in between.  That other one may
 be of the same micro-batch, by a driver that was replaced, so the sink looks before each attempt.
+
+PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been lost, or the
+catalog may have stored the commit later, so here every file is left in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
@@ -19,6 +23,7 @@ import pyarrow as pa
 from statelog.errors import UnavailableError, UsageError
 from statelog.extras import require
 from statelog.runtime.fail_points import fail_point
+from statelog.spark.stream.sinks.database import may_pass
 from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
 
 require("IcebergSink", "iceberg", "pyiceberg")
@@ -28,11 +33,12 @@ from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
     NoSuchTableError,
-    ServerError,
-    ServiceUnavailableError,
+    RESTError,
+    WaitingForLockException,
 )
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update.snapshot import _SnapshotProducer
 
 _PROPERTY: Final = "statelog.batch."
 _WRITER: Final = "statelog.writer"
@@ -40,10 +46,10 @@ _BATCH: Final = "statelog.batch-id"
 _TRANSIENT: Final = (
     CommitFailedException,
     CommitStateUnknownException,
-    ServerError,
-    ServiceUnavailableError,
+    WaitingForLockException,
     OSError,
 )
+_TRANSIENT_STATUSES: Final = (408, 419, 425, 429)
 
 
 class IcebergSink:
@@ -85,17 +91,16 @@ class IcebergSink:
 
     def last_committed(self, writer: str) -> int | None:
         """Return the newest micro-batch of *writer* in the table."""
-        try:
-            table = self._open().load_table(self._table)
-        except NoSuchTableError:
-            return None
-        except _TRANSIENT as error:
-            raise self._unavailable("cannot read", error) from error
+        with self._explained("cannot read"):
+            try:
+                table = self._open().load_table(self._table)
+            except NoSuchTableError:
+                return None
         return newest_batch(table.metadata, writer)
 
     def write(self, batch: SinkBatch) -> None:
         """Append rows and number in one commit, unless the table has the micro-batch."""
-        try:
+        with self._explained(f"cannot write batch {batch.batch_id} to"):
             table = self._load_or_create(batch.rows.schema)
             if _has(table.metadata, batch):
                 return
@@ -107,8 +112,6 @@ class IcebergSink:
             commit.set_properties({_PROPERTY + batch.writer: str(batch.batch_id)})
             fail_point("before-sink-commit")
             commit.commit_transaction()
-        except _TRANSIENT as error:
-            raise self._unavailable(f"cannot write batch {batch.batch_id} to", error) from error
 
     def close(self) -> None:
         """Close the catalog."""
@@ -140,10 +143,27 @@ class IcebergSink:
             )
         return rows.cast(pa.schema([stored.field(name) for name in rows.column_names]))
 
-    def _unavailable(self, what: str, error: Exception) -> UnavailableError:
-        return UnavailableError(
-            f"{what} the Iceberg table {self._table}: {type(error).__name__}: {error}"
-        )
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn an error that may pass into `UnavailableError`."""
+        try:
+            yield
+        except UnavailableError:
+            raise
+        except Exception as error:
+            if not _may_pass(error):
+                raise
+            raise UnavailableError(
+                f"{what} the Iceberg table {self._table}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether a catalog may answer a later call otherwise."""
+    if isinstance(error, RESTError):
+        status = getattr(getattr(error.__cause__, "response", None), "status_code", 500)
+        return status >= 500 or status in _TRANSIENT_STATUSES
+    return isinstance(error, _TRANSIENT) or may_pass(error)
 
 
 def newest_batch(metadata: TableMetadata, writer: str) -> int | None:
@@ -158,14 +178,27 @@ def _has(metadata: TableMetadata, batch: SinkBatch) -> bool:
 
 
 class _Append(Transaction):
-    """A commit that is repeated only on a table without the micro-batch."""
+    """A commit that is repeated only on a table without the micro-batch, and deletes no file."""
 
     def __init__(self, table: Table, batch: SinkBatch) -> None:
         super().__init__(table)
         self._batch = batch
 
+    def _register_snapshot_producer(self, producer: _SnapshotProducer[_Append]) -> None:
+        """PyIceberg registers the snapshot here whose files it deletes after errors."""
+        producer._cleanup_uncommitted = _delete_nothing  # type: ignore[method-assign]
+        producer._clean_all_uncommitted = _delete_nothing  # type: ignore[method-assign]
+        super()._register_snapshot_producer(producer)
+
     def _rebuild_snapshot_updates(self) -> None:
         """PyIceberg calls this with the newest table, on which the next attempt is based."""
         if _has(self._table.metadata, self._batch):
-            raise CommitFailedException("another driver has written the batch")
+            raise UnavailableError(
+                f"another attempt has written batch {self._batch.batch_id} to the Iceberg table "
+                f"{'.'.join(self._table.name())}"
+            )
         super()._rebuild_snapshot_updates()
+
+
+def _delete_nothing() -> None:
+    """Leave the files of an attempt that failed; the table may name them."""
