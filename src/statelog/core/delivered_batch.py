@@ -8,6 +8,7 @@ equal records mean "written already".
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +16,9 @@ from statelog.errors import CheckpointError, FencedError, UsageError
 
 _SEPARATOR: Final = "/"
 _FIELDS: Final = 4
+_BATCH_BITS: Final = 32
+_BATCH_MASK: Final = 2**_BATCH_BITS - 1
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class DeliveredBatch:
         batch_id: The number that Spark gave, >= 0.
         plan: Digest of the source offsets that the micro-batch covers; empty if unknown.
         run_timeline: The timeline of the driver that delivers it.  It is later than *timeline* where a
-            micro-batch from before a rewind is delivered again.  Not part of the record.
+            micro-batch from before a rewind is delivered again.
 
     Raises:
         UsageError: A number is negative, or a text has a separator.
@@ -38,7 +42,7 @@ class DeliveredBatch:
     timeline: int
     batch_id: int
     plan: str = ""
-    run_timeline: int = -1
+    run_timeline: int = 0
 
     def __post_init__(self) -> None:
         if self.timeline < 0 or self.batch_id < 0:
@@ -46,15 +50,25 @@ class DeliveredBatch:
         if _SEPARATOR in self.location_id + self.plan:
             raise UsageError(f"the names of a micro-batch must not have '{_SEPARATOR}'")
 
+    @property
+    def recorded(self) -> DeliveredBatch:
+        """
+        This micro-batch as a target records it: in the timeline of the driver that delivers it.
+
+        So the record fences drivers of earlier timelines, also after a micro-batch from before the
+        rewind.
+        """
+        return replace(self, timeline=max(self.timeline, self.run_timeline), run_timeline=0)
+
     def to_text(self) -> str:
         """Return the record for a target: `location/timeline/batch/plan`."""
-        parts = (self.location_id, str(self.timeline), str(self.batch_id), self.plan)
-        return _SEPARATOR.join(parts)
+        timeline = max(self.timeline, self.run_timeline)
+        return _SEPARATOR.join((self.location_id, str(timeline), str(self.batch_id), self.plan))
 
     @classmethod
     def from_text(cls, text: str, *, where: str) -> DeliveredBatch:
         """
-        Return the micro-batch of a record.
+        Return the micro-batch of a record, which is equal to `recorded`.
 
         Args:
             text: Result of `to_text`.
@@ -64,7 +78,7 @@ class DeliveredBatch:
             UsageError: It is not a record of this version.
         """
         parts = text.split(_SEPARATOR)
-        if len(parts) != _FIELDS or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        if len(parts) != _FIELDS or not all(map(_NUMBER.fullmatch, parts[1:3])):
             raise UsageError(
                 f"the record of the last micro-batch in {where} cannot be read: expected "
                 f"location/timeline/batch/plan, found {text[:80]!r}. Another program or another version "
@@ -73,16 +87,35 @@ class DeliveredBatch:
         return cls(parts[0], int(parts[1]), int(parts[2]), parts[3])
 
     @property
-    def recorded(self) -> DeliveredBatch:
-        """This micro-batch as a target records it."""
-        return replace(self, run_timeline=-1)
+    def version(self) -> int:
+        """
+        A number for a target that stores a number: timeline and batch id.
+
+        Within a location it rises with each micro-batch, and with each timeline.
+        """
+        return self.recorded.timeline << _BATCH_BITS | self.batch_id
+
+    @classmethod
+    def from_version(cls, version: int, location_id: str = "") -> DeliveredBatch:
+        """Return the micro-batch of a `version`; without *location_id* its location is unknown."""
+        return cls(location_id, version >> _BATCH_BITS, version & _BATCH_MASK)
+
+    def is_recorded_as(self, record: DeliveredBatch | None) -> bool:
+        """Return whether *record* is the record of this micro-batch, as far as it says."""
+        return (
+            record is not None
+            and record.version == self.version
+            and (not record.location_id or record.location_id == self.location_id)
+            and _may_be_equal(record.plan, self.plan)
+        )
 
     def is_written(self, last: DeliveredBatch | None, *, target: str) -> bool:
         """
         Return whether a target has this micro-batch; False if it is to be written.
 
         Args:
-            last: The newest micro-batch of this query that the target has; None without one.
+            last: The record of the newest micro-batch of this query in the target; None without one.
+                An empty location or plan in it is unknown.
             target: The target, for the error.
 
         Raises:
@@ -93,28 +126,34 @@ class DeliveredBatch:
         """
         if last is None:
             return False
-        if last.location_id != self.location_id:
+        if last.location_id not in ("", self.location_id):
             if last.batch_id >= self.batch_id:
                 raise self._gap(last, target, "of another state location")
             return False
-        run_timeline = max(self.run_timeline, self.timeline)
+        run_timeline = self.recorded.timeline
         if last.timeline > run_timeline:
             raise FencedError(
                 f"{target} has batch {last.batch_id} of timeline {last.timeline}, and this driver is at batch "
                 f"{self.batch_id} of timeline {run_timeline}: the query was rewound, and another driver runs it. Stop "
                 "this one"
             )
-        if last.timeline != self.timeline:
-            return False  # an earlier timeline, which a rewind gave up
-        if last.batch_id == self.batch_id and _may_be_equal(last.plan, self.plan):
-            return True
+        if last.timeline < self.timeline:
+            return False  # a timeline that a rewind ended; what it has after the rewind is given up
+        return self._is_written_in(last, target)
+
+    def _is_written_in(self, last: DeliveredBatch, target: str) -> bool:
+        """Decide where the record is of the batch's timeline, or of one that continues it."""
         if last.batch_id == self.batch_id:
-            raise self._gap(last, target, "with other input under the same number")
-        if last.batch_id > self.batch_id and run_timeline > self.timeline:
-            return True  # it was delivered before the later ones, which the rewind gave up
-        if last.batch_id > self.batch_id:
+            if not _may_be_equal(last.plan, self.plan):
+                raise self._gap(last, target, "with other input under the same number")
+            return True
+        if last.batch_id < self.batch_id:
+            if last.timeline > self.timeline:  # it continues from this batch, or an earlier one
+                raise self._gap(last, target, "of a timeline that does not have this batch")
+            return False
+        if last.timeline == self.recorded.timeline:
             raise self._gap(last, target, "which the query has not reached")
-        return False
+        return True  # delivered before the later ones, which the rewind gave up
 
     def _gap(self, last: DeliveredBatch, target: str, what: str) -> CheckpointError:
         return CheckpointError(

@@ -61,8 +61,7 @@ def set_query(query_id: str) -> None:
 
 def set_batch(frame: DataFrame, batch: DeliveredBatch) -> None:
     """Store which micro-batch is delivered, for `delivered_batch`."""
-    run_timeline = max(batch.run_timeline, batch.timeline)
-    _set(frame, _BATCH, f"{run_timeline} {batch.to_text()}")
+    _set(frame, _BATCH, f"{batch.timeline} {batch.to_text()}")
 
 
 @contextlib.contextmanager
@@ -96,7 +95,7 @@ def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
     if not text:  # a query of Spark's own, which has no state location
         return DeliveredBatch("", 0, batch_id)
     batch = DeliveredBatch.from_text(text, where="the query's properties")
-    return replace(batch, batch_id=batch_id, run_timeline=int(timeline))
+    return replace(batch, timeline=int(timeline), batch_id=batch_id, run_timeline=batch.timeline)
 
 
 def query_name(frame: DataFrame) -> str:
