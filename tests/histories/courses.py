@@ -31,11 +31,12 @@ from statelog.core.source_position import NOTHING_READ
 from statelog.errors import CheckpointError, FencedError, StatelogError
 from statelog.model import CompletedCheckpoint
 from statelog.operations.rewind import commit_again
+from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.restart import FirstBatch, is_committed
 from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce, ExactlyOnceSink, SinkBatch
 from statelog.state.reader.replica import Replica
-from statelog.store import open_store
+from statelog.store import open_location
 
 RETAINED = 4
 _ROWS = 3
@@ -96,7 +97,6 @@ class Target:
     timelines: dict[tuple[str, str], int] = field(default_factory=dict)
     """The latest timeline of a driver whose micro-batch was written, by query and location."""
 
-
     def check_is_latest(self, writer: str, batch: DeliveredBatch) -> None:
         """Check that no driver of a later timeline has written before."""
         timeline = max(batch.timeline, batch.run_timeline)
@@ -114,6 +114,8 @@ class Driver:
     def __init__(self, course: Course) -> None:
         self.course = course
         self.job = course.job
+        self.path = course.path
+        self.query_id = course.query_id
         self.coordinator = course.job.coordinator
         self.sinks = {name: ExactlyOnce(target.make()) for name, target in course.targets.items()}
         self.pending: DeliveredBatch | None = None
@@ -123,12 +125,11 @@ class Driver:
         """Write a micro-batch to all targets, as the function of `foreachBatch` does."""
         for name, function in self.sinks.items():
             target = self.course.targets[name]
-            writer = self.course.query_id
+            writer = self.query_id
             rows = pa.table({"key": keys_of(batch.plan), "value": keys_of(batch.plan)})
             try:
-                written = SinkBatch(writer, batch, rows)
-                if not function.has(written):
-                    function.write(written)
+                if not function.has(writer, batch):
+                    function.write(SinkBatch(writer, batch, rows))
                     target.check_is_latest(writer, batch)
                 target.delivered.add(batch.plan)
             except (CheckpointError, FencedError) as error:
@@ -180,8 +181,8 @@ class Course:
         self.made += 1
         self.query_id = f"query-{self.made}"
         self.offsets = Offsets()
-        store = open_store(self.path, fsync=False)
-        self.job = Job(f"{self.rng.random()}", store, RETAINED)
+        store = open_location(str(self.path), fsync=False)
+        self.job = Job(f"{self.rng.random()}", store, RETAINED, RandomIds())
         self.job.query_id = self.query_id
         self.backups.clear()
         self.driver = Driver(self)
@@ -242,6 +243,8 @@ class Course:
         if len(self.offsets.plans) == batch_id:
             self.offsets.plans.append(self.new_plan())
         if base is None:
+            self.job.model = Model(self.job.model.schema)
+            self.job.checkpoint_id = -1
             if batch_id:
                 raise CheckpointError("the state is missing", reason="missing")
             return
@@ -274,6 +277,9 @@ class Course:
         driver = self.sleeping.pop(self.rng.randrange(len(self.sleeping)))
         if driver.pending is not None:
             driver.deliver(driver.pending)
+        if driver.path != self.path:  # a fork does not replace the query of its parent
+            driver.close()
+            return
         try:
             number = driver.coordinator.next_checkpoint_id
             driver.coordinator.trigger(number, [])
@@ -281,8 +287,29 @@ class Course:
         except StatelogError:
             self.counts["woken and refused"] += 1
         else:
-            raise AssertionError("a driver that was replaced has committed")
+            self.commit_of_another_location(driver)
         driver.close()
+
+    def commit_of_another_location(self, driver: Driver) -> None:
+        """
+        Check a commit of a driver that was replaced: it is of a location that was deleted.
+
+        Its number is free in the location made since.  A start refuses it, and the operator deletes it.
+        """
+        latest = driver.coordinator.latest
+        assert latest is not None
+        number = latest.checkpoint_id
+        mine = self.job.coordinator.timeline.location_id
+        assert latest.timeline.location_id != mine, "a driver that was replaced has committed"
+        try:
+            self.job.restart(retained=RETAINED, owner_id=self.query_id)
+        except CheckpointError as error:
+            assert error.reason == "foreign_state", error
+            self.counts["commit of a deleted location refused"] += 1
+        else:
+            assert self.job.coordinator.latest != latest, "the commit of a deleted location counts"
+        shutil.rmtree(self.path / f"chk-{number}")
+        self.restart()
 
     def rewind(self) -> None:
         """Go back to a micro-batch whose checkpoint is retained, source and state together."""
@@ -335,6 +362,9 @@ class Course:
             shutil.copytree(target, self.path)
         if what != "state":
             self.offsets = copy.deepcopy(offsets)
+        # Drivers must be stopped before: the claims that fence them are lost.
+        while what != "offsets" and self.sleeping:
+            self.sleeping.pop().close()
         self.counts[f"restored {what}"] += 1
         try:
             self.restart()
@@ -351,10 +381,10 @@ class Course:
         statelog.fork(self.path, new, state_only=True)
         if self.rng.random() < 0.5:
             self.sleep()
-        store = open_store(new, fsync=False)
+        store = open_location(str(new), fsync=False)
         old = self.job
         self.path = new
-        self.job = Job(f"{self.rng.random()}", store, RETAINED)
+        self.job = Job(f"{self.rng.random()}", store, RETAINED, RandomIds())
         self.job.now_ms = old.now_ms
         self.job.query_id = self.query_id = f"query-{self.made}"
         first = self.job.restart(retained=RETAINED, owner_id=self.query_id)
@@ -407,7 +437,9 @@ class Course:
         model, now_ms = self.models[newest.timeline.location_id, newest.attempt]
         for variable in self.replica.variables():
             stored = rows_of(self.replica.table(variable.name))
-            assert stored == model.rows(variable.name, now_ms), f"the replica differs: {variable.name}"
+            assert stored == model.rows(variable.name, now_ms), (
+                f"the replica differs: {variable.name}"
+            )
 
     def newest(self) -> CompletedCheckpoint | None:
         try:

@@ -6,13 +6,14 @@ import functools
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests import evidence
 from tests.histories.courses import Target, run_course
 
+from statelog.core.delivered_batch import DeliveredBatch
+from statelog.model import CheckpointPosition, CompletedCheckpoint
 from statelog.spark.stream.sinks import DatabaseSink
 
 FEW = 12
@@ -52,7 +53,9 @@ def iceberg_target(folder: Path) -> Target:
             return []
         return table.scan(selected_fields=("key",)).to_arrow().column("key").to_pylist()
 
-    return Target(lambda: IcebergSink("rows.rows", catalog="courses", properties=properties), stored)
+    return Target(
+        lambda: IcebergSink("rows.rows", catalog="courses", properties=properties), stored
+    )
 
 
 def run(seed: int, folder: Path, *, iceberg: bool) -> Counter[str]:
@@ -78,3 +81,29 @@ def test_many_courses(tmp_path: Path) -> None:
         record.counts.update(totals)
     for needed in ("rewound", "forked", "asleep", "woken and refused", "restored both"):
         assert totals[needed], f"no course has: {needed}"
+
+
+def number_alone(self: DeliveredBatch, last: DeliveredBatch | None, *, target: str) -> bool:
+    """A mutant: this number or a later one is taken for written."""
+    return last is not None and last.batch_id >= self.batch_id
+
+
+def every_position(self: CompletedCheckpoint, position: CheckpointPosition) -> bool:
+    """A mutant: a number that is not higher is taken for a part of the history."""
+    return position.checkpoint_id <= self.checkpoint_id
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "mutant"),
+    [
+        (DeliveredBatch, "is_written", number_alone),
+        (CompletedCheckpoint, "continues", every_position),
+    ],
+)
+def test_the_courses_find_a_number_without_its_history(
+    kind: type, name: str, mutant: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, name, mutant)
+    with pytest.raises(AssertionError):
+        for seed in range(40):
+            run(seed, tmp_path / f"course {seed}", iceberg=False)

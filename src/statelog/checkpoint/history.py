@@ -220,6 +220,10 @@ class Entries:
                 self._ids = [number for number in present_ids(self.store) if number not in missing]
         return None
 
+    def lowest(self) -> Entry | None:
+        """Return the lowest entry, the first claim if the location is no copy; None if it cannot be read."""
+        return readable(self.store, self.ids[0]) if self.ids else None
+
     @property
     def next_number(self) -> int:
         """The first free number."""

@@ -104,17 +104,21 @@ def claim_location(
     Raises:
         StoreError: The store failed, or answers that an entry exists and returns none.
         CheckpointError: Other owners claimed the location first, a thousand times in a row (`reason`
-            "contended").
+            "contended").  Or a driver of another location has written to it ("foreign_state").
         IncompatibleFormatError: A newer statelog wrote the highest entry.
 
-    Blocks: On the store: four round trips (a listing, the highest entry, the put, a listing).
+    Blocks: On the store: four round trips (a listing, the highest entry and the lowest, the put, a
+        listing).
     """
     store = entries.store
     attempt = os.urandom(8).hex()
     ask_both(store, entries.list_again, verify)
     for _ in range(_ATTEMPTS):
+        _, lowest = ask_both(store, entries.top, entries.lowest)
         number = entries.next_number
         location_id, timeline = _history(entries, number, attempt)
+        if lowest is not None and entries.copy_id is None:
+            _check_location(entries, lowest, location_id)
         claim = ClaimRecord(
             number=number,
             owner_id=owner_id,
@@ -153,15 +157,41 @@ def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
     top = entries.top()
     if isinstance(top, CorruptionError):
         top = entries.newest_readable()
-    if top is None:
-        location_id, timeline = attempt, number
-    elif isinstance(top, ClaimRecord):
-        location_id, timeline = top.location_id, top.timeline
-    else:
-        location_id, timeline = top.checkpoint.timeline.location_id, top.checkpoint.timeline.number
+    location_id, timeline = (attempt, number) if top is None else _history_of(top)
     if entries.copy_id not in (None, location_id):
         return entries.copy_id, number
     return location_id, timeline
+
+
+def _history_of(entry: Entry) -> tuple[str, int]:
+    """Return location and timeline of an entry."""
+    if isinstance(entry, ClaimRecord):
+        return entry.location_id, entry.timeline
+    return entry.checkpoint.timeline.location_id, entry.checkpoint.timeline.number
+
+
+def _check_location(entries: Entries, lowest: Entry, location_id: str) -> None:
+    """
+    Check that the newest entry is of this location.
+
+    A driver of a location that was deleted, and made again at the same place, may still run: its next
+    number may be free in the new one.
+
+    Raises:
+        CheckpointError: Such a driver has written it (`reason` "foreign_state").
+    """
+    own_id, _ = _history_of(lowest)
+    if location_id == own_id:
+        return
+    number = entries.ids[-1]
+    path = PATHS.metadata(number)
+    raise CheckpointError(
+        f"{path} of {entries.store.url} was written for another location, {location_id}, that was at this place "
+        f"before; this one is {own_id}. Stop the driver that wrote it, and delete {path}; then start again",
+        reason="foreign_state",
+        checkpoint_id=number,
+        path=path,
+    )
 
 
 def _pins_if_last(entries: Entries, claim: ClaimRecord) -> tuple[Pin, ...] | None:
