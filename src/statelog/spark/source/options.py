@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 STATE_VIEW: Final = "state"
 CHANGES_VIEW: Final = "changes"
-LOG_VIEW: Final = "log"
 CHECKPOINTS_VIEW: Final = "checkpoints"
 DEFAULT_READER_CHECKPOINTS: Final = 1000
 """How far a named reader may fall behind: within a day at a micro-batch in 90 seconds."""
@@ -228,10 +227,8 @@ def _switch(name: str, value: str) -> bool:
 
 # --- the options of a read ------------------------------------------------------------------------
 
-_VIEWS: Final = (STATE_VIEW, CHANGES_VIEW, LOG_VIEW, CHECKPOINTS_VIEW)
+_VIEWS: Final = (STATE_VIEW, CHANGES_VIEW, CHECKPOINTS_VIEW)
 _ROWS: Final = (STATE_VIEW, CHANGES_VIEW)
-_BETWEEN: Final = (CHANGES_VIEW, LOG_VIEW)
-_OF_VARIABLES: Final = (STATE_VIEW, CHANGES_VIEW, LOG_VIEW)
 
 
 @documented_options
@@ -250,31 +247,30 @@ class SourceOptions:
 
     path: str = format_option(
         "",
-        'The state location; `load(path)` sets it.  For the view "log" also a folder of changelog '
-        "files of Flink, or one such file.",
+        "The state location; `load(path)` sets it.",
         views=_VIEWS,
     )
     view: str = format_option(
         STATE_VIEW,
-        '"state" for the rows of one state variable, "changes" for what checkpoints changed, "log" '
-        'for the changes in the log, "checkpoints" for one row per checkpoint.',
+        '"state" for the rows of one state variable, "changes" for what checkpoints changed, '
+        '"checkpoints" for one row per checkpoint.',
         _view,
         views=_VIEWS,
     )
     stateVarName: str | None = format_option(
         None,
         'The state variable; None for the only one, and for all in the view "changes".',
-        views=_OF_VARIABLES,
+        views=_ROWS,
         also="variable",
     )
     operatorId: str | None = format_option(
-        None, "The operator; None for the only one.", views=_OF_VARIABLES, also="operator"
+        None, "The operator; None for the only one.", views=_ROWS, also="operator"
     )
     keyGroups: KeyGroupRange | None = format_option(
         None,
         'The key groups to read, as "3" or "0-15"; None for all.',
         _key_groups,
-        views=_OF_VARIABLES,
+        views=_ROWS,
     )
     partitions: int | None = format_option(
         None,
@@ -286,7 +282,7 @@ class SourceOptions:
         None,
         'The checkpoint whose state, or up to which changes are read; None for the newest one ("latest").',
         _checkpoint,
-        views=_OF_VARIABLES,
+        views=_ROWS,
         also="checkpointId",
         former="endingCheckpoint",
     )
@@ -294,7 +290,7 @@ class SourceOptions:
         None,
         "Changes after this one; None for the whole state first, as inserts.",
         _checkpoint,
-        views=_BETWEEN,
+        views=(CHANGES_VIEW,),
         former="startingCheckpoint",
     )
     batchId: int | None = format_option(
@@ -340,9 +336,6 @@ class SourceOptions:
         "How many checkpoints the position of `reader` keeps at most.",
         parse_positive,
         views=(CHANGES_VIEW,),
-    )
-    decode: bool = format_option(
-        True, "Show the operations in the log, False for its bytes.", _switch, views=(LOG_VIEW,)
     )
     store: Mapping[str, object] = field(default_factory=dict, repr=False)
 

@@ -83,7 +83,7 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
         ({"path": ""}, "needs a state location"),
         (
             {"path": "/s", "view": "keys"},
-            "view must be state, changes, log or checkpoints, not 'keys'",
+            "view must be state, changes or checkpoints, not 'keys'",
         ),
         (
             {"path": "/s", "checkpoint": "the newest"},
