@@ -20,7 +20,6 @@ import typer
 import statelog
 import statelog.checkpoint
 import statelog.exporters
-import statelog.lineage
 import statelog.spark
 import statelog.testing
 from statelog.cli import main as cli
@@ -286,7 +285,6 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
             "list_checkpoints CheckpointSummary verify_location CheckpointCoordinator",
         ),
         (statelog.exporters, "PrometheusCollector register_opentelemetry"),
-        (statelog.lineage, "LineageRun"),
     ),
     "Move state in and out": (
         (
