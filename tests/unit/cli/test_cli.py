@@ -483,12 +483,3 @@ def test_an_interruption_ends_quietly(large_file):
     one.send_signal(signal.SIGINT)
     _, said = one.communicate(timeout=30)
     assert (said, one.returncode) == ("", 130)
-
-
-@pytest.mark.parametrize(("verb", "old"), [("gc", "--delete"), ("forget", "--yes")])
-def test_the_old_name_of_apply_works_and_says_so(capsys, tmp_path, verb, old):
-    arguments = {"gc": ["--min-age", "0"], "forget": ["somebody"]}[verb]
-    run([verb, str(tmp_path), *arguments, old])
-    assert f"statelog: {old} is now --apply" in capsys.readouterr().err
-    run([verb, str(tmp_path), *arguments, "--apply"])
-    assert "is now --apply" not in capsys.readouterr().err

@@ -16,7 +16,6 @@ from statelog.checkpoint.tags import check_name
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.options.declaration import describe_arguments
-from statelog.renamed import warn_renamed
 from statelog.spark.query.setting import STORAGE_OPTIONS, storage_option_of
 from statelog.store.encryption import with_source
 
@@ -49,14 +48,12 @@ class FormatOption:
         parse: Returns the parsed value; called with name and text.
         views: The views that take it, where a view is read.
         also: Another name of it: the one of the rest of statelog, or Spark's.
-        former: Its name in the version before, which is accepted with a warning.
     """
 
     text: str
     parse: Callable[[str, str], object]
     views: Sequence[str]
     also: str
-    former: str
 
 
 def _as_given(name: str, value: str) -> str:
@@ -70,13 +67,10 @@ def format_option(
     *,
     views: Sequence[str] = (),
     also: str = "",
-    former: str = "",
 ) -> T:
     """Return a dataclass field that declares an option; see `FormatOption` for the arguments."""
     text += f" Also `{also}`." if also else ""
-    return field(
-        default=default, metadata={"option": FormatOption(text, parse, views, also, former)}
-    )
+    return field(default=default, metadata={"option": FormatOption(text, parse, views, also)})
 
 
 def declared_fields(kind: type[DataclassInstance]) -> Mapping[str, FormatOption]:
@@ -113,7 +107,7 @@ def given_options(
     names = declared_fields(kind)
     texts: dict[str, str] = {}
     for name, declared in names.items():
-        spellings = (name, declared.also, declared.former)
+        spellings = (name, declared.also)
         given_as = [each for each in spellings if each and each.lower() in options]
         if len(given_as) > 1:
             raise InvalidOptionsError(
@@ -121,8 +115,6 @@ def given_options(
             )
         for each in given_as:
             texts[name] = options.pop(each.lower())
-            if each == declared.former:
-                warn_renamed(f"the option {each}", name)
     if options:
         # Values are not shown: one of them may be a secret.
         raise InvalidOptionsError(
@@ -283,15 +275,12 @@ class SourceOptions:
         'The checkpoint whose state, or up to which changes are read; None for the newest one ("latest").',
         _checkpoint,
         views=_ROWS,
-        also="checkpointId",
-        former="endingCheckpoint",
     )
     sinceCheckpoint: str | None = format_option(
         None,
         "Changes after this one; None for the whole state first, as inserts.",
         _checkpoint,
         views=(CHANGES_VIEW,),
-        former="startingCheckpoint",
     )
     batchId: int | None = format_option(
         None,

@@ -51,12 +51,6 @@ def test_an_option_has_the_name_of_the_rest_of_statelog_too() -> None:
     assert 3 == SourceOptions.parse({"path": "/state", "batchId": "3"}).batchId
 
 
-def test_the_former_prefix_of_options_of_the_store_warns() -> None:
-    with pytest.warns(FutureWarning, match=r"storeOptions\.<name> is now storageOptions\.<name>"):
-        found = SourceOptions.parse({"path": "/state", "storeOptions.region": "eu"})
-    assert {"region": "eu"} == found.store
-
-
 def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
     found = SourceOptions.parse({"path": "/state"})
     assert found == SourceOptions.parse(
