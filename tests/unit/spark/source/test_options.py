@@ -12,7 +12,7 @@ def test_the_names_are_taken_in_any_case() -> None:
         {
             "PATH": "/state",
             "statevarname": "total",
-            "CheckpointId": "7",
+            "CHECKPOINT": "7",
             "operatorid": "op",
             "keygroups": " 0 - 15 ",
             "partitions": "3",
