@@ -38,7 +38,6 @@ from statelog.operations.fork import (
     tagged_source,
 )
 from statelog.redaction import redacted
-from statelog.renamed import renamed
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.store import (
     LocationStore,
@@ -60,7 +59,6 @@ _SINK_ATTEMPTS: Final = 100
 _SINK_PAUSE_S: Final = 0.1
 
 
-@renamed(store_options="storage_options")
 def tags(location: Location, *, storage_options: Mapping[str, object] | None = None) -> list[Tag]:
     """
     Return the tags of a state location, tags of forks and readers too.
@@ -82,7 +80,6 @@ def tags(location: Location, *, storage_options: Mapping[str, object] | None = N
     return list_tags(open_state(location, options=storage_options))
 
 
-@renamed(store_options="storage_options")
 def tag(
     location: Location,
     name: str,
@@ -195,7 +192,6 @@ def _finished_source(
     raise AssertionError("the last attempt returns or raises")
 
 
-@renamed(store_options="storage_options")
 def untag(
     location: Location,
     name: str,
@@ -234,7 +230,6 @@ def untag(
     return existing
 
 
-@renamed(store_options="storage_options")
 def fork(
     location: Location,
     new_location: Location,
