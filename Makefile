@@ -21,15 +21,11 @@ endif
 SPARK_TESTS ?= tests
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-EXTRAS := spark,connect,cli,metrics,otel,lineage,encryption,fsspec,sql,sketches,iceberg,kafka,dev
+EXTRAS := spark,connect,cli,metrics,otel,encryption,fsspec,sql,sketches,iceberg,kafka,dev
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 PIP := $(PY) -m pip -qq --no-input --disable-pip-version-check install -c $(CONSTRAINTS)
 ARGS ?=
-
-# Feast needs older versions of two packages than other extras, and so an environment of its own.
-FEAST_VENV := .venv-feast
-FEAST_READY := $(FEAST_VENV)/.ready
 
 # What only `make flink` needs: Flink's own classes, out of its Python package.
 FLINK_VERSION := 2.3.0
@@ -50,7 +46,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # For a recipe's line: the Java that `java-ready` found or made.
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
-.PHONY: help setup java-ready demo quick test test-all test-pure test-campaigns test-smoke test-encrypted test-feast test-rest test-spark matrix check lint types layers \
+.PHONY: help setup java-ready demo quick test test-all test-pure test-campaigns test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
   format docs reference evidence dist package bench bench-check chaos mutants model flink constraints clean
 
 help: ## list the targets
@@ -101,17 +97,6 @@ test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...
 test-encrypted: java-ready ## the essential tests on Spark and the demonstration, with all their locations encrypted
 	$(WITH_JAVA) STATELOG_TEST_KEYS="test:$$($(PY) -c 'import base64, os; print(base64.b64encode(os.urandom(32)).decode())')" \
 	  STATELOG_ENCRYPTION=env:STATELOG_TEST_KEYS $(BIN)/pytest $(ON_SPARK) $(ARGS) $(SMOKE_TESTS) tests/spark/test_demo.py
-
-test-feast: $(FEAST_READY) ## the online store for Feast, in an environment of its own
-	$(FEAST_VENV)/bin/pytest -q $(ARGS) tests/unit/test_feast.py
-
-$(FEAST_READY): pyproject.toml constraints.txt
-	@test -x $(FEAST_VENV)/bin/python || $(PYTHON) -m venv $(FEAST_VENV)
-	@echo "installing statelog[feast] into $(FEAST_VENV)"
-	@mkdir -p build && grep -v -e '^prometheus_client==' -e '^tenacity==' constraints.txt > build/constraints-feast.txt
-	@$(FEAST_VENV)/bin/python -m pip -qq --no-input --disable-pip-version-check install -c build/constraints-feast.txt \
-	  -e '.[feast]' pytest pytest-timeout hypothesis
-	@touch $@
 
 test-rest: java-ready ## the tests on Spark that `make test` leaves out, which CI runs too
 	$(WITH_JAVA) $(BIN)/pytest $(ON_SPARK) $(addprefix --ignore=,$(SMOKE_TESTS)) $(ARGS) tests

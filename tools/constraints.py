@@ -12,9 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "spark,connect,cli,metrics,otel,lineage,java,encryption,fsspec,sql,sketches,iceberg,kafka,docs,dev"
-APART = ["feast==0.67.0"]
-"""Extras that do not fit the other versions, which have environments of their own: `make test-feast`."""
+EXTRAS = "spark,connect,cli,metrics,otel,java,encryption,fsspec,sql,sketches,iceberg,kafka,docs,dev"
 HEADER = """\
 # The versions that statelog is developed and tested with, everything its extras pull in included.
 # Made by `make constraints`; used as `pip install -c constraints.txt`. Ranges: pyproject.toml.
@@ -36,7 +34,7 @@ def main() -> int:
     if odd:
         sys.stderr.write(f"not of the form name==version: {odd}\n")
         return 1
-    lines = sorted([*frozen, *APART], key=str.lower)
+    lines = sorted(frozen, key=str.lower)
     (ROOT / "constraints.txt").write_text(HEADER + "".join(f"{line}\n" for line in lines))
     return 0
 

@@ -20,7 +20,6 @@ import typer
 import statelog
 import statelog.checkpoint
 import statelog.exporters
-import statelog.lineage
 import statelog.spark
 import statelog.testing
 from statelog.cli import main as cli
@@ -154,8 +153,6 @@ the code and `storageOptions.<option>` in the other places; all places are merge
 The [options](options.md) are read from the same places and from the environment. Each takes effect in a query, or is rejected with
 the reason: see [options in a query](options.md#in-a-query).
 
-A former name is accepted in this version, with a warning.
-
 | Name | Where | Value | Default | Meaning |
 |---|---|---|---|---|
 """
@@ -286,12 +283,11 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
             "list_checkpoints CheckpointSummary verify_location CheckpointCoordinator",
         ),
         (statelog.exporters, "PrometheusCollector register_opentelemetry"),
-        (statelog.lineage, "LineageRun"),
     ),
     "Move state in and out": (
         (
             statelog.spark,
-            "from_spark to_spark spark_checkpoint spark_state",
+            "with_initial_state to_spark spark_checkpoint spark_state",
         ),
     ),
 }
@@ -374,7 +370,7 @@ def settings_page() -> str:
     defaults = QuerySettings()
     rows = [
         f"| `{one.name}` | {', '.join(places(one))} | {cell(one.described_values)} | "
-        f"{setting_default(one, getattr(defaults, field))} | {cell(setting_text(one))} |\n"
+        f"{setting_default(one, getattr(defaults, field))} | {cell(one.text)} |\n"
         for field, one in SETTINGS.items()
     ]
     return SETTINGS_HEAD + "".join(rows)
@@ -397,11 +393,6 @@ def setting_default(setting: Setting, value: object) -> str:
     if setting.parse is parse_size and isinstance(value, int):
         return describe_size(value)
     return str(value) if isinstance(value, int | str) else ""
-
-
-def setting_text(setting: Setting) -> str:
-    """Return what a setting does, and its former name."""
-    return setting.text + (f" Formerly `{setting.former}`." if setting.former else "")
 
 
 def cell(text: str) -> str:

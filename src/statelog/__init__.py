@@ -220,8 +220,6 @@ if TYPE_CHECKING:
         ReplicaStatus,
     )
     from statelog.state.reader import open as open
-
-    MaterializationOptions = SnapshotPolicy
 else:
     # A program that only writes a changelog does not need the tables of state, nor the rest.
     __getattr__ = names_on_first_use(
@@ -238,7 +236,6 @@ else:
             "statelog.state.reader": "BroadcastVersion KeptSideOutput KeyVersion LocationState Replica ReplicaStatus open",
         },
         unknown_name,
-        MaterializationOptions="SnapshotPolicy",
     )
 
 

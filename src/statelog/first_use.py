@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-import warnings
 from collections.abc import Callable, Mapping
 
 
@@ -12,7 +10,6 @@ def names_on_first_use(
     package: str,
     homes: Mapping[str, str],
     unknown: Callable[[str], Exception] | None = None,
-    **former: str,
 ) -> Callable[[str], object]:
     """
     Return the `__getattr__` of a package.
@@ -21,17 +18,12 @@ def names_on_first_use(
         package: Its name.
         homes: Names by module, with blanks between them.
         unknown: Makes the error of an unknown name; None for Python's own.
-        former: The name now, by former name; a use of the former one is warned.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def of_package(name: str) -> object:
         if name in home_of:
             return getattr(importlib.import_module(home_of[name]), name)
-        if name in former:
-            text = f"{package}.{name} is now {package}.{former[name]}"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-            return getattr(sys.modules[package], former[name])
         # Called here, because it looks at the frame of the caller.
         raise (
             AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
 """
 How much a person must read: lines of code, files, and what two modules import.
 
-`volume.json` has the figures. A figure that grew fails. After a cut
+`volume.json` has the figures. A figure that grew by more than a hundredth fails: below it,
+branches that add a few lines do not wait for each other. After a cut
 `python -m tests.house.test_volume` writes the lower figures; until then the test warns.
 See "Volume" in docs/contributing/house-rules.md.
 """
@@ -19,6 +20,8 @@ from tests.house.sources import SRC, modules, text_of, tree_of
 
 FIGURES = Path(__file__).with_name("volume.json")
 COMMAND = "python -m tests.house.test_volume"
+
+SLACK = 1.01
 
 ROOTS = ("statelog.spark.api", "statelog.changelog.storage")
 """The module of each face of statelog: a reader of it reads what it imports."""
@@ -125,14 +128,16 @@ def test_the_volume_does_not_grow() -> None:
     before = stored()
     now = measure()
     assert before.keys() == now.keys(), f"write the figures: {COMMAND}"
-    grown = {name: f"{before[name]} -> {now[name]}" for name in now if now[name] > before[name]}
+    grown = {
+        name: f"{before[name]} -> {now[name]}" for name in now if now[name] > SLACK * before[name]
+    }
     assert {} == grown, (
         "the code grew: cut something, or give the reason in the commit and write the "
         f"figures by `{COMMAND}`"
     )
-    fallen = {name: f"{before[name]} -> {now[name]}" for name in now if now[name] < before[name]}
-    if fallen:
-        warnings.warn(f"the code shrank: write the figures by `{COMMAND}`: {fallen}", stacklevel=1)
+    changed = {name: f"{before[name]} -> {now[name]}" for name in now if now[name] != before[name]}
+    if any(now[name] < before[name] for name in now):
+        warnings.warn(f"the code shrank: write the figures by `{COMMAND}`: {changed}", stacklevel=1)
 
 
 def test_the_measure_leaves_comments_and_docstrings_out() -> None:

@@ -1,7 +1,6 @@
 """`aggregate` against Spark's own `groupBy(...).agg(...)`: of all rows so far, and of its streams."""
 
 import random
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -391,20 +390,6 @@ def errors(frame: "DataFrame") -> dict[str, Any]:
         "takes names of columns": lambda: sum_(5),  # type: ignore[arg-type]
         "plain grouping keys": lambda: aggregate(frame.rollup("name"), count().alias("n")),
     }
-
-
-def test_the_former_call_works_and_shows_the_new_line(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
-    grouped = BatchSource(spark, tmp_path / "in", COLUMNS).frame().groupBy("name")
-    new = aggregate(grouped, count().alias("n"), sum_("big").alias("total"), tasks=2)
-    line = re.escape("aggregate(grouped, count().alias('n'), sum_('big').alias('total'), tasks=2)")
-    with pytest.warns(FutureWarning, match=line) as warned:
-        by_keyword = aggregate(grouped, n=count(), total=sum_("big"), tasks=2)  # type: ignore[call-arg]
-    assert [__file__] == [each.filename for each in warned]
-    with pytest.warns(FutureWarning, match=line):
-        by_mapping = aggregate(grouped, {"n": count()}, total=sum_("big"), tasks=2)  # type: ignore[call-arg,arg-type]
-    assert new.schema == by_keyword.schema == by_mapping.schema
 
 
 def test_wrong_calls_are_refused_with_the_reason(spark: "SparkSession", tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Changes, the log, and the options of `spark.read.format("statelog")` that choose state."""
+"""Changes, and the options of `spark.read.format("statelog")` that choose state."""
 
 import datetime as dt
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from statelog.store import open_store
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
 workers_get_by_value(test_source.__name__)
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def totals(spark: SparkSession, folder: Path, batches: int = 4, **options: Any) -> Job:
@@ -162,49 +159,6 @@ def test_a_named_reader_keeps_what_it_has_not_read_within_a_bound(
     assert len([one for one in summaries(run.state) if one.is_retained]) <= 5
     with pytest.raises(PySparkException, match=r"reader 'copy' has read up to checkpoint \d+ .*"):
         follower.run()
-
-
-def test_the_log_is_rows(spark: SparkSession, tmp_path: Path) -> None:
-    run = totals(spark, tmp_path)
-    run.run()
-    ids = retained(run.state)
-    frame = read(spark, run.state, view="log")
-    assert frame.columns == ["checkpoint_id", "sequence", "key_group", "operation", "key", "value"]
-    rows = frame.collect()
-    assert sorted((row.checkpoint_id, row.key.key) for row in rows) == sorted(
-        (ids[batch], key) for batch in range(4) for key in range(batch, batch + 5)
-    )
-    assert {row.operation for row in rows} == {"set"}
-    last = {row.key.key: row.value for row in sorted(rows, key=lambda one: one.checkpoint_id)}
-    assert last == state_at(spark, run.state, ids[-1])
-    some = read(spark, run.state, view="log", sinceCheckpoint=ids[1], checkpoint=ids[2])
-    assert {row.checkpoint_id for row in some.collect()} == {ids[2]}
-    raw = read(spark, run.state, view="log", decode="false").orderBy("checkpoint_id", "sequence")
-    assert raw.columns == ["checkpoint_id", "sequence", "key_group", "value"]
-    assert min(row.key_group for row in raw.collect()) == -1, "the schema is a metadata change"
-
-
-def test_changelog_files_of_flink_are_rows(spark: SparkSession, tmp_path: Path) -> None:
-    import json
-
-    files = tmp_path / "dstl"
-    files.mkdir()
-    wanted = []
-    for manifest in sorted(GOLDEN.glob("*.json")):
-        described = json.loads(manifest.read_text())
-        shutil.copy(GOLDEN / described["file"], files)
-        sets = sorted(described["changeSets"], key=lambda one: one["offset"])
-        changes = [one for each in sets for one in each["changes"]]
-        wanted += [(described["file"], one["kg"], one["len"]) for one in changes]
-    found = read(spark, files, view="log").collect()
-    assert sorted((row.file, row.key_group, len(row.value)) for row in found) == sorted(wanted)
-    lone = read(spark, files / "multi.snappy.dstl", view="log")
-    rows = lone.orderBy("sequence").collect()
-    assert [(row.file, row.key_group, len(row.value)) for row in rows] == [
-        one for one in wanted if one[0] == "multi.snappy.dstl"
-    ]
-    with pytest.raises(PySparkException, match="read without stateVarName"):
-        read(spark, files, view="log", stateVarName="x")
 
 
 def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_path: Path) -> None:

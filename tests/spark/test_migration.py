@@ -15,7 +15,7 @@ from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
 from tests.spark.versions import row_operator
 
 from statelog.errors import UsageError
-from statelog.spark import from_spark, spark_state
+from statelog.spark import spark_state, with_initial_state
 from statelog.spark.testing.ddl import parse_ddl
 
 workers_get_by_value(__name__)
@@ -145,7 +145,7 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
     shutil.rmtree(old)  # neither line of the migration is needed, or looked at, any more
     source.add([order("b", "cup", 2)])
     plain = re.sub(r"    (initialState|checkpoint)=.*\n", "", code).replace(
-        "from_spark(Totals())", "Totals()"
+        "with_initial_state(Totals())", "Totals()"
     )
     exec(re.sub(r"shutil\.copytree.*", "", plain), names)
     wait(names["query"])
@@ -175,7 +175,7 @@ def test_what_is_no_state_of_spark_is_refused(spark: SparkSession, tmp_path: Pat
         assert parse_ddl(text) == spark._parse_ddl(text), text
     with pytest.raises(Exception, match="is no transformWithState; found: none"):
         spark_state(spark, str(tmp_path))
-    processor = from_spark(Totals())
+    processor = with_initial_state(Totals())
     row = Row(statelog_state={"other": {"n": 1}}, statelog_timers=None)
     from statelog.testing import ProcessorTester
 

@@ -19,7 +19,6 @@ from tests.spark.versions import row_operator
 
 from statelog.errors import CheckpointError, UsageError
 from statelog.spark import (
-    from_spark,
     spark_checkpoint,
     spark_state,
     to_spark,
@@ -274,7 +273,7 @@ def test_a_round_trip_from_spark_is_exact(
     middle.add(BEFORE[1])
     before = spark_state(spark, str(tmp_path / "first"))
     job = on_statelog(middle, tmp_path, pandas=pandas, initialState=before.groupBy("customer"))
-    job.processor = from_spark(processor)
+    job.processor = with_initial_state(processor)
     job.run()
     assert [sorted(rows) for rows in job.take()] == wanted[1:2]
 

@@ -76,7 +76,6 @@ USES = [
         "KafkaSink needs confluent-kafka",
         "kafka",
     ),
-    (["feast"], "import statelog.feast", "statelog.feast needs feast", "feast"),
     (["rich", "typer"], "import statelog.cli.main", "the command line needs", "cli"),
 ]
 

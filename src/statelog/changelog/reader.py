@@ -32,7 +32,7 @@ from statelog.errors import (
     StoreError,
 )
 from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.segment import Segment, parse_segment, parse_whole_file, verify_set
+from statelog.format.segment import Segment, parse_segment, verify_set
 from statelog.format.trailer import SetEntry, Trailer
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -369,30 +369,6 @@ def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
         end = max(start + 1, end)
         yield values.slice(start, end - start).cast(pa.binary()), start
         start = end
-
-
-def whole_file_handle(store: FileSource, path: str) -> ChangelogStateHandle:
-    """
-    Return a handle of all change sets in a file, written by statelog or by Flink.
-
-    Raises:
-        ObjectNotFoundError: There is no such file.
-        CorruptionError: It is no changelog file, or it is damaged.
-        IncompatibleFormatError: A newer statelog wrote it.
-
-    Blocks: On the store; the file is read once, to find its sets.
-    """
-    segment = read_verified(store, path, lambda data: parse_whole_file(data, where=path))
-    stream = FileStateHandle(path, len(segment.payload))
-    return ChangelogStateHandle(
-        key_group_range=KeyGroupRange(0, INT32_MAX - 1),
-        handles_and_offsets=tuple(
-            HandleAndOffset(stream, start) for start, _ in segment.set_ranges()
-        ),
-        size_bytes=-1,
-        incremental_size_bytes=-1,
-        state_handle_id=path,
-    )
 
 
 def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa.RecordBatch]]:

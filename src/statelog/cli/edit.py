@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statelog.cli.options import JsonOption, LocationArgument, OperatorOption, is_dry_run
+from statelog.cli.options import JsonOption, LocationArgument, OperatorOption
 from statelog.cli.output import console, plural, print_json, progress
 from statelog.cli.state_rows import open_state
 from statelog.errors import UsageError
@@ -138,7 +138,6 @@ def forget(
         bool,
         typer.Option("--dry-run/--apply", help="Only report what holds the key, or remove it."),
     ] = True,
-    yes: Annotated[bool, typer.Option("--yes", hidden=True)] = False,
     as_json: JsonOption = False,
 ) -> None:
     """
@@ -150,7 +149,6 @@ def forget(
     The query must be stopped; one that runs is fenced, and its next start goes on.
     Parents of a fork are not changed: the last line is the command for each that holds the key too.
     """
-    dry_run = is_dry_run(dry_run, old=yes, name="--yes")
     with open_state(location, operator) as state:
         values = key_from_text(key, state.reader().schema.key_schema)
     with progress("reading") as update:

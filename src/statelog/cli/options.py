@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.output import print_error
 from statelog.store.parents import ENVIRONMENT
 
 CHECKPOINT_FORMS = "an id, latest, earliest, a tag, or a time such as 2026-11-22T10:30:00+01:00"
@@ -33,20 +32,6 @@ ParentOption = Annotated[
         help="Read this parent of a fork, which is in another bucket or store or was moved; may be repeated.",
     ),
 ]
-
-
-def is_dry_run(dry_run: bool, *, old: bool, name: str) -> bool:
-    """
-    Return whether a verb only lists its changes.
-
-    Args:
-        dry_run: Whether `--apply` was left out.
-        old: Whether *name*, which was the option before 0.3, was given.
-        name: That option, which still works in this version and says so.
-    """
-    if old:
-        print_error(f"{name} is now --apply, and will not work in the next version")
-    return dry_run and not old
 
 
 def with_parents(verb: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from statelog.checkpoint.audit import audited
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.verify import SoundCheckpoints, verify_location
-from statelog.cli.options import JsonLinesOption, LocationArgument, is_dry_run
+from statelog.cli.options import JsonLinesOption, LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -123,7 +123,6 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--apply", help="Only list the orphans, or delete them.")
     ] = True,
-    delete: Annotated[bool, typer.Option("--delete", hidden=True)] = False,
     min_age: Annotated[str, typer.Option(help="Keep younger objects: 90s, 30m, 1h, 7d.")] = "1h",
     as_json: JsonLinesOption = False,
 ) -> None:
@@ -135,7 +134,6 @@ def gc(
     In a fork that needs nothing of its parent, it deletes the tag that keeps a checkpoint there.
     Exit status 1 in that case, or if an object could not be deleted.
     """
-    dry_run = is_dry_run(dry_run, old=delete, name="--delete")
     store, age = open_location(location), parse_duration(min_age)
     with (
         progress("listing" if dry_run else "listing and deleting"),

@@ -33,7 +33,6 @@ from statelog.operations.copy_plan import (
     parents_of,
     plan_copy,
 )
-from statelog.renamed import renamed
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.clock import wall_clock_ms
 from statelog.store import (
@@ -174,7 +173,6 @@ def _copied(
     raise missing_in_source(last or ObjectNotFoundError("an object"), source.url)
 
 
-@renamed(store_options="storage_options", new_store_options="new_storage_options")
 def copy(
     location: str | os.PathLike[str],
     new: str | os.PathLike[str],

@@ -16,7 +16,6 @@ from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
 from statelog.operations.change_writer import ChangeWriter
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
 from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
-from statelog.renamed import dry_run_by_default
 from statelog.runtime.clock import wall_clock_ms
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
@@ -33,7 +32,6 @@ StatesByName: TypeAlias = Mapping[str, Mapping[Any, object]]
 """New state by variable and key."""
 
 
-@dry_run_by_default(store_options="storage_options")
 def edit(
     location: str | os.PathLike[str],
     *,

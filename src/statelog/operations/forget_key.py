@@ -43,7 +43,6 @@ from statelog.operations.edit_keys import EditTarget
 from statelog.operations.key_edits import GroupEdits
 from statelog.operations.key_traces import SoughtKey, staged_rows, staged_table
 from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
-from statelog.renamed import dry_run_by_default
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state import recordings
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -231,7 +230,6 @@ def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:
         )
 
 
-@dry_run_by_default(store_options="storage_options")
 def forget(
     location: str | os.PathLike[str],
     key: object,

@@ -43,7 +43,6 @@ from statelog.operations.fork import (
 )
 from statelog.operations.rewind import missing_inputs
 from statelog.redaction import redacted
-from statelog.renamed import renamed
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.store import (
     LocationStore,
@@ -67,7 +66,6 @@ _SINK_ATTEMPTS: Final = 100
 _SINK_PAUSE_S: Final = 0.1
 
 
-@renamed(store_options="storage_options")
 def tags(location: Location, *, storage_options: Mapping[str, object] | None = None) -> list[Tag]:
     """
     Return the tags of a state location, tags of forks and readers too.
@@ -89,7 +87,6 @@ def tags(location: Location, *, storage_options: Mapping[str, object] | None = N
     return list_tags(open_state(location, options=storage_options))
 
 
-@renamed(store_options="storage_options")
 def tag(
     location: Location,
     name: str,
@@ -202,7 +199,6 @@ def _finished_source(
     raise AssertionError("the last attempt returns or raises")
 
 
-@renamed(store_options="storage_options")
 def untag(
     location: Location,
     name: str,
@@ -241,7 +237,6 @@ def untag(
     return existing
 
 
-@renamed(store_options="storage_options")
 def fork(
     location: Location,
     new_location: Location,

@@ -15,7 +15,6 @@ import datetime as dt
 import difflib
 import enum
 import textwrap
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -264,9 +263,6 @@ def _check_range(spec: OptionSpec, value: object) -> None:
 
 # --- keys -------------------------------------------------------------------------------------
 
-RENAMED_SECTIONS: Final = {"materialization": "snapshot"}
-"""Old names of sections, accepted for one version, and the present ones."""
-
 FOREIGN: Final = (
     ForeignKey(
         tuple(f"{prefix}enabled" for prefix in _CHANGELOG),
@@ -357,7 +353,6 @@ def find_declared(
     Raises:
         InvalidOptionsError: There is no such key; the message names the nearest one.
     """
-    key = _present_key(key)
     plain = _plain(key)
     for spec in specs:
         prefixes = DFS if spec.section == "changelog" else ()
@@ -387,20 +382,6 @@ def find_declared(
         else "; docs/reference/options.md lists all keys"
     )
     raise InvalidOptionsError(f"unknown option {key!r}{hint}", key=key)
-
-
-def _present_key(key: str) -> str:
-    """Return *key* with the present name of its section."""
-    for old, new in RENAMED_SECTIONS.items():
-        if _plain(key).startswith(f"{old}_"):
-            present = new + key.strip()[len(old) :]
-            warnings.warn(
-                f"option {key!r} is now {present!r}; the old key is accepted for one more version",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-            return present
-    return key
 
 
 def variable_of(key: str) -> str:

@@ -9,7 +9,6 @@ place.  The defaults are Flink 2.3.0's unless a comment says otherwise.
 from __future__ import annotations
 
 import datetime as dt
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -452,14 +451,6 @@ class Options:
         for name, kind in _SECTION_CLASSES.items():
             section, class_name = getattr(self, name), kind.__name__
             arguments.instance(section, name, kind, class_name, error=InvalidOptionsError)
-
-    @property
-    def materialization(self) -> SnapshotPolicy:
-        """Return `snapshot` by its former name."""
-        warnings.warn(
-            "Options.materialization is now Options.snapshot", DeprecationWarning, stacklevel=2
-        )
-        return self.snapshot
 
 
 def default_of(spec: OptionSpec) -> OptionValue | None:

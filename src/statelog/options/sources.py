@@ -18,7 +18,6 @@ import msgspec
 from statelog import arguments, extras
 from statelog.errors import InvalidOptionsError
 from statelog.options.declaration import (
-    RENAMED_SECTIONS,
     ForeignKey,
     OptionSpec,
     OptionValue,
@@ -157,11 +156,6 @@ def _from_spark(
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
     """Yield our variables; refuse others of our prefix that look like a misspelling."""
     variables = {spec.variable: spec.key for spec in OPTIONS}
-    for old, new in RENAMED_SECTIONS.items():
-        for spec in OPTIONS:
-            if spec.section == new:
-                old_key = f"{old}.{spec.name}"
-                variables[variable_of(old_key)] = old_key  # `find_option` reports the old name
     sections = tuple(variable_of(f"{section}.") for section in SECTIONS)
     for name, value in environ.items():
         if not name.startswith(_VARIABLE_PREFIX):

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from statelog.spark.comparison import BatchOutcome, WhatIf, what_if
     from statelog.spark.enabling import disable, enable
     from statelog.spark.migration import (
-        from_spark,
         spark_checkpoint,
         spark_state,
         to_spark,
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
     from statelog.state.objects import AggregateFunction
     from statelog.state.slots import ColumnState, ColumnTimers, Keys
 
-    MaterializationPolicy = SnapshotPolicy
 else:
     __getattr__ = names_on_first_use(
         __name__,
@@ -78,7 +76,7 @@ else:
             "statelog.spark.aggregation": "Aggregate aggregate approx_count_distinct count first last latest_row max_ mean min_ sum_ top_k variance",
             "statelog.spark.api": "transform_with_state transform_with_state_in_pandas",
             "statelog.spark.enabling": "disable enable",
-            "statelog.spark.migration": "from_spark spark_checkpoint spark_state to_spark with_initial_state",
+            "statelog.spark.migration": "spark_checkpoint spark_state to_spark with_initial_state",
             "statelog.spark.query.broadcast": "Broadcast BroadcastTable",
             "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
@@ -96,7 +94,6 @@ else:
             "statelog.state.objects": "AggregateFunction",
             "statelog.state.slots": "ColumnState ColumnTimers Keys",
         },
-        MaterializationPolicy="SnapshotPolicy",
     )
 
 
@@ -139,7 +136,6 @@ __all__ = [
     "enable",
     "exactly_once",
     "first",
-    "from_spark",
     "idempotent",
     "last",
     "latest_row",

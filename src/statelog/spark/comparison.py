@@ -33,7 +33,6 @@ from statelog.operations.key_traces import staged_rows as values_of
 from statelog.operations.position_files import batch_files
 from statelog.operations.rewind import check_sources
 from statelog.operations.savepoints import query_store
-from statelog.renamed import renamed
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.types import from_ipc
@@ -215,7 +214,6 @@ def _frozen(value: object) -> Hashable:
     return value if isinstance(value, Hashable) else repr(value)
 
 
-@renamed(storeOptions="storage_options", onBatch="on_batch")
 def what_if(
     fork: Fork,
     stream: DataFrame,

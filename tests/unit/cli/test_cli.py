@@ -20,10 +20,8 @@ from tests.unit.checkpoint.helpers import (
     started,
 )
 
-from statelog.changelog.reader import whole_file_handle
 from statelog.cli.main import run, verbs
 from statelog.cli.output import progress
-from statelog.errors import CorruptionError
 from statelog.format.buffers import checksum
 from statelog.format.segment import SegmentWriter
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
@@ -190,8 +188,6 @@ def test_cat_refuses_a_file_whose_mark_is_damaged(call, tmp_path, compress):
     file = tmp_path / "log"
     file.write_bytes(b"".join(writer.finish())[:-1] + b"?")
     assert "not statelog's mark" in call("cat", str(file), status=1)
-    with pytest.raises(CorruptionError, match="not statelog's mark"):
-        whole_file_handle(open_store(str(tmp_path)), "log")
 
 
 def values_file(tmp_path, *values: bytes) -> str:
@@ -487,12 +483,3 @@ def test_an_interruption_ends_quietly(large_file):
     one.send_signal(signal.SIGINT)
     _, said = one.communicate(timeout=30)
     assert (said, one.returncode) == ("", 130)
-
-
-@pytest.mark.parametrize(("verb", "old"), [("gc", "--delete"), ("forget", "--yes")])
-def test_the_old_name_of_apply_works_and_says_so(capsys, tmp_path, verb, old):
-    arguments = {"gc": ["--min-age", "0"], "forget": ["somebody"]}[verb]
-    run([verb, str(tmp_path), *arguments, old])
-    assert f"statelog: {old} is now --apply" in capsys.readouterr().err
-    run([verb, str(tmp_path), *arguments, "--apply"])
-    assert "is now --apply" not in capsys.readouterr().err

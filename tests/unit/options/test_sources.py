@@ -218,37 +218,3 @@ def test_a_file_of_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(sl.InvalidOptionsError, match="cannot be read"):
         load(yaml_file=tmp_path / "s.yaml")
-
-
-@pytest.mark.parametrize(
-    "places",
-    [
-        {"settings": {"materialization.max-log-handles": 9}},
-        {"environ": {"STATELOG_MATERIALIZATION_MAX_LOG_HANDLES": "9"}},
-        {"spark_conf": {"spark.statelog.materialization.max-log-handles": "9"}},
-        {"yaml_text": "materialization: {max-log-handles: 9}"},
-    ],
-    ids=lambda places: next(iter(places)),
-)
-def test_the_old_section_materialization_is_accepted_with_a_warning(
-    places: dict[str, object],
-) -> None:
-    with pytest.warns(DeprecationWarning, match=r"is now 'snapshot\.max-log-handles'"):
-        options = load(**places)
-    assert 9 == options.snapshot.max_log_handles
-    with pytest.warns(DeprecationWarning, match=r"Options\.snapshot"):
-        assert options.snapshot is options.materialization
-
-
-def test_an_option_set_by_its_old_and_its_present_key_is_refused() -> None:
-    settings = {"materialization.slice-size": 1, "snapshot.slice-size": 2}
-    with (
-        pytest.warns(DeprecationWarning),
-        pytest.raises(sl.InvalidOptionsError, match="already"),
-    ):
-        load(settings)
-
-
-def test_the_old_class_is_importable_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match=r"statelog\.SnapshotPolicy"):
-        assert sl.SnapshotPolicy is sl.MaterializationOptions

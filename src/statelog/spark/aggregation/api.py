@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, GroupedData
 
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
-from statelog.renamed import warn_renamed
 from statelog.spark.aggregation.functions import Aggregate
 from statelog.spark.aggregation.planning import AggregationPlan, plan_aggregates
 from statelog.spark.aggregation.processor import AggregateProcessor
@@ -34,9 +33,7 @@ from statelog.spark.stream.stateful_stream import GroupedStatefulStream
 if TYPE_CHECKING:
     from typing import Unpack
 
-_SETTING_NAMES: Final = frozenset(
-    name for setting in SETTINGS.values() for name in (setting.name, setting.former) if name
-)
+_SETTING_NAMES: Final = frozenset(setting.name for setting in SETTINGS.values())
 _SPARKS: Final = {
     "count": ("count",),
     "sum_": ("sum",),
@@ -97,9 +94,9 @@ def aggregate(
             "outputMode Complete would send the results of all keys in each micro-batch: use Update, "
             "and read all results with statelog.open(...) or spark.read.format('statelog')"
         )
-    keywords: dict[str, object] = {**settings}
-    functions = named_aggregates(aggregates, keywords)
-    if keywords.get("inputColumns") is not None:
+    _check_settings(settings)
+    functions = named_aggregates(aggregates)
+    if settings.get("inputColumns") is not None:
         raise UsageError(
             "aggregate reads the columns that its aggregates name: remove inputColumns"
         )
@@ -123,7 +120,7 @@ def aggregate(
             observers=Observers(onProgress, metrics),
         ),
         lambda session, output: ColumnarFormat(is_distinct=True),
-        keywords,  # type: ignore[arg-type]
+        settings,
     )
 
 
@@ -141,27 +138,18 @@ def _no_end(plan: AggregationPlan) -> UsageError:
     )
 
 
-def named_aggregates(
-    given: Sequence[object], settings: MutableMapping[str, object]
-) -> dict[str, Aggregate]:
+def named_aggregates(given: Sequence[object]) -> dict[str, Aggregate]:
     """
     Return the aggregates of a call by the names of their output columns.
-
-    Args:
-        given: The positional arguments.
-        settings: The keyword arguments; aggregates among them, the former way, are taken out.
 
     Raises:
         UsageError: An argument is not an aggregate, or does not have a name, or two have one name.
     """
-    former = _taken_out(given, settings)
-    columns = [each for each in given if not isinstance(each, Mapping)]
-    named = [*((None, each) for each in columns), *former]
-    if not named:
+    if not given:
         raise UsageError("aggregate needs at least one aggregate, such as count().alias('n')")
     aggregates: dict[str, Aggregate] = {}
-    for name, value in named:
-        aggregate = _aggregate(name, value)
+    for value in given:
+        aggregate = _aggregate(value)
         if aggregate.name is None:
             raise UsageError(
                 f"aggregate: {aggregate!r} needs a name for its output column: "
@@ -170,38 +158,31 @@ def named_aggregates(
         if aggregate.name in aggregates:
             raise UsageError(f"aggregate: two aggregates have the name {aggregate.name!r}")
         aggregates[aggregate.name] = aggregate
-    if former:
-        _warn(list(aggregates.values()), settings)
     return aggregates
 
 
-def _taken_out(
-    given: Sequence[object], settings: MutableMapping[str, object]
-) -> list[tuple[str | None, object]]:
-    """Take the aggregates that are given in a mapping or by keyword, and return them by name."""
-    former: list[tuple[str | None, object]] = []
-    for each in given:
-        if isinstance(each, Mapping):
-            former += each.items()
-    for name in [name for name in settings if name not in _SETTING_NAMES]:
-        former.append((name, settings.pop(name)))
-    return former
+def _check_settings(settings: Mapping[str, object]) -> None:
+    for name in sorted(settings.keys() - _SETTING_NAMES):
+        similar = difflib.get_close_matches(name, _SETTING_NAMES, n=1, cutoff=0.8)
+        hint = f"; did you mean the setting {similar[0]}?" if similar else ""
+        raise UsageError(
+            f"aggregate: {name} is not a setting{hint}. An output column is named by "
+            f"count().alias('n'), before the settings"
+        )
 
 
-def _aggregate(name: str | None, value: object) -> Aggregate:
+def _aggregate(value: object) -> Aggregate:
     if isinstance(value, Aggregate):
-        return value if name is None else value.alias(str(name))
-    text = f"{value!r:.80}" if name is None else f"{name}={value!r:.80}"
+        return value
+    text = f"{value!r:.80}"
     if isinstance(value, Column) or is_connect(value):
         raise UsageError(
             f"aggregate: {text} is an expression of Spark; aggregate takes functions of statelog.spark, "
             f"which know how to combine results over micro-batches. {_instead_of(str(value))}"
         )
-    similar = difflib.get_close_matches(str(name), _SETTING_NAMES, n=1, cutoff=0.8)
-    hint = f"; did you mean the setting {similar[0]}?" if similar else ""
     raise UsageError(
         f"aggregate: {text} is not an aggregate of statelog.spark, such as count().alias('n') or "
-        f"sum_('amount').alias('amount'), and not a setting{hint}"
+        "sum_('amount').alias('amount')"
     )
 
 
@@ -218,17 +199,3 @@ def _instead_of(expression: str) -> str:
     if ours in ("first", "last"):
         value = "column, by=column"
     return f"Use {ours}({value}) of statelog.spark"
-
-
-def _warn(aggregates: Sequence[Aggregate], settings: Mapping[str, object]) -> None:
-    """Warn of aggregates that are given the former way, with the line of this very call."""
-    new = ", ".join(["grouped", *map(repr, aggregates), *_written(settings)])
-    warn_renamed(
-        "aggregate with its columns as keywords or as a mapping", f"aggregate({new})", stacklevel=5
-    )
-
-
-def _written(settings: Mapping[str, object]) -> Iterator[str]:
-    for name, value in settings.items():
-        # A mapping may hold credentials.
-        yield f"{name}={'...' if isinstance(value, Mapping) else repr(value)}"

@@ -180,30 +180,6 @@ def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
     return WithInitialState(processor)
 
 
-def from_spark(processor: StatefulProcessor) -> StatefulProcessor:
-    """
-    Return a processor that begins with the rows of `spark_state`.
-
-    The same as `with_initial_state`.
-
-    Example:
-        totals = transform_with_state(
-            events.groupBy("customer"),
-            from_spark(Totals()),
-            "customer string, total double",
-            initialState=spark_state(spark, "s3://bucket/queries/old").groupBy("customer"),
-            stateLocation="s3://bucket/jobs/moved",
-        )
-
-    Args:
-        processor: A processor; `handleInitialState` may be missing.
-
-    Raises:
-        UsageError: In a task: the rows have a variable that its `init` does not create.
-    """
-    return with_initial_state(processor)
-
-
 class WithInitialState(StatefulProcessor):
     """A processor that begins with a frame of state; see `with_initial_state`."""
 

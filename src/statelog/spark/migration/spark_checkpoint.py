@@ -34,7 +34,6 @@ from statelog.checkpoint.restore import find_checkpoint
 from statelog.core.source_position import OffsetEntry, log_entry, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.format.bounds import decode_json
-from statelog.renamed import renamed
 from statelog.spark.jvm.files import checkpoint_files, write_file
 from statelog.spark.query.session import refuse_connect
 
@@ -66,7 +65,6 @@ _LEFT_OUT: Final = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateSt
 """Settings that the new query takes from its own session; the old session's mean nothing."""
 
 
-@renamed(storeOptions="storageOptions", checkpointId="checkpoint")
 def spark_checkpoint(
     spark: SparkSession,
     checkpointLocation: str,

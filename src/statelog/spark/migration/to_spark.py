@@ -25,7 +25,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from statelog.checkpoint.at_time import CheckpointName
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.renamed import renamed
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.query.session import refuse_connect, use_this_python
@@ -194,7 +193,6 @@ def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=like.is_null())
 
 
-@renamed(storeOptions="storageOptions", checkpointId="checkpoint")
 def to_spark(
     spark: SparkSession,
     stateLocation: str | os.PathLike[str],

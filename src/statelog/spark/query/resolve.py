@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -47,10 +46,8 @@ def _plain(name: str) -> str:
     return name.replace(".", "").replace("-", "").replace("_", "").lower()
 
 
-_BY_NAME: Final = {_plain(setting.name): at for at, setting in SETTINGS.items()} | {
-    _plain(setting.former): at for at, setting in SETTINGS.items() if setting.former
-}
-"""Plain name, former ones included, to the field of `QuerySettings`."""
+_BY_NAME: Final = {_plain(setting.name): at for at, setting in SETTINGS.items()}
+"""Plain name to the field of `QuerySettings`."""
 
 
 @dataclass(slots=True)
@@ -70,7 +67,7 @@ def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
         UsageError: An argument is unknown; the message has the nearest name, and all names.
     """
     names = [setting.name for setting in SETTINGS.values()]
-    unknown = set(arguments).difference(names, (each.former for each in SETTINGS.values()))
+    unknown = set(arguments).difference(names)
     if unknown:
         nearest = [name for name in map(_nearest, sorted(unknown)) if name]
         hint = f"; did you mean {', '.join(map(repr, nearest))}? It" if nearest else "; it"
@@ -219,10 +216,6 @@ def _read(place: Place, entries: Iterable[tuple[str, object, str]]) -> _Layer:
 def _check_place(setting: Setting, key: str, origin: str, place: Place) -> None:
     if place not in setting.places:
         raise InvalidOptionsError(f"{origin} has no effect there; {_REFUSAL[place]}", key=key)
-    if setting.former and _plain(key) == _plain(setting.former):
-        message = f"{origin} is now called {setting.name!r}; the next version removes the old name"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        _log.warning("%s", message)
 
 
 def _parsed(setting: Setting, value: object, origin: str) -> object:

@@ -9,7 +9,6 @@ from typing import Final, TypeVar, cast
 
 from statelog.errors import InvalidOptionsError
 from statelog.options.units import describe_size, parse_count
-from statelog.renamed import warn_renamed
 
 T = TypeVar("T")
 
@@ -34,7 +33,6 @@ class Setting:
         values: Its type, for the documentation.
         text: The documentation.
         places: Where it may be set.
-        former: Name in the version before, which is accepted with a warning; "" for none.
         option: Key of docs/reference/options.md that the setting sets; "" for none.
         least: Its least value, where it is a number.
     """
@@ -44,7 +42,6 @@ class Setting:
     values: str
     text: str
     places: Place = Place.ANY
-    former: str = ""
     option: str = ""
     least: int | None = None
 
@@ -64,17 +61,12 @@ class Setting:
 
 STORAGE_OPTIONS: Final = "storageOptions."
 """Before the name of an option of the store's client, in configuration and options of readers and writers."""
-_FORMER_STORAGE_OPTIONS: Final = "storeOptions."
 
 
 def storage_option_of(key: str) -> str | None:
-    """Return the name of the store's option that *key* sets, with a warning for the former prefix; or None."""
-    for prefix in (STORAGE_OPTIONS, _FORMER_STORAGE_OPTIONS):
-        if key.lower().startswith(prefix.lower()):
-            if prefix != STORAGE_OPTIONS:
-                warn_renamed(f"{prefix}<name>", f"{STORAGE_OPTIONS}<name>")
-            return key[len(prefix) :]
-    return None
+    """Return the name of the store's option that *key* sets, or None."""
+    is_option = key.lower().startswith(STORAGE_OPTIONS.lower())
+    return key[len(STORAGE_OPTIONS) :] if is_option else None
 
 
 def choice_of(kind: type[enum.Enum]) -> Callable[..., enum.Enum]:
@@ -133,13 +125,12 @@ def setting(
     default: T | None = None,
     default_factory: Callable[[], T] | None = None,
     places: Place = Place.ANY,
-    former: str = "",
     option: str = "",
     least: int | None = None,
     compare: bool = True,
 ) -> T:
     """Return a dataclass field that declares a setting; see `Setting` for the arguments."""
-    declared = {"setting": Setting(name, parse, values, text, places, former, option, least)}
+    declared = {"setting": Setting(name, parse, values, text, places, option, least)}
     if default_factory is not None:
         return field(default_factory=default_factory, compare=compare, metadata=declared)
     return field(default=cast("T", default), metadata=declared)

@@ -121,7 +121,6 @@ class QuerySettings:
         "Run micro-batches without data when a timer is due or the watermark moved; fixed "
         "for the lifetime of the query. Default: as the query began; for a new query, "
         "whether it can have timers.",
-        former="idleTicks",
         default=None,
     )
     tasks: int | None = setting(
@@ -183,7 +182,6 @@ class QuerySettings:
         "goes back to an older checkpoint; it does not rewind the sources (see `statelog "
         "rewind`).",
         places=_NOT_BY_SESSION,
-        former="restoreFrom",
         default="latest",
     )
     adopt: bool = setting(
@@ -207,7 +205,6 @@ class QuerySettings:
         as_given,
         "1 to 65,536",
         "Number of the newest checkpoints that are kept, so that they can be restored.",
-        former="retained",
         option="checkpoint.retained",
         default_factory=CheckpointOptions,
     )
@@ -250,7 +247,6 @@ class QuerySettings:
         "mapping; elsewhere one key `storageOptions.<name>` each",
         "Client options of the object store (credentials, endpoint, ...).",
         places=Place.CODE,
-        former="storeOptions",
         default_factory=dict,
     )
     fsync: bool = setting(
@@ -266,7 +262,6 @@ class QuerySettings:
         "a `SnapshotPolicy`",
         "When to write snapshots.",
         places=Place.CODE,
-        former="materialization",
         default_factory=SnapshotPolicy,
     )
     record: RecordRule | None = setting(

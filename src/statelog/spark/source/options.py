@@ -16,7 +16,6 @@ from statelog.checkpoint.tags import check_name
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.options.declaration import describe_arguments
-from statelog.renamed import warn_renamed
 from statelog.spark.query.setting import STORAGE_OPTIONS, storage_option_of
 from statelog.store.encryption import with_source
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 STATE_VIEW: Final = "state"
 CHANGES_VIEW: Final = "changes"
-LOG_VIEW: Final = "log"
 CHECKPOINTS_VIEW: Final = "checkpoints"
 DEFAULT_READER_CHECKPOINTS: Final = 1000
 """How far a named reader may fall behind: within a day at a micro-batch in 90 seconds."""
@@ -37,7 +35,7 @@ T = TypeVar("T")
 OptionsT = TypeVar("OptionsT", bound="DataclassInstance")
 
 
-# --- how an option of the format is declared, for reading and for writing -------------------------
+# --- how an option of the format is declared -------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +46,14 @@ class FormatOption:
     Args:
         text: What it does, for the docstring.
         parse: Returns the parsed value; called with name and text.
-        views: The views that take it, where a view is read.
+        views: The views that take it.
         also: Another name of it: the one of the rest of statelog, or Spark's.
-        former: Its name in the version before, which is accepted with a warning.
     """
 
     text: str
     parse: Callable[[str, str], object]
     views: Sequence[str]
     also: str
-    former: str
 
 
 def _as_given(name: str, value: str) -> str:
@@ -69,89 +65,26 @@ def format_option(
     text: str,
     parse: Callable[[str, str], object] = _as_given,
     *,
-    views: Sequence[str] = (),
+    views: Sequence[str],
     also: str = "",
-    former: str = "",
 ) -> T:
     """Return a dataclass field that declares an option; see `FormatOption` for the arguments."""
     text += f" Also `{also}`." if also else ""
-    return field(
-        default=default, metadata={"option": FormatOption(text, parse, views, also, former)}
-    )
+    return field(default=default, metadata={"option": FormatOption(text, parse, views, also)})
 
 
-def declared_fields(kind: type[DataclassInstance]) -> Mapping[str, FormatOption]:
+def _declared(kind: type[DataclassInstance]) -> Mapping[str, FormatOption]:
     """Return the options that the fields of *kind* declare, by name."""
     return {each.name: each.metadata["option"] for each in fields(kind) if each.metadata}
 
 
-def documented_options(kind: type[OptionsT]) -> type[OptionsT]:
+def _documented(kind: type[OptionsT]) -> type[OptionsT]:
     """Put the texts of the options that a class declares into its docstring."""
-    describe_arguments(kind, {name: option.text for name, option in declared_fields(kind).items()})
+    describe_arguments(kind, {name: option.text for name, option in _declared(kind).items()})
     return kind
 
 
-def given_options(
-    given: Mapping[str, str], kind: type[DataclassInstance], subject: str
-) -> tuple[dict[str, str], Mapping[str, object]]:
-    """
-    Return the texts of the options that are given, and the options of the store.
-
-    Args:
-        given: Spark's options; names in any case.
-        kind: The class that declares the options.
-        subject: What has them, for the error.
-
-    Raises:
-        InvalidOptionsError: A name is unknown.
-    """
-    options = {name.lower(): value for name, value in given.items()}
-    store = {
-        option: options.pop(name)
-        for name in list(options)
-        if (option := storage_option_of(name)) is not None
-    }
-    names = declared_fields(kind)
-    texts: dict[str, str] = {}
-    for name, declared in names.items():
-        spellings = (name, declared.also, declared.former)
-        given_as = [each for each in spellings if each and each.lower() in options]
-        if len(given_as) > 1:
-            raise InvalidOptionsError(
-                f"{subject}: {' and '.join(given_as)} are one option: give one"
-            )
-        for each in given_as:
-            texts[name] = options.pop(each.lower())
-            if each == declared.former:
-                warn_renamed(f"the option {each}", name)
-    if options:
-        # Values are not shown: one of them may be a secret.
-        raise InvalidOptionsError(
-            f"{subject} has no option {', '.join(sorted(options))}; it has "
-            f"{', '.join(names)}, and {STORAGE_OPTIONS}<name> for an option of the store"
-        )
-    return texts, with_source(store)
-
-
-def build_options(kind: type[OptionsT], texts: Mapping[str, str], **more: object) -> OptionsT:
-    """
-    Return the options as an object of *kind*.
-
-    Args:
-        kind: The class that declares the options.
-        texts: The options that are given.
-        more: Fields that are not options.
-
-    Raises:
-        InvalidOptionsError: A value has the wrong form.
-    """
-    build: Callable[..., OptionsT] = kind
-    declared = declared_fields(kind)
-    values = {name: declared[name].parse(name, text) for name, text in texts.items()}
-    return build(**values, **more)
-
-
-def parse_positive(name: str, value: str) -> int:
+def _positive(name: str, value: str) -> int:
     """Return a number of 1 or more; raises `InvalidOptionsError` otherwise."""
     if not re.fullmatch(r"[1-9]\d*", value.strip(), re.ASCII):
         raise InvalidOptionsError(f"{name} must be a number of 1 or more, not {value!r}")
@@ -228,13 +161,11 @@ def _switch(name: str, value: str) -> bool:
 
 # --- the options of a read ------------------------------------------------------------------------
 
-_VIEWS: Final = (STATE_VIEW, CHANGES_VIEW, LOG_VIEW, CHECKPOINTS_VIEW)
+_VIEWS: Final = (STATE_VIEW, CHANGES_VIEW, CHECKPOINTS_VIEW)
 _ROWS: Final = (STATE_VIEW, CHANGES_VIEW)
-_BETWEEN: Final = (CHANGES_VIEW, LOG_VIEW)
-_OF_VARIABLES: Final = (STATE_VIEW, CHANGES_VIEW, LOG_VIEW)
 
 
-@documented_options
+@_documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """
@@ -250,52 +181,48 @@ class SourceOptions:
 
     path: str = format_option(
         "",
-        'The state location; `load(path)` sets it.  For the view "log" also a folder of changelog '
-        "files of Flink, or one such file.",
+        "The state location; `load(path)` sets it.",
         views=_VIEWS,
     )
     view: str = format_option(
         STATE_VIEW,
-        '"state" for the rows of one state variable, "changes" for what checkpoints changed, "log" '
-        'for the changes in the log, "checkpoints" for one row per checkpoint.',
+        '"state" for the rows of one state variable, "changes" for what checkpoints changed, '
+        '"checkpoints" for one row per checkpoint.',
         _view,
         views=_VIEWS,
     )
     stateVarName: str | None = format_option(
         None,
         'The state variable; None for the only one, and for all in the view "changes".',
-        views=_OF_VARIABLES,
+        views=_ROWS,
         also="variable",
     )
     operatorId: str | None = format_option(
-        None, "The operator; None for the only one.", views=_OF_VARIABLES, also="operator"
+        None, "The operator; None for the only one.", views=_ROWS, also="operator"
     )
     keyGroups: KeyGroupRange | None = format_option(
         None,
         'The key groups to read, as "3" or "0-15"; None for all.',
         _key_groups,
-        views=_OF_VARIABLES,
+        views=_ROWS,
     )
     partitions: int | None = format_option(
         None,
         "Number of partitions; None for one per 32 MiB of stored bytes.",
-        parse_positive,
+        _positive,
         views=_ROWS,
     )
     checkpoint: str | None = format_option(
         None,
         'The checkpoint whose state, or up to which changes are read; None for the newest one ("latest").',
         _checkpoint,
-        views=_OF_VARIABLES,
-        also="checkpointId",
-        former="endingCheckpoint",
+        views=_ROWS,
     )
     sinceCheckpoint: str | None = format_option(
         None,
         "Changes after this one; None for the whole state first, as inserts.",
         _checkpoint,
-        views=_BETWEEN,
-        former="startingCheckpoint",
+        views=(CHANGES_VIEW,),
     )
     batchId: int | None = format_option(
         None,
@@ -326,7 +253,7 @@ class SourceOptions:
     maxCheckpointsPerTrigger: int | None = format_option(
         None,
         "Checkpoints of a micro-batch of a stream; None for all.",
-        parse_positive,
+        _positive,
         views=(CHANGES_VIEW,),
     )
     reader: str | None = format_option(
@@ -338,11 +265,8 @@ class SourceOptions:
     readerMaxCheckpoints: int = format_option(
         DEFAULT_READER_CHECKPOINTS,
         "How many checkpoints the position of `reader` keeps at most.",
-        parse_positive,
+        _positive,
         views=(CHANGES_VIEW,),
-    )
-    decode: bool = format_option(
-        True, "Show the operations in the log, False for its bytes.", _switch, views=(LOG_VIEW,)
     )
     store: Mapping[str, object] = field(default_factory=dict, repr=False)
 
@@ -357,7 +281,7 @@ class SourceOptions:
         Raises:
             InvalidOptionsError: A name is unknown or missing, or a value has the wrong form.
         """
-        texts, store = given_options(given, cls, "the format statelog")
+        texts, store = _texts(given)
         if not texts.get("path"):
             raise InvalidOptionsError(
                 'the format statelog needs a state location: spark.read.format("statelog")'
@@ -368,12 +292,48 @@ class SourceOptions:
             raise InvalidOptionsError("batchId and checkpoint both name a checkpoint: give one")
         if "readerMaxCheckpoints" in texts and "reader" not in texts:
             raise InvalidOptionsError("readerMaxCheckpoints needs the option reader, a name")
-        return build_options(cls, texts, store=store)
+        build: Callable[..., SourceOptions] = cls
+        declared = _declared(cls)
+        values = {name: declared[name].parse(name, text) for name, text in texts.items()}
+        return build(**values, store=store)
+
+
+def _texts(given: Mapping[str, str]) -> tuple[dict[str, str], Mapping[str, object]]:
+    """
+    Return the texts of the options that are given, and the options of the store.
+
+    Raises:
+        InvalidOptionsError: A name is unknown.
+    """
+    options = {name.lower(): value for name, value in given.items()}
+    store = {
+        option: options.pop(name)
+        for name in list(options)
+        if (option := storage_option_of(name)) is not None
+    }
+    names = _declared(SourceOptions)
+    texts: dict[str, str] = {}
+    for name, declared in names.items():
+        spellings = (name, declared.also)
+        given_as = [each for each in spellings if each and each.lower() in options]
+        if len(given_as) > 1:
+            raise InvalidOptionsError(
+                f"the format statelog: {' and '.join(given_as)} are one option: give one"
+            )
+        for each in given_as:
+            texts[name] = options.pop(each.lower())
+    if options:
+        # Values are not shown: one of them may be a secret.
+        raise InvalidOptionsError(
+            f"the format statelog has no option {', '.join(sorted(options))}; it has "
+            f"{', '.join(names)}, and {STORAGE_OPTIONS}<name> for an option of the store"
+        )
+    return texts, with_source(store)
 
 
 def _check_view(view: str, given: Mapping[str, str]) -> None:
     """Raise `InvalidOptionsError` where an option is given that the view does not take."""
-    declared = declared_fields(SourceOptions)
+    declared = _declared(SourceOptions)
     unused = [name for name in declared if name in given and view not in declared[name].views]
     if unused:
         taken = [name for name in declared if view in declared[name].views]

@@ -15,22 +15,8 @@ from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.source.changes import ChangeRows, ChangesRead, ChangeStream
 from statelog.spark.source.columns import selected_columns, spark_schema
-from statelog.spark.source.log import (
-    FILE_COLUMNS,
-    RAW_COLUMNS,
-    FileRows,
-    LogRead,
-    LogRows,
-    changelog_files,
-    operation_columns,
-)
 from statelog.spark.source.opened import Location, only_variable, ranges_of
-from statelog.spark.source.options import (
-    CHANGES_VIEW,
-    CHECKPOINTS_VIEW,
-    LOG_VIEW,
-    SourceOptions,
-)
+from statelog.spark.source.options import CHANGES_VIEW, CHECKPOINTS_VIEW, SourceOptions
 from statelog.spark.source.readers import (
     CHECKPOINT_COLUMNS,
     CheckpointRows,
@@ -82,7 +68,7 @@ class StateSource:
         # A relative path has its meaning here, in the folder of the driver.
         path = normalize_url(read.path) if is_known(read.path) else read.path
         location = Location(path, read.store)
-        views = {CHANGES_VIEW: _changes, LOG_VIEW: _log, CHECKPOINTS_VIEW: _checkpoints}
+        views = {CHANGES_VIEW: _changes, CHECKPOINTS_VIEW: _checkpoints}
         self._view = views.get(read.view, _state)(read, location)
 
     def schema(self) -> StructType:
@@ -181,36 +167,6 @@ def _changes(options: SourceOptions, location: Location) -> _View:
         )
 
     return _View(columns, rows, stream)
-
-
-def _log(options: SourceOptions, location: Location) -> _View:
-    """Return what is read of the log, or of changelog files."""
-    files = changelog_files(location.path, location)
-    if files is not None:
-        used = ("stateVarName", "operatorId", "sinceCheckpoint", "checkpoint")
-        if unused := _given(options, *used):
-            raise InvalidOptionsError(
-                f"{location.path} has changelog files and no checkpoint; they are read without "
-                f"{unused}"
-            )
-        return _View(FILE_COLUMNS, partial(FileRows, *files, options.keyGroups))
-    upto = location.checkpoint(options.checkpoint)
-    after = location.checkpoint(options.sinceCheckpoint)
-    with location.reader(upto, options.operatorId) as reader:
-        columns, variable = RAW_COLUMNS, None
-        if options.decode:
-            variable = options.stateVarName or only_variable(reader)
-            columns = operation_columns(reader, variable)
-        (key_groups,) = ranges_of(reader, options.keyGroups, 1)
-        read = LogRead(
-            location=location,
-            operator=reader.schema.operator_id,
-            checkpoint_id=reader.checkpoint_id,
-            after=after,
-            variable=variable,
-            key_groups=key_groups,
-        )
-    return _View(columns, lambda target: LogRows(read, target, columns))
 
 
 def _checkpoints(options: SourceOptions, location: Location) -> _View:

@@ -29,7 +29,6 @@ from statelog.checkpoint.open_state import open_state
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.model import JsonObject
 from statelog.model.object_path import checked_path
-from statelog.renamed import renamed
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
@@ -97,7 +96,6 @@ class ReplayedStep:
         return self.recorded.task.checkpoint_id
 
 
-@renamed(store_options="storage_options")
 def replay(
     location: str,
     key: object,

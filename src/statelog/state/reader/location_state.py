@@ -24,7 +24,6 @@ from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError, ObjectNotFoundError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
-from statelog.renamed import renamed
 from statelog.state.reader.broadcasts import (
     BroadcastVersion,
     broadcast_table,
@@ -310,7 +309,6 @@ class LocationState:
         times = [as_of_ms(each.checkpoint) if now_ms is None else now_ms for each in readers]
         return Differences(*readers, list(dict.fromkeys(names))).table(*times)
 
-    @renamed(after="since_checkpoint", upto="checkpoint")
     def feed(
         self,
         since_checkpoint: CheckpointName | None = None,
@@ -555,7 +553,6 @@ class LocationState:
         return self._readers
 
 
-@renamed(store_options="storage_options")
 def open(
     location: str | os.PathLike[str],
     *,

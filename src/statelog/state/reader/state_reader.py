@@ -32,7 +32,6 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.model import CompletedCheckpoint, KeyGroupRange
-from statelog.renamed import renamed
 from statelog.runtime.clock import wall_clock_ms
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -89,7 +88,6 @@ class StateReader:
         self._cache: CachedStore | None = CachedStore(store, _CACHED_BYTES)
 
     @classmethod
-    @renamed(store_options="storage_options", checkpoint_id="checkpoint")
     def open(
         cls,
         location: str | os.PathLike[str],

@@ -12,7 +12,6 @@ from statelog.metrics import Metrics
 from statelog.options import (
     OPTIONS,
     ChangelogOptions,
-    CheckpointOptions,
     SnapshotPolicy,
     task_changelog_options,
 )
@@ -156,29 +155,6 @@ def test_a_wrong_setting_is_named_with_its_place(
 ) -> None:
     with pytest.raises(InvalidOptionsError, match=said):
         settled(conf, arguments, written)
-
-
-@pytest.mark.parametrize(
-    ("former", "value", "field", "found"),
-    [
-        ("idleTicks", False, "no_data_batches", False),
-        ("restoreFrom", 4, "checkpoint", 4),
-        ("retained", 7, "checkpoints", CheckpointOptions(retained=7)),
-        ("materialization", SnapshotPolicy(max_log_handles=3), "snapshot_policy", None),
-    ],
-)
-def test_a_former_name_is_accepted_with_a_warning(
-    former: str, value: Any, field: str, found: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    new = SETTINGS[field].name
-    with pytest.warns(DeprecationWarning, match=f"argument '{former}' is now called '{new}'"):
-        assert (found or value) == getattr(settled({}, {former: value}), field)
-    assert f"is now called '{new}'" in caplog.text
-    with (
-        pytest.warns(DeprecationWarning),
-        pytest.raises(InvalidOptionsError, match="a second time"),
-    ):
-        settled({}, {former: value, new: value})
 
 
 def test_what_the_code_may_say_is_the_table() -> None:
@@ -337,7 +313,7 @@ def test_what_is_recorded_is_nothing_else(given: object) -> None:
 )
 def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"no argument {name}{hint}"):
-        refuse_unknown_arguments({name: 1, "tasks": 2, "retained": 3})
+        refuse_unknown_arguments({name: 1, "tasks": 2, "retainedCheckpoints": 3})
 
 
 def test_the_objects_that_observe_a_query_are_no_settings() -> None:

@@ -12,7 +12,7 @@ def test_the_names_are_taken_in_any_case() -> None:
         {
             "PATH": "/state",
             "statevarname": "total",
-            "CheckpointId": "7",
+            "CHECKPOINT": "7",
             "operatorid": "op",
             "keygroups": " 0 - 15 ",
             "partitions": "3",
@@ -51,12 +51,6 @@ def test_an_option_has_the_name_of_the_rest_of_statelog_too() -> None:
     assert 3 == SourceOptions.parse({"path": "/state", "batchId": "3"}).batchId
 
 
-def test_the_former_prefix_of_options_of_the_store_warns() -> None:
-    with pytest.warns(FutureWarning, match=r"storeOptions\.<name> is now storageOptions\.<name>"):
-        found = SourceOptions.parse({"path": "/state", "storeOptions.region": "eu"})
-    assert {"region": "eu"} == found.store
-
-
 def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
     found = SourceOptions.parse({"path": "/state"})
     assert found == SourceOptions.parse(
@@ -83,7 +77,7 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
         ({"path": ""}, "needs a state location"),
         (
             {"path": "/s", "view": "keys"},
-            "view must be state, changes, log or checkpoints, not 'keys'",
+            "view must be state, changes or checkpoints, not 'keys'",
         ),
         (
             {"path": "/s", "checkpoint": "the newest"},
