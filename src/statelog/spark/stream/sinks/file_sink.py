@@ -223,7 +223,7 @@ class FileEntries:
                 f"the query {announced.writer} has announced batch {announced.batch.batch_id} "
                 f"({announced.batch.to_text()}) as entry {entry} of {self._path} and has not written it: "
                 "it runs, or it ended in between. Stop it, or give this query a folder of its own. If that "
-                f"driver does not run, delete {self._record_path(entry)}"
+                f"driver does not run, delete {self._record_path(entry)}, on local disk also .{entry}.crc next to it"
             )
         record = {"writer": delivered.writer, "batch": delivered.batch.to_text()}
         self._folder.put(RECORDS, str(entry), json.dumps(record), overwrite=announced is not None)
