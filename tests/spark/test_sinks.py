@@ -168,6 +168,37 @@ def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
     assert 2 == len(list((job.out / "_statelog").glob("[0-9]*"))), "the newest of each query"
 
 
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_files_are_written_once_although_another_query_writes_before_the_restart(
+    job: SinkJob, delivery: str
+) -> None:
+    job.add(2)
+    job.run("parquet", delivery=delivery)
+    job.forget_commit()
+    job.run("parquet", name="another", delivery=delivery)
+    job.run("parquet", delivery=delivery)
+    assert sorted(job.expected * 2) == job.rows("parquet")
+
+
+@pytest.mark.parametrize("source", ["parquet", "delta"])
+def test_a_query_that_was_restored_from_a_backup_is_refused(job: SinkJob, source: str) -> None:
+    if source == "delta":
+        pytest.importorskip("deltalake")
+        job.spark.dataSource.register(DeltaStandIn)
+    query, backup = job.folder / "query", job.folder / "backup"
+    job.add(1)
+    job.run(source)
+    shutil.copytree(query, backup)
+    job.add(2)
+    job.run(source)
+    shutil.rmtree(query)
+    shutil.move(backup, query)
+    with pytest.raises((CheckpointError, StreamingQueryException), match=r"batch 2.*batch 1"):
+        job.run(source)
+    rows = delta_rows(job.out) if source == "delta" else job.rows(source)
+    assert sorted(job.expected) == rows
+
+
 def test_a_folder_with_other_files_is_refused_or_appended_to(job: SinkJob) -> None:
     job.add(1)
     job.out.mkdir()
@@ -563,6 +594,9 @@ def test_a_sink_with_transactions_gets_each_row_once(job: SinkJob, delivery: str
     assert 0 == command(["rewind", query, "--to", "1", "--apply", "--min-age", "0s"])
     run_with(exactly_once(database(job.folder)))
     assert sorted(job.expected + job.expected[4:]) == rows()
+    last = sink.last_committed(writer)
+    assert last is not None
+    assert (3, True) == (last.batch_id, last.timeline > 0), "a rewind begins a timeline"
     with contextlib.closing(sqlite3.connect(job.folder / "d")) as connection:
         connection.execute("drop table totals")
     job.add(1)
