@@ -19,8 +19,8 @@ def test_tables_of_another_writer_are_read(spark: "SparkSession", tmp_path: Path
     rows = pa.table({"number": [1]})
 
     def read() -> list[tuple[str, int, str]]:
-        found = transactions(spark, str(tmp_path))
-        return sorted((each.application, each.version, each.metadata) for each in found)
+        read = transactions(spark, str(tmp_path))
+        return sorted((each.application, each.number, each.metadata) for each in read)
 
     for application, version in (("a", 4), ("b", 1), ("a", 5 << 32)):
         properties = deltalake.CommitProperties(
@@ -47,7 +47,7 @@ def test_checkpoints_of_every_kind_are_read(spark: "SparkSession", tmp_path: Pat
 
     def newest() -> list[tuple[str, int, str]]:
         read = transactions(spark, str(tmp_path))
-        return sorted((each.application, each.version, each.metadata) for each in read)
+        return sorted((each.application, each.number, each.metadata) for each in read)
 
     def parquet(name: str, *actions: Any) -> None:
         rows = [{"txn": None, "add": None, **action} for action in actions]

@@ -1,5 +1,5 @@
 """
-Which micro-batch of which history a target has, and whether another one may be written to it.
+The micro-batch that a target has, with its history, and whether another one may be written to it.
 
 The number of a micro-batch does not say whose rows it has: after a rewind, in a fork and in a restored
 copy the same number has other rows.  So a target records location, timeline, number and plan, and only
@@ -87,7 +87,7 @@ class DeliveredBatch:
         return cls(parts[0], int(parts[1]), int(parts[2]), parts[3])
 
     @property
-    def version(self) -> int:
+    def number(self) -> int:
         """
         A number for a target that stores a number: timeline and batch id.
 
@@ -96,15 +96,15 @@ class DeliveredBatch:
         return self.recorded.timeline << _BATCH_BITS | self.batch_id
 
     @classmethod
-    def from_version(cls, version: int, location_id: str = "") -> DeliveredBatch:
-        """Return the micro-batch of a `version`; without *location_id* its location is unknown."""
-        return cls(location_id, version >> _BATCH_BITS, version & _BATCH_MASK)
+    def from_number(cls, number: int, location_id: str = "") -> DeliveredBatch:
+        """Return the micro-batch of a `number`; without *location_id* its location is unknown."""
+        return cls(location_id, number >> _BATCH_BITS, number & _BATCH_MASK)
 
     def is_recorded_as(self, record: DeliveredBatch | None) -> bool:
         """Return whether *record* is the record of this micro-batch, as far as it says."""
         return (
             record is not None
-            and record.version == self.version
+            and record.number == self.number
             and (not record.location_id or record.location_id == self.location_id)
             and _may_be_equal(record.plan, self.plan)
         )

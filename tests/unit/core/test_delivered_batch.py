@@ -70,13 +70,13 @@ def test_a_micro_batch_is_written_once_its_record_is_there() -> None:
 def test_a_record_comes_back() -> None:
     for batch in batches():
         assert batch.recorded == DeliveredBatch.from_text(batch.to_text(), where="the table")
-        back = DeliveredBatch.from_version(batch.version, batch.location_id)
+        back = DeliveredBatch.from_number(batch.number, batch.location_id)
         assert batch.is_recorded_as(back)
-        assert batch.is_recorded_as(DeliveredBatch.from_version(batch.version))
-    assert 7 == DeliveredBatch("a", 0, 7).version
+        assert batch.is_recorded_as(DeliveredBatch.from_number(batch.number))
+    assert 7 == DeliveredBatch("a", 0, 7).number
     late = DeliveredBatch("a", 2**30, 2**31)
-    assert late == DeliveredBatch.from_version(late.version, "a")
-    assert late.version < 2**63
+    assert late == DeliveredBatch.from_number(late.number, "a")
+    assert late.number < 2**63
 
 
 def test_only_the_own_record_is_recognised() -> None:
@@ -91,7 +91,7 @@ def test_only_the_own_record_is_recognised() -> None:
 
 def test_versions_rise_with_batches_and_timelines() -> None:
     numbers = [(0, 0), (0, 1), (0, 2**32 - 1), (1, 0), (1, 5), (2**31 - 1, 2**32 - 1)]
-    versions = [DeliveredBatch("a", *number).version for number in numbers]
+    versions = [DeliveredBatch("a", *number).number for number in numbers]
     assert versions == sorted(set(versions))
 
 

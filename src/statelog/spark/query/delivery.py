@@ -9,8 +9,8 @@ A sink of statelog records the newest `DeliveredBatch` for each query.  The quer
 of it, which is the same over restarts.  While the sink of a side output is called, the name has the
 side output in it, because its rows are others of the same micro-batch.
 
-On a classic session both are in the local properties of Spark's context, of which each query has its
-own.  Spark Connect does not have local properties; there each query has a separate process, so they
+On a classic session both are in the local properties of Spark's context, and each query has separate
+ones.  Spark Connect does not have local properties; there each query has a separate process, so they
 are stored in this module.
 """
 
@@ -83,7 +83,7 @@ def _set(frame: DataFrame, key: str, value: str) -> None:
 
 def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
     """
-    Return which micro-batch of which history a sink was called with.
+    Return the micro-batch that a sink was called with, with its history.
 
     Args:
         frame: The frame that `foreachBatch` was called with.

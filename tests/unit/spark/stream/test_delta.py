@@ -54,7 +54,7 @@ class DeltaTable:
     def append(self, frame: Frame, target: Target, options: Mapping[str, Any]) -> None:
         application, version = options["txnAppId"], options["txnVersion"]
         known = self.transactions.get(application)
-        if known is not None and known.version >= version:
+        if known is not None and known.number >= version:
             return
         metadata = options["userMetadata"] if self.keeps_metadata else ""
         self.transactions[application] = Transaction(application, version, metadata)

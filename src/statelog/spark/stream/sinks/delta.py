@@ -17,7 +17,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +25,7 @@ from pyspark.sql.functions import col
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, UsageError
+from statelog.model import JsonObject
 from statelog.spark.query.delivery import Sink, delivered_batch, query_name
 from statelog.spark.rows.spark_versions import condition_of
 from statelog.spark.stream.sinks.simple import Target, append, batch_writer
@@ -49,7 +50,7 @@ class Transaction:
     """The newest transaction of an application; *metadata* is the user's text of its commit."""
 
     application: str
-    version: int
+    number: int
     metadata: str = ""
 
 
@@ -74,7 +75,7 @@ class DeltaSink:
                 return
             self._has_looked = True
         options = {_METADATA: batch.to_text(), **self._target.options()}
-        options |= {_APPLICATION: application.name, _VERSION: batch.version}
+        options |= {_APPLICATION: application.name, _VERSION: batch.number}
         append(frame, self._target, options)
 
     def _has(self, session: SparkSession, application: _Application, batch: DeliveredBatch) -> bool:
@@ -97,10 +98,10 @@ class DeltaSink:
             if batch.is_written(last, target=target):
                 return True
             is_same = transaction.application == application.name
-            skips |= is_same and transaction.version >= batch.version
+            skips |= is_same and transaction.number >= batch.number
         if skips:
             raise CheckpointError(
-                f"{target} has a later transaction of {application.name!r} than {batch.version}, so Delta would "
+                f"{target} has a later transaction of {application.name!r} than {batch.number}, so Delta would "
                 f"skip batch {batch.batch_id}: the query has a new state location. Leave out the option "
                 f"{_APPLICATION}, or name another application",
                 reason="gap",
@@ -132,12 +133,12 @@ class _Application:
             location = batch.location_id
         elif query != self._query:
             return None
-        last = DeliveredBatch.from_version(transaction.version, location)
+        last = DeliveredBatch.from_number(transaction.number, location)
         try:
             recorded = DeliveredBatch.from_text(transaction.metadata, where=_METADATA)
         except UsageError:  # the user's own text
             return last
-        return recorded if recorded.version == transaction.version else last
+        return recorded if recorded.number == transaction.number else last
 
 
 def _folder(session: SparkSession, target: Target) -> str | None:
@@ -164,7 +165,7 @@ def _folder(session: SparkSession, target: Target) -> str | None:
 
 def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
     """
-    Return the newest transaction of each application in a Delta table; none if there is no table.
+    Return the newest transaction of each application in a Delta table; none without a table.
 
     Blocks: On two or three jobs of Spark, which list the log and read its newest checkpoint and the
         commits after it.
@@ -190,15 +191,15 @@ def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
 
 def _newest_checkpoint(names: Iterable[str]) -> tuple[int, Sequence[str]]:
     """Return the version and the files of the newest checkpoint that is whole; -1 without one."""
-    found: dict[tuple[int, str], list[str]] = {}
+    checkpoints: dict[tuple[int, str], list[str]] = {}
     for name in names:
         match = _CHECKPOINT.fullmatch(name)
         if match is not None:
             number, parts, _ = match.groups()
-            found.setdefault((int(number), parts or name), []).append(name)
+            checkpoints.setdefault((int(number), parts or name), []).append(name)
     whole = [
         (version, files)
-        for (version, parts), files in found.items()
+        for (version, parts), files in checkpoints.items()
         if not parts.isdecimal() or len(files) == int(parts)
     ]
     return max(whole, default=(-1, []))
@@ -220,7 +221,7 @@ def _of_commits(session: SparkSession, paths: Sequence[str]) -> Iterator[Transac
     lines = session.read.format("text").load(list(paths))
     lines = lines.select(col("_metadata.file_name").alias("name"), "value")
     lines = lines.where(col("value").rlike(r'^\s*\{\s*"(txn|commitInfo)"'))
-    actions: dict[str, list[dict[str, Any]]] = {}
+    actions: dict[str, list[JsonObject]] = {}
     for name, line in lines.collect():
         actions.setdefault(name, []).append(json.loads(line))
     for _, commit in sorted(actions.items()):

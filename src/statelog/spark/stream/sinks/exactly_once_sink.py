@@ -81,9 +81,9 @@ class SinkBatch:
         """
         if self.is_next(last):
             return
-        found = "no micro-batch" if last is None else f"batch {last.batch_id} ({last.to_text()})"
+        newest = "no micro-batch" if last is None else f"batch {last.batch_id} ({last.to_text()})"
         raise UnavailableError(
-            f"another driver writes to {target}: it has {found} of {self.writer}, and this driver left "
+            f"another driver writes to {target}: it has {newest} of {self.writer}, and this driver left "
             f"{'none' if self.after is None else self.after.to_text()}"
         )
 

@@ -125,7 +125,7 @@ class KafkaSink:
             clients.producer.begin_transaction()
             self._produce(clients.producer, keys, values)
             clients.producer.send_offsets_to_transaction(
-                [TopicPartition(self._topic, 0, batch.batch.version, batch.record)],
+                [TopicPartition(self._topic, 0, batch.batch.number, batch.record)],
                 clients.consumer.consumer_group_metadata(),
                 self._timeout_s,
             )
@@ -156,7 +156,7 @@ class KafkaSink:
         if place.offset == OFFSET_INVALID:
             return None
         if not place.metadata:  # a broker that does not store it
-            return DeliveredBatch.from_version(place.offset)
+            return DeliveredBatch.from_number(place.offset)
         where = f"the metadata of the committed offset of the topic {self._topic}"
         return DeliveredBatch.from_text(place.metadata, where=where)
 
