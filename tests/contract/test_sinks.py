@@ -86,7 +86,7 @@ class TestSqlite(DatabaseContract):
             impatient.write(batch(0))
         wrong = DatabaseSink(connect, "missing")
         with pytest.raises(sqlite3.OperationalError, match="no such table: missing"):
-            wrong.write(batch(1))
+            self.write(wrong, batch(1))
         self.check(sink, 0)
 
 
