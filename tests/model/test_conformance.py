@@ -38,16 +38,17 @@ class TracedStore(DictStore):
             return
         entry = decoded(path, self.objects[path][0])
         if isinstance(entry, ClaimRecord):
-            self._world.note("claim", number, entry.owner_id)
+            self._world.note("claim", number, entry.owner_id, timeline=entry.timeline)
             return
-        stored = entry.checkpoint
-        attempts = self._world.attempts.setdefault((stored.owner_id, number), [])
+        attempts = self._world.attempts.setdefault((entry.owner_id, number), [])
         self._world.note(
             "put",
             number,
-            stored.owner_id,
-            parent=-1 if stored.parent_id is None else stored.parent_id,
+            entry.owner_id,
+            parent=-1 if entry.parent_id is None else entry.parent_id,
             attempt=attempt_number(attempts, entry.attempt),
+            timeline=entry.timeline.number,
+            ancestors=tuple((end.number, end.last_id) for end in entry.timeline.ancestors),
         )
 
     def list_folders(self, prefix: str = "") -> Any:
