@@ -84,7 +84,7 @@ def _set(frame: DataFrame, key: str, value: str) -> None:
 
 def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
     """
-    Return which micro-batch of which history a sink was called with.
+    Return the micro-batch, with its history, that a sink was called with.
 
     Args:
         frame: The frame that `foreachBatch` was called with.
