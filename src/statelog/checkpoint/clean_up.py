@@ -308,8 +308,7 @@ def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
     Args:
         store: The store of the location.
         path: Name of the object.
-        newest: The newest checkpoint.  A number above it may be that of a claim, or of a late commit of
-            statelog 0.2.
+        newest: The newest checkpoint.  A claim may have a number above it.
 
     Blocks: On the store, for an entry.
     """

@@ -287,7 +287,7 @@ def kept_checkpoint(store: ObjectStore, checkpoint_id: int) -> RetainedCheckpoin
 
 
 def _leftovers(ids: Sequence[int], retained: Sequence[RetainedCheckpoint]) -> tuple[int, ...]:
-    """Return the newest of *ids* that no retained checkpoint needs: older ones, or late ones of 0.2."""
+    """Return the newest of *ids* that no retained checkpoint needs."""
     needed = {path for each in retained for path in each.objects or ()}
     unneeded = [each for each in ids if PATHS.metadata(each) not in needed]
     return tuple(unneeded[-LEFTOVERS_MAX:])

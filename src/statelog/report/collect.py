@@ -34,10 +34,9 @@ _KINDS: Final = {
     "taskowned": "snapshots",
     "shared": "snapshots",
     "output": "output",
-    "owner": "claims",
-    "tags": "claims",
+    "tags": "tags",
 }
-_ORDER: Final = ("commits", "log", "snapshots", "output", "claims", "other")
+_ORDER: Final = ("commits", "log", "snapshots", "output", "tags", "other")
 _Listing = Sequence[tuple[CheckpointSummary, CompletedCheckpoint | None]]
 
 

@@ -241,7 +241,7 @@ def test_a_fork_of_another_store_works_for_its_caller(
 
 HOSTILE = [
     "../offsets/1", "/etc/passwd", "offsets/%2e%2e/1", "offsets\\1", "offsets/1\x00", "a" * 1025,
-    "statelog/owner/7", "statelog/chk-7/_metadata", "metadata", "state/0/0/1.delta", "offsets/1/2",
+    "statelog/chk-7/_metadata", "metadata", "state/0/0/1.delta", "offsets/1/2",
     "sources/0", "sources/../../x/y", "offsets/x", "",
 ]  # fmt: skip
 
