@@ -347,7 +347,9 @@ class Mutant:
 SAFE, LIVE, RULE, BOOKS = Kind.SAFETY, Kind.LIVENESS, Kind.POLICY, Kind.INVARIANT
 MUTANTS = [
     Mutant(UploadBatcher, "_has_capacity", no_limit, BOOKS, "bytes in flight exceed"),
-    Mutant(UploadBatcher, "_admit", only_what_fits, BOOKS, "a task waits although there is capacity"),
+    Mutant(
+        UploadBatcher, "_admit", only_what_fits, BOOKS, "a task waits although there is capacity"
+    ),
     Mutant(UploadBatcher, "_enqueue", eager, RULE, "a batch started without a reason"),
     Mutant(UploadBatcher, "_enqueue", timer_per_task, RULE, "a second timer for one batch"),
     Mutant(UploadBatcher, "_enqueue", no_threshold, RULE, "a full queue waits"),

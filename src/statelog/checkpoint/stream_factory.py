@@ -29,7 +29,6 @@ from statelog.arguments import instance, refused, text, whole_number
 from statelog.checkpoint.object_names import Entropy, random_name
 from statelog.checkpoint.state_stream import read_stream
 from statelog.errors import ClosedError, StoreError, UsageError
-from statelog.flink_names import FlinkNames
 from statelog.format.buffers import Buffer, checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.options import StreamOptions
@@ -48,7 +47,7 @@ DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
 DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
 
 
-class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
+class FsCheckpointStateOutputStream(io.RawIOBase):
     """
     Collects the bytes of one piece of state; `close_and_get_handle` makes them durable.
 
@@ -258,9 +257,11 @@ def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: 
     root = local_path(store.url)
     if "://" in written:
         below = written.removeprefix(store.url.rstrip("/") + "/")
-    elif not written.startswith("/"):
-        below = written
-    elif root is None or os.path.commonpath([root, os.path.normpath(written)]) != root:
+    elif (
+        not written.startswith("/")
+        or root is None
+        or os.path.commonpath([root, os.path.normpath(written)]) != root
+    ):
         below = written
     else:
         below = os.path.relpath(written, root)
@@ -376,7 +377,7 @@ class CheckpointedStateScope(enum.Enum):
     """Later checkpoints."""
 
 
-class FsCheckpointStreamFactory(FlinkNames):
+class FsCheckpointStreamFactory:
     """
     Makes output streams for the state of one checkpoint.
 
@@ -405,8 +406,6 @@ class FsCheckpointStreamFactory(FlinkNames):
 
     MAX_FILE_STATE_THRESHOLD: ClassVar = MAX_FILE_STATE_THRESHOLD
     """Largest *threshold_bytes*."""
-    FsCheckpointStateOutputStream: ClassVar = FsCheckpointStateOutputStream
-    """The class of the streams, where Flink has it."""
 
     def __init__(
         self,
