@@ -221,7 +221,9 @@ def test_a_renamed_field_or_variable_does_not_begin_empty(
     job.run()
     source.add([(1, 10)])
     for settings in ({}, {"dropState": ["note"]}):
-        with pytest.raises(CheckpointError, match=f"does not declare: '{name}'.*dropState='{name}'"):
+        with pytest.raises(
+            CheckpointError, match=f"does not declare: '{name}'.*dropState='{name}'"
+        ):
             job.run(processor=renamed, **settings)
     job.run()
     assert ["1 None", "11 noted"] == [row.seen for batch in job.take() for row in batch]
