@@ -231,15 +231,14 @@ class LocationStore:
         return LocationStore(parent, options, self._depth + 1)
 
     def _where_it_is_now(self, reference: ParentReference, fork_id: str) -> ParentReference:
-        """Return a reference to the place that the caller named, where that has the tag of this fork."""
-        if is_named(reference.location, self._named):
-            return reference
-        for url in self._named:
+        """Return a reference to the place that the caller named and that has the tag of this fork."""
+        stored = reference.location
+        for url in sorted(self._named, key=lambda url: not is_same_location(url, stored)):
             moved = msgspec.structs.replace(reference, location=url)
             try:
                 if _tags_of(_encrypted_of(url, self._options_of(moved)), fork_id):
                     return moved
-            except (UsageError, ObjectNotFoundError):  # not there; it is the parent of another fork
+            except (UsageError, ObjectNotFoundError):  # it is the parent of another fork
                 continue
         return reference
 

@@ -180,7 +180,7 @@ def test_a_moved_tree_of_forks_is_read_by_the_new_place_of_the_parent(
         (shutil.copytree if is_copy else shutil.move)(root / name, other / name)
     moved, parent = str(other / "new"), str(other / "state")
     assert run(["verify", moved]) == 1
-    assert "--parent" in capsys.readouterr().out
+    assert "--parent" in capsys.readouterr().err
     assert run(["verify", "--parent", str(tmp_path / "nowhere"), moved]) == 1
     for parents in ([parent], [made.parent, parent] if not is_copy else [parent, str(other / "no")]):
         named = open_existing_store(moved, options={"parents": parents})

@@ -561,7 +561,7 @@ class LocationState:
             operator_index(self._operator, BatchRecord.of(stored), self._store.url)
         return stored, first
 
-    def _open_readers(self) -> dict[int, StateReader]:
+    def _open_readers(self) -> dict[tuple[int, str | None], StateReader]:
         if self._readers is None:
             raise ClosedError(f"the state of {self._store.url} is closed; open it again")
         return self._readers
