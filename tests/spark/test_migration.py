@@ -228,9 +228,9 @@ def test_fields_in_another_order_keep_their_values(spark: SparkSession, tmp_path
             with pytest.raises(
                 Exception, match=r"fields \(orders, spent\) in 'value'.*spent, count"
             ):
-                job.run(processor=from_spark(Purchases(*names)), **settings)
+                job.run(processor=with_initial_state(Purchases(*names)), **settings)
         else:
-            job.run(processor=from_spark(Purchases(*names)), **settings)
+            job.run(processor=with_initial_state(Purchases(*names)), **settings)
     rows = [tuple(row) for batch in job.take() for row in batch]
     assert ("ann", 3, 40) in rows
     assert ("ann", 4, 45) in rows

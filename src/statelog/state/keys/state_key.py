@@ -99,7 +99,7 @@ def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]
             f"{' '.join(texts):.100}",
             fields=("key",),
         )
-    values = []
+    values: list[object] = []
     for text, field in zip(texts, schema, strict=True):
         if text == NULL_TEXT:
             values.append(None)
