@@ -77,7 +77,7 @@ def get(
     """
     Print the state of one key as of a checkpoint; only its key group is read.
 
-    Exit status 1 if there is no such key.
+    Exit status 1 if the key does not exist.
     """
     with open_state(location, operator) as state:
         reader = state.reader(checkpoint, variable=words[0])
@@ -110,7 +110,7 @@ def history(
     """
     Print the state of one key as of each retained checkpoint, oldest first.
 
-    Exit status 1 if there is no such key, or if a checkpoint cannot be read; the others are printed.
+    Exit status 1 if the key does not exist, or if a checkpoint cannot be read; the others are printed.
     """
     with open_state(location, operator) as state, progress("reading each checkpoint"):
         names, key = _variables_and_key(state.reader(variable=words[0]), words)
@@ -156,8 +156,8 @@ def _variables_and_key(
 
 
 def _end_without(words: Sequence[str], names: Sequence[str], where: str) -> NoReturn:
-    """End the program because a key has no state."""
-    print_error(f"no such key: {' '.join(words)}; {', '.join(names)} of {where} has no state of it")
+    """End the program because a key is without state."""
+    print_error(f"no such key: {' '.join(words)}; it is not in {', '.join(names)} of {where}")
     raise typer.Exit(EXIT_FINDING)
 
 

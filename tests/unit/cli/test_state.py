@@ -156,7 +156,7 @@ def test_a_null_in_a_key_is_named(call, stored):
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_key_without_state_is_no_such_key(call, stored, verb, words, options):
     text = call(verb, stored.location, *words, *options, status=1)
-    assert f"statelog: no such key: {' '.join(words)}; total" in text
+    assert f"statelog: no such key: {' '.join(words)}; it is not in total" in text
     assert 1 == len(text.splitlines())
 
 

@@ -412,8 +412,8 @@ class Replica:
         Args:
             variable: Its name; `$timers` for timers.
             key: The values of the key columns as a tuple; for one column the value alone will do.
-            now_ms: What expires at or before this time is left out; None is the present time, or that
-                of the checkpoint's micro-batch if it is later.
+            now_ms: What expires at or before this time is left out; None is the present time, or the
+                time of the checkpoint's micro-batch if it is later.
 
         Raises:
             UsageError: There is no such variable, *key* has other columns or types, or its key group
@@ -521,5 +521,5 @@ class Replica:
 
 
 def _time(held: HeldState, now_ms: int | None) -> int:
-    """Return the time by which values have expired."""
+    """Return the time for which expiry is decided."""
     return max(held.as_of_ms, wall_clock_ms()) if now_ms is None else now_ms
