@@ -90,7 +90,9 @@ def test_states_evolve_as_on_spark(spark: "SparkSession", tmp_path: Path) -> Non
             source.add([(0, 9)])
             job.processor = Evolving(*step)
             if tasks > 1:
-                with pytest.raises(CheckpointError, match="'value.gone', 'list.gone', 'map.gone'"):
+                with pytest.raises(
+                    CheckpointError, match=r"'value\.gone', 'list\.gone', 'map\.gone'"
+                ):
                     job.run()
             job.run(
                 tasks=tasks, snapshotPolicy=SNAPSHOTS, dropState="value.gone, list.gone, map.gone"
@@ -221,7 +223,9 @@ def test_a_renamed_field_or_variable_does_not_begin_empty(
     job.run()
     source.add([(1, 10)])
     for settings in ({}, {"dropState": ["note"]}):
-        with pytest.raises(CheckpointError, match=f"does not declare: '{name}'.*dropState='{name}'"):
+        with pytest.raises(
+            CheckpointError, match=f"does not declare: '{name}'.*dropState='{name}'"
+        ):
             job.run(processor=renamed, **settings)
     job.run()
     assert ["1 None", "11 noted"] == [row.seen for batch in job.take() for row in batch]

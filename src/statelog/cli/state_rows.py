@@ -7,14 +7,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 from rich import box
 from rich.text import Text
 
-from statelog.cli.output import PlainTable, console, open_location, plural, print_json, progress
+from statelog.cli.output import (
+    PlainTable,
+    console,
+    json_of,
+    open_location,
+    plural,
+    print_json,
+    progress,
+)
 from statelog.errors import CorruptionError, UsageError
 from statelog.format.arrow_data import python_rows
 from statelog.state.reader import LocationState
@@ -132,7 +139,7 @@ def _cell(value: object) -> str:
         return value.hex()
     if isinstance(value, dict | list | tuple):
         try:
-            return msgspec.json.encode(value).decode()
+            return json_of(value)
         except (TypeError, ValueError) as error:
             raise UsageError(f"a value cannot be shown: {error}") from error
     return str(value)

@@ -34,6 +34,7 @@ from statelog.state.reader.lookup import (
     KeyVersion,
     has_variable,
     key_history,
+    operator_with,
     rows_of_key,
     state_of_key,
 )
@@ -43,7 +44,7 @@ from statelog.state.reader.side_outputs import (
     kept_side_outputs,
     side_output_rows,
 )
-from statelog.state.reader.sql import run_sql_on
+from statelog.state.reader.sql import run_sql_on, run_sql_on_all
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.recordings.dead_letters import letters_rows, letters_table
 from statelog.state.schema.descriptors import StateDescriptor
@@ -79,7 +80,7 @@ class LocationState:
     ) -> None:
         self._store = store
         self._operator = None if operator is None else text(operator, "operator")
-        self._readers: dict[int, StateReader] | None = {}
+        self._readers: dict[tuple[int, str | None], StateReader] | None = {}
 
     def __repr__(self) -> str:
         operator = "" if self._operator is None else f", operator {self._operator}"
@@ -96,7 +97,7 @@ class LocationState:
         }
         facts = {
             "operator": self._operator,
-            "read last": ", ".join(f"checkpoint {each}" for each in readers),
+            "read last": ", ".join(f"checkpoint {each}" for each, _ in readers),
             "variables": ", ".join(f"{name} ({kind})" for name, kind in variables.items()),
             "closed": "yes" if self._readers is None else "",
         }
@@ -135,7 +136,9 @@ class LocationState:
         """
         return self.reader(checkpoint).variables()
 
-    def reader(self, checkpoint: CheckpointName | None = None) -> StateReader:
+    def reader(
+        self, checkpoint: CheckpointName | None = None, *, variable: str | None = None
+    ) -> StateReader:
         """
         Return the reader of a checkpoint, which yields batches of rows.
 
@@ -144,6 +147,8 @@ class LocationState:
         Args:
             checkpoint: Its id, "latest", "earliest", the name of a tag, or a time: a `datetime`, or text of
                 ISO 8601, UTC without a zone.  None for the newest one.
+            variable: Where the query has several operators and none was named, the one that alone
+                has this variable is read.
 
         Raises:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is
@@ -155,17 +160,28 @@ class LocationState:
 
         Blocks: On the store.
         """
+        stored, operator = self._checkpoint(checkpoint), self._operator
+        if operator is None and variable is not None:
+            operator = operator_with(variable, stored)
+        return self._reader_of(stored, operator)
+
+    def _checkpoint(self, name: CheckpointName | None) -> CompletedCheckpoint:
+        """Return a checkpoint, from a reader of it where there is one; blocks on the store."""
         readers = self._open_readers()
-        checkpoint_found: CompletedCheckpoint | None = None
-        if checkpoint is None:
-            checkpoint_found = find_checkpoint(self._store)
-            checkpoint = checkpoint_found.checkpoint_id
-        checkpoint = checkpoint_id_of(self._store, checkpoint)
-        reader = readers.pop(checkpoint, None)
+        if name is not None:
+            checkpoint_id = checkpoint_id_of(self._store, name)
+            for (of_reader, _), reader in readers.items():
+                if of_reader == checkpoint_id:
+                    return reader.checkpoint
+            return find_checkpoint(self._store, checkpoint_id)
+        return find_checkpoint(self._store)
+
+    def _reader_of(self, stored: CompletedCheckpoint, operator: str | None) -> StateReader:
+        readers, at = self._open_readers(), (stored.checkpoint_id, operator)
+        reader = readers.pop(at, None)
         if reader is None:
-            checkpoint_found = checkpoint_found or find_checkpoint(self._store, checkpoint)
-            reader = StateReader(self._store, checkpoint_found, operator=self._operator)
-        readers[checkpoint] = reader  # the last one used is at the end
+            reader = StateReader(self._store, stored, operator=operator)
+        readers[at] = reader  # the last one used is at the end
         while len(readers) > _READERS:
             readers.pop(next(iter(readers))).close()
         return reader
@@ -197,7 +213,7 @@ class LocationState:
 
         Blocks: On the store.
         """
-        reader = self.reader(checkpoint)
+        reader = self.reader(checkpoint, variable=variable)
         now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
         if key is None:
             return reader.table(variable, now_ms=now_ms)
@@ -205,8 +221,8 @@ class LocationState:
 
     def get(
         self,
-        variable: str,
-        key: object,
+        variable: str | None = None,
+        key: object = (),
         checkpoint: CheckpointName | None = None,
         *,
         now_ms: int | None = None,
@@ -219,7 +235,7 @@ class LocationState:
         times in milliseconds.
 
         Args:
-            variable: Its name; `$timers` for timers.
+            variable: Its name; `$timers` for timers.  None for a dict of all variables.
             key: The values of the key columns as a tuple; for one column the value alone will do.
             checkpoint: As for `reader`; None for the newest one.
             now_ms: As for `table`.
@@ -232,9 +248,12 @@ class LocationState:
 
         Blocks: On the store.
         """
-        reader = self.reader(checkpoint)
+        reader = self.reader(checkpoint, variable=variable)
         now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
-        return state_of_key(reader, variable, key, now_ms)
+        if variable is not None:
+            return state_of_key(reader, variable, key, now_ms)
+        names = [each.name for each in reader.variables()]
+        return {name: state_of_key(reader, name, key, now_ms) for name in names}
 
     def history(self, variable: str, key: object, *, now_ms: int | None = None) -> list[KeyVersion]:
         """
@@ -391,7 +410,8 @@ class LocationState:
         Return the result of an SQL statement over the state variables, through DuckDB.
 
         Each variable is a table of its name, with the columns of `table`; the timers are the table
-        `timers` too.  Variables that the statement names are read whole, others are not.
+        `timers` too.  Without a named operator these are the variables that one operator alone has.
+        Variables that the statement names are read whole, others are not.
 
         Args:
             statement: One statement in the dialect of DuckDB.
@@ -407,7 +427,11 @@ class LocationState:
 
         Blocks: On the store, and while the statement runs.
         """
-        return run_sql_on(self.reader(checkpoint), statement, allow_files=allow_files)
+        stored = self._checkpoint(checkpoint)
+        if self._operator is None and len(BatchRecord.of(stored).operators) > 1:
+            return run_sql_on_all(self._store, stored, statement, allow_files=allow_files)
+        reader = self._reader_of(stored, self._operator)
+        return run_sql_on([reader], statement, allow_files=allow_files)
 
     def dead_letters(
         self,
@@ -537,7 +561,7 @@ class LocationState:
             operator_index(self._operator, BatchRecord.of(stored), self._store.url)
         return stored, first
 
-    def _open_readers(self) -> dict[int, StateReader]:
+    def _open_readers(self) -> dict[tuple[int, str | None], StateReader]:
         if self._readers is None:
             raise ClosedError(f"the state of {self._store.url} is closed; open it again")
         return self._readers
