@@ -8,6 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from statelog.changelog.reader import read_logs
+from statelog.errors import CapacityError
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp, logs_ahead
@@ -163,7 +164,10 @@ class Replay:
             self._done.compacted += self._runs.bound()
 
     def _merge(self, runs: RunSet, part: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
-        run = replay_columns(runs.layout, part, runs.table(part), changes)
+        try:
+            run = replay_columns(runs.layout, part, runs.table(part), changes)
+        except CapacityError:  # dict tables hold any number of bytes
+            run = None
         if run is None:
             reader = self._state.codec.present_reader()
             for state_id, some in changes.items():

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint.state_stream import read_materialized
+from statelog.format.arrow_limits import take_rows
 from statelog.model import KeyGroupRange, MaterializedHandle
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.encoding.changes import OperatorCodec
@@ -72,7 +73,9 @@ class VariableRows:
         """
         cells, columns = self._state.kind.rows(self._live(keys, expired_ms))
         at = pa.array(cells)
-        group, *parts = (column.take(at) for column in keys.columns[: self._key_width])
+        group, *parts = (
+            take_rows(column, at, "the keys of rows") for column in keys.columns[: self._key_width]
+        )
         repeated = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*repeated, *columns], schema=self.schema)
 
