@@ -188,7 +188,8 @@ class Replay:
             if any(self._runs.by_group.get(kg) is not run for kg in part):
                 continue
             if self._rows > self._runs.limits.dict_rows:
-                self._runs.place(run)
+                if self._runs.is_whole(run):  # later changes may have been folded into dict tables
+                    self._runs.place(run)
             else:
                 self._runs.move_all(part)
 

@@ -283,8 +283,15 @@ class SideDelivery:
         files: Sequence[FileStateHandle],
     ) -> None:
         schema = self._query.operators[self._operators[name]].side_outputs[name]
+        what = f"side output {name!r} of micro-batch {batch_id}"
         rows = frame_of_rows(
-            frame.sparkSession, self._query, schema.stored_columns, schema.stored, inline, files
+            frame.sparkSession,
+            self._query,
+            schema.stored_columns,
+            schema.stored,
+            inline,
+            files,
+            what,
         )
         with of_side_output(frame, name):
             sink(rows.drop(SIDE_CHECKPOINT, SIDE_BATCH), batch_id)

@@ -31,6 +31,7 @@ from statelog.state.encoding.snapshot_file import snapshot_table
 from statelog.state.heap.expiry import CLOCK_STEP_MS
 from statelog.state.heap.memory import BLOCK, MemoryLimits, block_sizes, choose_blocks
 from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.keys.key_hash import Hashes
 from statelog.state.kinds import Key
 from statelog.state.kinds.kind import RowNumbers
 
@@ -203,10 +204,7 @@ class RunSet:
         self._ahead.clear()
         for pending, run in unnamed:
             part = run.key_group_range
-            superseded = any(self.by_group.get(key_group) is not run for key_group in part)
-            # A moved row may have changed since, and dict entries are not in the file.
-            changed = run.moved.any() or any(any(self._groups[kg].tables) for kg in part)
-            if self._local is None or superseded or changed:
+            if self._local is None or not self.is_whole(run):
                 pending.path.unlink(missing_ok=True)
                 continue
             last_applied = [self.last_applied.get(key_group, "") for key_group in part]
@@ -215,6 +213,16 @@ class RunSet:
                 self._local.publish(pending, last_applied, version, committed=True)
             except OSError as error:
                 self._without_files(error)
+
+    def is_whole(self, run: SortedRun) -> bool:
+        """Whether a run is all state of its key groups: none of it was superseded, moved or changed."""
+        part = run.key_group_range
+        is_current = all(self.by_group.get(key_group) is run for key_group in part)
+        return (
+            is_current
+            and not run.moved.any()
+            and not any(any(self._groups[kg].tables) for kg in part)
+        )
 
     def drop_files(self) -> None:
         """Remove the unnamed files of a replay that failed."""
@@ -386,7 +394,7 @@ def move_keys(
     flat = [key for part in keys_by_group.values() for key in part]
     if not flat:
         return Moved([], [])
-    hashes = layout.hashes(layout.codec.key.encode(flat))
+    hashes = _hashes(layout, flat)
     parts = []
     end = 0
     for key_group, part in keys_by_group.items():
@@ -396,6 +404,16 @@ def move_keys(
         if len(rows):
             parts.append(_Part(run, rows, [part[index] for index in asked.tolist()]))
     return _move(layout, groups, parts)
+
+
+def _hashes(layout: RowLayout, keys: Sequence[Key]) -> Hashes:
+    try:
+        return layout.hashes(layout.codec.key.encode(keys))
+    except CapacityError:
+        half = len(keys) // 2
+        if not half:
+            raise
+        return np.concatenate([_hashes(layout, keys[:half]), _hashes(layout, keys[half:])])
 
 
 def move_rows(
