@@ -98,22 +98,29 @@ def test_rows_are_delivered_by_the_names_of_their_columns(
     assert ["n", "k"] == list(job.output[0])
 
 
-@pytest.mark.parametrize("columns", ["k long, n long, x string", "k long", "k long, m long"])
-def test_other_columns_are_refused_with_both_lists_until_the_rows_are_delivered(
-    spark: "SparkSession", tmp_path: Path, columns: str
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [("x string, k long, n long", {"x": None, "k": 100, "n": 7}), ("k long", {"k": 100})],
+)
+def test_an_added_column_is_null_and_a_removed_column_is_left_out(
+    spark: "SparkSession", tmp_path: Path, columns: str, row: Any
 ) -> None:
     job = Job(spark, tmp_path, 1)
-    lists = (
-        r"\(k int64, n int64\).* now has \(k int64.*Start the query once with the columns before"
-    )
+    job.start(columns, columns)
+    assert [row] == job.output == job.side_output
+
+
+def test_a_renamed_column_is_refused_with_both_lists_until_the_rows_are_delivered(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job = Job(spark, tmp_path, 1)
+    lists = r"k int64, n int64\).* now has \(.*k int64, m int64\)\. Start the query once"
     with pytest.raises(Exception, match=rf"UsageError: the output of micro-batch 0 .*{lists}"):
-        job.start(columns, BEFORE)
+        job.start("k long, m long", BEFORE)
     assert [] == job.output
-    with pytest.raises(
-        Exception,
-        match=r"UsageError: side output 'side' of micro-batch 0 .*k int64, n int64\).* now has",
-    ):
-        job.start(BEFORE, columns)
+    side = "UsageError: side output 'side' of micro-batch 0"
+    with pytest.raises(Exception, match=rf"{side} .*{lists}"):
+        job.start(BEFORE, "k long, m long")
     assert [] == job.side_output
     job.start(BEFORE, BEFORE)
     assert job.rows == job.output == job.side_output
@@ -166,6 +173,13 @@ def test_nested_fields_are_found_by_name_too() -> None:
     ):
         with pytest.raises(UsageError, match=r"the output was committed .*struct"):
             committed_rows(data, pa.schema([("k", pa.int64()), ("s", changed)]), "the output")
+    for columns in (["k", "m"], ["k", "k", "s"]):
+        renamed = pa.schema([(name, pa.int64()) for name in columns])
+        with pytest.raises(UsageError, match="now has"):
+            committed_rows(data, renamed, "the output")
+    not_null = pa.schema([*table.schema, pa.field("x", pa.int64(), nullable=False)])
+    with pytest.raises(UsageError, match="x int64"):
+        committed_rows(data, not_null, "the output")
     with pytest.raises(UsageError, match="k int8"):
         big = to_stream(pa.table({"k": [1000]}))
         committed_rows(big, pa.schema([("k", pa.int8())]), "the output")

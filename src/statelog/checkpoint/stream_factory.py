@@ -258,9 +258,11 @@ def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: 
     root = local_path(store.url)
     if "://" in written:
         below = written.removeprefix(store.url.rstrip("/") + "/")
-    elif not written.startswith("/"):
-        below = written
-    elif root is None or os.path.commonpath([root, os.path.normpath(written)]) != root:
+    elif (
+        not written.startswith("/")
+        or root is None
+        or os.path.commonpath([root, os.path.normpath(written)]) != root
+    ):
         below = written
     else:
         below = os.path.relpath(written, root)

@@ -118,7 +118,9 @@ def test_a_confirmation_during_the_upload_holds_when_it_ends() -> None:
     log.handle(PersistRequested(0, 0), 0)
     assert [] == log.handle(Confirmed(0, 2), 0)
     first, *others = log.handle(UploadSucceeded((result(0), result(1))), 0)
-    assert HandOver((result(0), result(1))) == first, "before the persist ends: its caller may truncate"
+    assert HandOver((result(0), result(1))) == first, (
+        "before the persist ends: its caller may truncate"
+    )
     assert CompletePersist(0, (result(0), result(1)), 2) in others
     assert [] == log.handle(Confirmed(0, 2), 0)
     log.check_invariants()

@@ -215,7 +215,11 @@ class HeldState:
             batches = self._rows.get(at)
             if batches is None:
                 keys = self._keys(part)
-                batches = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
+                batches = [
+                    part
+                    for batch in keys.to_batches()
+                    for part in rows.batches(batch, self.as_of_ms)
+                ]
                 if not rows.expires:  # else the rows of a later checkpoint may be fewer
                     self._rows[at] = batches
             yield from batches

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint.state_stream import read_materialized
+from statelog.errors import CapacityError
 from statelog.format.arrow_limits import take_rows
 from statelog.model import KeyGroupRange, MaterializedHandle
 from statelog.model.checkpoint import ChangelogStateBackendHandle
@@ -78,6 +79,20 @@ class VariableRows:
         )
         repeated = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*repeated, *columns], schema=self.schema)
+
+    def batches(self, keys: pa.RecordBatch, expired_ms: int | None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as one batch; as several where one array cannot hold the repeated keys."""
+        try:
+            batch = self.of(keys, expired_ms)
+        except CapacityError:
+            half = keys.num_rows // 2
+            if not half:
+                raise
+            yield from self.batches(keys.slice(0, half), expired_ms)
+            yield from self.batches(keys.slice(half), expired_ms)
+            return
+        if batch.num_rows:
+            yield batch
 
     def _live(self, keys: pa.RecordBatch, expired_ms: int | None) -> pa.Array:
         column = keys.column(self._column)

@@ -115,37 +115,48 @@ def committed_rows(data: bytes | memoryview, columns: pa.Schema, what: str) -> p
     """
     Return committed rows in the columns that the query has now, which are found by name.
 
-    The rows were committed with the columns that the query had then.
+    The rows were committed with the columns that the query had then.  A column that was added since is
+    null, and one that was removed is left out.
 
     Raises:
         CorruptionError: They cannot be read.
-        UsageError: A column was added, removed, renamed or has another type now.
+        UsageError: Some columns were added and others removed, which may be new names, or a column has
+            another type.
     """
     table = from_ipc(data)
     if table.schema.types == columns.types and table.schema.names == columns.names:
         return table
-    if not same_names(pa.struct(list(table.schema)), pa.struct(list(columns))):
-        raise _other_columns(table.schema, columns, what)
-    table = table.select(columns.names)
-    if table.schema.types == columns.types:
-        return table
+    committed = table.schema
+    before, now = set(committed.names), set(columns.names)
+    is_unique = len(before) == len(committed) and len(now) == len(columns)
+    added = [field for field in columns if field.name not in before]
+    if not is_unique or (added and before - now) or not all(field.nullable for field in added):
+        raise _other_columns(committed, columns, what)
+    for field in added:
+        table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    rows = table.select(columns.names)
+    if rows.schema.types == columns.types:
+        return rows
+    pairs = zip(rows.schema.types, columns.types, strict=True)
     try:
-        return table.cast(columns)
+        if all(_same_names(*pair) for pair in pairs):
+            return rows.cast(columns)
     except pa.ArrowException as error:
-        raise _other_columns(table.schema, columns, what) from error
+        raise _other_columns(committed, columns, what) from error
+    raise _other_columns(committed, columns, what)
 
 
-def same_names(left: pa.DataType, right: pa.DataType) -> bool:
+def _same_names(left: pa.DataType, right: pa.DataType) -> bool:
     """Return whether the structs in two types have the same fields, in any order."""
     if pa.types.is_struct(left) and pa.types.is_struct(right):
         names = [field.name for field in left]
         if len(set(names)) < len(names) or sorted(names) != sorted(field.name for field in right):
             return False
-        return all(same_names(left.field(name).type, right.field(name).type) for name in names)
+        return all(_same_names(left.field(name).type, right.field(name).type) for name in names)
     if left.num_fields != right.num_fields:
         return False
     fields = range(left.num_fields)
-    return all(same_names(left.field(at).type, right.field(at).type) for at in fields)
+    return all(_same_names(left.field(at).type, right.field(at).type) for at in fields)
 
 
 def _other_columns(committed: pa.Schema, now: pa.Schema, what: str) -> UsageError:
