@@ -215,7 +215,7 @@ class OperatorRun:
             inline, files = inline_rows(upstream), row_files(upstream)
             columns, arrow = before.output, before.arrow_output
             what = f"the output of operator {before.schema.operator_id!r}"
-            rows = frame_of_rows(session, query, columns, arrow, inline, files, what)
+            rows = frame_of_rows(session, query, columns, arrow, inline, files, what=what)
             frame = definition.of_upstream(rows)
         if self._initial is not None:
             frame = with_initial_rows(frame, self._initial)

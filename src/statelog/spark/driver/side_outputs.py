@@ -291,7 +291,7 @@ class SideDelivery:
             schema.stored,
             inline,
             files,
-            what,
+            what=what,
         )
         with of_side_output(frame, name):
             sink(rows.drop(SIDE_CHECKPOINT, SIDE_BATCH), batch_id)

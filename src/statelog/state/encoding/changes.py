@@ -216,11 +216,12 @@ def _encoded(
         bounds: Key group, first row and end of each change.
     """
     header = _HEADER.pack(DELTAS, state_id)
+    what = f"state {name!r}, changes of one key group"
     pieces: list[bytes | pa.Buffer] = []
     ends, size = [0], 0
     for _, start, end in bounds:
         message = operations.slice(start, end - start).serialize()
-        check_size(len(header) + message.size, f"state {name!r}, changes of one key group")
+        check_size(len(header) + message.size, what)
         pieces += (header, message)
         size += len(header) + message.size
         ends.append(size)

@@ -59,6 +59,7 @@ def frame_of_rows(
     arrow: pa.Schema,
     inline: Sequence[bytes],
     files: Sequence[FileStateHandle],
+    *,
     what: str,
 ) -> DataFrame:
     """
@@ -235,7 +236,7 @@ class StagedDelivery:
         session, operator = frame.sparkSession, query.output
         what = f"the output of micro-batch {record.batch_id}"
         output = frame_of_rows(
-            session, query, operator.output, operator.arrow_output, inline, files, what
+            session, query, operator.output, operator.arrow_output, inline, files, what=what
         )
         self._sink(output, record.batch_id)
         fail_point("after-sink")
