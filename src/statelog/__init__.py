@@ -30,6 +30,7 @@ from statelog.core.file_ownership import FileOwner
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import (
     BackpressureTimeoutError,
+    CapacityError,
     ChangesNotAppendedError,
     ChangesTruncatedError,
     CheckpointError,
@@ -96,6 +97,7 @@ __all__ = [
     "BatchingStateChangeUploadScheduler",
     "BroadcastVersion",
     "ByteStreamStateHandle",
+    "CapacityError",
     "ChangeBatch",
     "ChangelogOptions",
     "ChangelogStateHandle",

@@ -216,7 +216,7 @@ def joined_values(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def value_bytes(values: pa.Array) -> int:
-    """Return the summed lengths of a `binary` or `large_binary` array, in constant time."""
+    """Return the summed lengths of an array of text or binary data, in constant time."""
     if len(values) == 0:
         return 0
     width = np.int64 if pa.types.is_large_binary(values.type) else np.int32

@@ -220,7 +220,9 @@ class HeldState:
             batches = self._rows.get(at)
             if batches is None:
                 keys = self._keys(part)
-                batches = [rows.of(batch, now_ms) for batch in keys.to_batches()]
+                batches = [
+                    part for batch in keys.to_batches() for part in rows.batches(batch, now_ms)
+                ]
                 if not rows.expires:  # else there may be fewer rows at a later time
                     self._rows[at] = batches
             yield from batches

@@ -22,6 +22,7 @@ from statelog.errors import CheckpointError, FencedError, UnavailableError, Usag
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.delivery import writer_id
+from statelog.spark.query.keyed_frame import refuse_equal_names
 from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema
 
@@ -130,6 +131,7 @@ class ExactlyOnce:
         writer = writer_id(frame)
         try:
             if not self.has(writer, batch_id):
+                refuse_equal_names(frame, "the frame", "A sink finds columns by their names")
                 rows = arrow_of(frame, arrow_schema(frame.schema))
                 self.write(SinkBatch(writer, batch_id, rows))
         except BaseException:
