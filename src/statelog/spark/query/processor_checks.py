@@ -20,6 +20,7 @@ from typing import Final
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
+from statelog.arguments import given
 from statelog.errors import UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.rows.spark_versions import StatefulProcessor, condition_of
@@ -80,7 +81,7 @@ def pickled(processor: AnyProcessor) -> bytes:
     ):
         raise UsageError(
             "statefulProcessor is an instance of a StatefulProcessor or ColumnarProcessor, not "
-            f"{processor!r:.100}"
+            f"{given(processor)}"
         )
     try:
         data: bytes = cloudpickle.dumps(processor)
