@@ -21,6 +21,7 @@ import enum
 import io
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import ClassVar, Final
@@ -342,14 +343,10 @@ def _copy(
     # Without a checksum it may be a changelog file, whose handle counts uncompressed bytes.
     is_verifiable = handle.crc32c is not None
     data = read_stream(store, handle) if is_verifiable else store.get(handle.path)
-    try:
-        # An object of this name, also one with the same content, may be another copy: only the answer
-        # "success" makes it this call's, and after an error it is not deleted.
+    with suppress(OSError):  # an object of this name may be another copy: it is not deleted
         path = new_path(handle.path.rpartition("/")[2])
         store.put_if_absent(path, data)
         return replace(handle, path=path)
-    except OSError:
-        pass
     for _ in range(attempts - 1):
         path = new_path(None)
         try:
