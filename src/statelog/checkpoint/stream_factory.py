@@ -21,6 +21,7 @@ import enum
 import io
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import ClassVar, Final
@@ -34,6 +35,7 @@ from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHa
 from statelog.options import StreamOptions
 from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.conditional_put import create
 from statelog.store.location import local_path
 from statelog.store.opening import as_store
 
@@ -191,7 +193,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         for _ in range(MAX_ATTEMPTS):
             path = self._new_path()
             try:
-                self._store.put_if_absent(path, pieces)
+                create(self._store, path, pieces)
             except FileExistsError as error:  # the object of another writer: another name
                 cause = error
             except OSError as error:  # also the error of a caller's own store
@@ -342,11 +344,14 @@ def _copy(
     # Without a checksum it may be a changelog file, whose handle counts uncompressed bytes.
     is_verifiable = handle.crc32c is not None
     data = read_stream(store, handle) if is_verifiable else store.get(handle.path)
-    name: str | None = handle.path.rpartition("/")[2]
-    for _ in range(attempts):
-        path, name = new_path(name), None
+    with suppress(OSError):  # an object of this name may be another copy: it is not deleted
+        path = new_path(handle.path.rpartition("/")[2])
+        store.put_if_absent(path, data)
+        return replace(handle, path=path)
+    for _ in range(attempts - 1):
+        path = new_path(None)
         try:
-            store.put_if_absent(path, data)
+            create(store, path, data)
         except FileExistsError:
             continue
         except BaseException:
@@ -568,7 +573,8 @@ class FsCheckpointStreamFactory:
         """
         Copy state into the folder of *scope*; return the handles of the copies.
 
-        Objects keep their file names if these are free; inline state is returned unchanged.
+        Objects keep their file names if these are free and the store answers the first request; else
+        they get new names.  Inline state is returned unchanged.
 
         Raises:
             UsageError: *scope* or a handle is of another class.

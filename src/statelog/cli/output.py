@@ -27,6 +27,7 @@ from rich.text import Span, Text
 from statelog.checkpoint.open_state import is_state, open_state
 from statelog.errors import UsageError
 from statelog.plain_text import one_line, plain_json
+from statelog.runtime.clock import utc_time
 from statelog.store import LocationStore, ObjectStore, open_existing_store
 from statelog.store.local_disk import check_named_file, write_object
 from statelog.store.location import local_path, normalize_url
@@ -234,11 +235,11 @@ def parse_duration(text: str) -> dt.timedelta:
 
 
 def utc(milliseconds: int | None) -> str:
-    """Return a time as text, or "" for none."""
+    """Return a time as text, "" for none, or the number if no calendar has the time."""
     if milliseconds is None:
         return ""
-    moment = dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
+    moment = utc_time(milliseconds)
+    return f"{milliseconds} ms" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def size_text(size_bytes: int) -> str:

@@ -14,7 +14,7 @@ from statelog.cli.options import (
     LocationArgument,
     OperatorOption,
 )
-from statelog.cli.output import EXIT_FINDING, console, print_error, progress, utc
+from statelog.cli.output import EXIT_FINDING, console, plural, print_error, progress, utc
 from statelog.cli.state_rows import LimitOption, open_state, row_limit, rows_of, show_rows
 from statelog.errors import UsageError
 from statelog.state.keys.state_key import key_from_text
@@ -137,6 +137,9 @@ def history(
         limit=None,
         as_json=as_json,
     )
+    if not as_json:
+        checkpoints = {row["checkpoint_id"] for row in rows}
+        console().print(_among(len(checkpoints)), markup=False)
     for versions in histories.values():
         versions.checked()  # raises, after what can be read was printed
 
@@ -182,20 +185,31 @@ def diff(
     """
     with open_state(location, operator) as state, progress("reading both checkpoints"):
         table = state.changes(before, after, variable)
-    if not as_json:
-        counts = table.column("change").value_counts().to_pylist()
-        text = (
-            ", ".join(f"{count['counts']:,} {count['values']}" for count in counts)
-            or "no difference"
-        )
-        console().print(text, markup=False)
-    if as_json or table.num_rows:
-        show_rows(
-            rows_of(table.to_batches()),
-            table.column_names,
-            limit=row_limit(limit, as_json),
-            as_json=as_json,
-        )
+        retained = 0 if as_json else _retained(state)
+    limit = row_limit(limit, as_json)
+    if as_json:
+        show_rows(rows_of(table.to_batches()), table.column_names, limit=limit, as_json=True)
+        return
+    counts = table.column("change").value_counts().to_pylist()
+    text = ", ".join(f"{count['counts']:,} {count['values']}" for count in counts)
+    console().print(f"{text or 'no difference'}; {_among(retained)}", markup=False)
+    names = [name.partition(".")[2] for name in table.column_names if name.startswith("after.")]
+    keys = [name for name in table.column_names if not name.startswith(("before.", "after."))]
+    for name in names:
+        then, now = f"before.{name}", f"after.{name}"
+        rows = [row for row in rows_of(table.to_batches()) if row[then] != row[now]]
+        if rows:
+            title = name if len(names) > 1 else ""
+            show_rows(rows, [*keys, then, now], limit=limit, as_json=False, title=title)
+
+
+def _retained(state: LocationState) -> int:
+    return sum(each.is_retained for each in state.checkpoints())
+
+
+def _among(retained: int) -> str:
+    """Return how far back a location can be read, for people."""
+    return f"the location retains {plural(retained, 'checkpoint')} (setting retainedCheckpoints)"
 
 
 def _shown(state: LocationState, variable: str, version: KeyVersion) -> object:

@@ -91,7 +91,7 @@ def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: s
     return data
 
 
-def python_rows(table: pa.Table) -> list[dict[str, object]]:
+def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
     """
     Return the rows of a table from storage as Python values.
 

@@ -1,8 +1,7 @@
 """
 Send requests to a remote store, again where that helps.
 
-This is the only place where requests are repeated: the client of obstore does not repeat any.  So a
-put-if-absent knows whether an earlier attempt of its own may have written the object.
+This is the only place where requests are repeated: the client of obstore does not repeat any.
 """
 
 from __future__ import annotations

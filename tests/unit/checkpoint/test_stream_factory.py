@@ -168,16 +168,20 @@ def test_taken_names_are_left_alone_and_others_tried():
     assert store.deleted == []
 
 
-@pytest.mark.parametrize("verdict", ["refuse", "lose"])
-def test_ten_attempts_then_a_clear_error_and_nothing_left(verdict):
+def test_an_object_whose_answer_was_lost_is_the_streams():
+    store = DictStore()
+    store.on_request = lambda operation, path: "lose" if operation == "put_if_absent" else None
+    handle = written(store, 101)
+    assert [handle.path] == list(store.objects)
+    assert 1 == store.requests["put_if_absent"]
+
+
+def test_ten_attempts_then_a_clear_error_and_nothing_left():
     store = DictStore()
 
     def broken(operation, path):
         if operation == "put_if_absent":
-            if verdict == "refuse":
-                raise StoreError("no route to host")
-            return "lose"
-        return None
+            raise StoreError("no route to host")
 
     store.on_request = broken
     stream = factory(store).create_checkpoint_state_output_stream(EXCLUSIVE)
@@ -288,7 +292,7 @@ def test_a_duplicate_that_fails_leaves_no_copy(fault):
         writes = []
 
         def fail(operation, path):
-            if operation == "put_if_absent" and (writes.append(path) or len(writes) == 2):
+            if operation == "put_if_absent" and (writes.append(path) or len(writes) >= 2):
                 raise OSError("disk full")
 
         store.on_request = fail
@@ -296,6 +300,23 @@ def test_a_duplicate_that_fails_leaves_no_copy(fault):
     with pytest.raises(expected.get(fault, UsageError)):
         factory(store).duplicate(handles, "exclusive" if fault == "scope" else EXCLUSIVE)
     assert before == set(store.objects)
+
+
+def test_a_duplicate_deletes_no_object_that_may_be_of_another_copy():
+    """The name is taken, and the store answers with an error: whose the object is, nothing says."""
+    store = DictStore()
+    large = written(store, 500, scope=SHARED)
+    (first,) = factory(store).duplicate([large], EXCLUSIVE)
+    writes = []
+
+    def fail(operation, path):
+        if operation == "put_if_absent" and (writes.append(path) or len(writes) == 1):
+            raise StoreError("500", path=path)
+
+    store.on_request = fail
+    (second,) = factory(store).duplicate([large], EXCLUSIVE)
+    assert [first.path, second.path] == writes
+    assert 3 == len({large.path, first.path, second.path} & set(store.objects))
 
 
 def test_a_factory_from_options_has_their_threshold():

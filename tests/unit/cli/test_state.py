@@ -195,6 +195,29 @@ def test_the_history_of_a_key_is_printed(call, stored):
     text = call("history", stored.location, "counts", *key_texts(stored.number))
     assert "as of (UTC)" in text
     assert "3 rows" in text
+    assert "retains 3 checkpoints" in text
+
+
+def test_the_difference_of_several_variables_is_a_table_for_each(call, stored):
+    older, newer = (str(one) for one in list(stored.history.expected)[-2:])
+    text = call("diff", stored.location, older, newer)
+    with sl.open(stored.location) as state:
+        names = [each.name for each in state.variables(newer)]
+        changed = [
+            name
+            for name in names
+            if any(
+                row[f"before.{name}"] != row[f"after.{name}"]
+                for row in state.changes(older, newer, name).to_pylist()
+            )
+        ]
+    assert len(changed) > 1
+    lines_of_text = text.splitlines()
+    for name in changed:
+        heading = lines_of_text[lines_of_text.index(name) + 2]
+        assert ["change", "key_group", f"before.{name}", f"after.{name}"] == [
+            column for column in heading.split() if not column.startswith("key.")
+        ]
 
 
 def test_the_difference_of_two_checkpoints_is_printed(call, stored):
@@ -213,7 +236,9 @@ def test_the_difference_of_two_checkpoints_is_printed(call, stored):
     assert found, "a history in which something changes"
     text = call("diff", stored.location, older, newer)
     assert "change" in text
-    assert call("diff", stored.location, newer, newer) == "no difference\n"
+    retained = "the location retains 3 checkpoints (setting retainedCheckpoints)"
+    assert retained in text
+    assert call("diff", stored.location, newer, newer) == f"no difference; {retained}\n"
     assert call("diff", stored.location, newer, newer, "--json") == ""
 
 

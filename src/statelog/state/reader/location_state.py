@@ -46,7 +46,8 @@ from statelog.state.reader.side_outputs import (
 )
 from statelog.state.reader.sql import run_sql_on, run_sql_on_all
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.recordings.dead_letters import letters_rows, letters_table
+from statelog.state.recordings.dead_letters import ChosenLetters, letters_rows, letters_table
+from statelog.state.recordings.location import UnreadableRecording
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import ObjectStore
 
@@ -438,6 +439,7 @@ class LocationState:
         checkpoint: CheckpointName | None = None,
         *,
         since_checkpoint: CheckpointName | None = None,
+        unreadable: list[UnreadableRecording] | None = None,
     ) -> pa.Table:
         """
         Return the dead letters that are kept: the calls of the processor that failed and were left out.
@@ -451,9 +453,10 @@ class LocationState:
             checkpoint: As for `reader`; None for the newest one.
             since_checkpoint: Only what failed after this checkpoint, which may be deleted by now; None
                 for all.
+            unreadable: Receives the objects that are damaged, and the others are read.
 
         Raises:
-            CorruptionError: An object is damaged.
+            CorruptionError: An object is damaged, and *unreadable* is not given.
             CheckpointError: As `reader`; or the query deleted dead letters meanwhile.
             ClosedError: The state is closed.
             StoreError: The store failed.
@@ -461,24 +464,29 @@ class LocationState:
         Blocks: On the store.
         """
         stored, since = self._kept_by(checkpoint, since_checkpoint)
-        return letters_table(self._store, stored, self._operator, since)
+        return letters_table(ChosenLetters(self._store, stored, self._operator, since, unreadable))
 
     def dead_letter_rows(
         self,
         checkpoint: CheckpointName | None = None,
         *,
         since_checkpoint: CheckpointName | None = None,
+        unreadable: list[UnreadableRecording] | None = None,
     ) -> pa.Table:
         """
         Return the input rows of the dead letters with the columns and types of the input.
 
         They are in the order in which they failed, so they can be written to the source of the query
-        once its processor is corrected.  For arguments and errors see `dead_letters`.
+        once its processor is corrected.  For arguments and further errors see `dead_letters`.
+
+        Raises:
+            UsageError: They are of several operators (`operator` of `statelog.open` names one), or a
+                column had other types before.
 
         Blocks: On the store.
         """
         stored, since = self._kept_by(checkpoint, since_checkpoint)
-        return letters_rows(self._store, stored, self._operator, since)
+        return letters_rows(ChosenLetters(self._store, stored, self._operator, since, unreadable))
 
     def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
         """

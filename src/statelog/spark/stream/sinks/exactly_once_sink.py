@@ -17,6 +17,7 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from statelog.arguments import given
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
 from statelog.runtime.clock import pause
@@ -108,7 +109,7 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
     """
     if not isinstance(sink, ExactlyOnceSink):
         raise UsageError(
-            f"exactly_once takes a sink with last_committed, write and close, not {sink!r}; for a "
+            f"exactly_once takes a sink with last_committed, write and close, not {given(sink)}; for a "
             "function of frame and batch id use idempotent"
         )
     return ExactlyOnce(sink)

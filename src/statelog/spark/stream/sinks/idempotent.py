@@ -15,11 +15,13 @@ from typing import Final, Literal
 
 from pyspark.sql import DataFrame
 
+from statelog.arguments import given
 from statelog.errors import ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.delivery import Sink, writer_id
 from statelog.spark.stream.sinks.exactly_once_sink import gone_back
 from statelog.store import open_store
+from statelog.store.conditional_put import create
 
 _log = logging.getLogger("statelog.spark")
 
@@ -66,7 +68,7 @@ def idempotent(
     Blocks: The function that is returned, for the store.   Thread: the query's.
     """
     if not callable(sink):
-        raise UsageError(f"idempotent takes a function of frame and batch id, not {sink!r}")
+        raise UsageError(f"idempotent takes a function of frame and batch id, not {given(sink)}")
     if (location is None) == (written is None):
         raise UsageError(
             "idempotent takes either a location for its records, or written=, a function that asks "
@@ -149,7 +151,7 @@ class _Records:
         """Record a micro-batch, and delete the records that are no longer needed."""
         data = json.dumps({"writer": writer, "batch_id": batch_id}).encode()
         try:
-            self._store.put_if_absent(f"{writer}/{batch_id}", data)
+            create(self._store, f"{writer}/{batch_id}", data)
         except ObjectExistsError:  # by a run that was replaced: the same micro-batch
             _log.info("batch %d of %s was recorded by another run", batch_id, writer)
         recorded = self._known.setdefault(writer, set())
