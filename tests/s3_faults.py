@@ -41,6 +41,10 @@ class Fault(enum.Enum):
     """The server acts, and the connection ends in the middle of the answer's body."""
     CONFLICT = "409"
     """The server answers with the conflict of conditional puts, and does nothing."""
+    CONFLICT_DONE = "409 when done"
+    """The server acts, and answers with the conflict, as a gateway before it may."""
+    EXISTS_DONE = "412 when done"
+    """The server acts, and answers that the name is taken: the request was repeated on the way."""
     FORBIDDEN = "403"
     """The credentials have expired."""
     SLOW = "slow"
@@ -222,6 +226,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         fault = exchange.fault
         if fault is Fault.DONE_500:
             self._refuse(500, "InternalError", "We encountered an internal error.")
+        elif fault is Fault.CONFLICT_DONE:
+            self._answer(409, {"content-type": "application/xml"}, CONFLICT)
+        elif fault is Fault.EXISTS_DONE:
+            self._refuse(412, "PreconditionFailed", "A precondition did not hold.")
         elif fault is Fault.LOST_ANSWER:
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)

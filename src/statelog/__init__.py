@@ -30,6 +30,7 @@ from statelog.core.file_ownership import FileOwner
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import (
     BackpressureTimeoutError,
+    CapacityError,
     ChangesNotAppendedError,
     ChangesTruncatedError,
     CheckpointError,
@@ -53,7 +54,7 @@ from statelog.errors import (
     WriterClosedError,
 )
 from statelog.first_use import names_on_first_use
-from statelog.flink_names import unknown_name
+from statelog.flink_names import explain_names, unknown_name
 from statelog.format.trailer import SetEntry
 from statelog.logs import escape_records
 from statelog.metrics import Metrics
@@ -85,6 +86,7 @@ from statelog.options import (
     load_options,
 )
 from statelog.runtime.mailbox import MailboxExecutor, TaskMailbox
+from statelog.runtime.pool import PoolFuture
 from statelog.store import EncryptedStore, ObjectInfo, ObjectStore, open_store
 
 __version__ = "0.3.0"
@@ -95,6 +97,7 @@ __all__ = [
     "BatchingStateChangeUploadScheduler",
     "BroadcastVersion",
     "ByteStreamStateHandle",
+    "CapacityError",
     "ChangeBatch",
     "ChangelogOptions",
     "ChangelogStateHandle",
@@ -200,7 +203,9 @@ __all__ = [
     "untag",
 ]
 
-escape_records()  # here, because every program that uses statelog imports this module
+# Here, because every program that uses statelog imports this module.
+escape_records()
+explain_names([PoolFuture, *globals().values()])
 
 if TYPE_CHECKING:
     from statelog.operations.copy_location import CopyProgress, CopyReport

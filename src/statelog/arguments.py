@@ -11,6 +11,7 @@ import datetime as dt
 import math
 import operator
 import os
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -20,15 +21,25 @@ T = TypeVar("T")
 Seconds = float | dt.timedelta
 """A duration of a call: a number of seconds, or a `timedelta`."""
 
+_PLAIN_KINDS = (bool, int, float, dt.date, dt.time, dt.timedelta)
+_PLAIN_TEXT = re.compile(r"[-+]?[\d.,_]{0,24} ?[A-Za-z]{0,3}", re.ASCII)
 _SHOWN_CHARACTERS = 80
 
 
 def given(value: object) -> str:
-    """Return *value* and its type for a message, cut to a readable length."""
-    text = repr(value)
-    if len(text) > _SHOWN_CHARACTERS:
-        text = text[:_SHOWN_CHARACTERS] + "..."
-    return f"{text} ({type(value).__name__})"
+    """
+    Return the type of *value* for a message, and the value if it cannot be a credential.
+
+    A number, a time and a text such as "5 MB" are shown.  Other texts, mappings, functions and objects
+    may contain a password.
+    """
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    is_plain = isinstance(value, _PLAIN_KINDS) or (
+        isinstance(value, str) and _PLAIN_TEXT.fullmatch(value) is not None
+    )
+    return f"{repr(value)[:_SHOWN_CHARACTERS]} ({kind})" if is_plain else f"a {kind}"
 
 
 def refused(

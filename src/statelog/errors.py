@@ -21,6 +21,7 @@ A class exists only where a caller would act differently::
     │   └── ObjectExistsError (FileExistsError)
     ├── CorruptionError                     damaged bytes; do not retry, do not skip
     ├── IncompatibleFormatError             written by a newer statelog; upgrade, nothing is damaged
+    ├── CapacityError                       more data than one task can hold; use more tasks
     ├── FencedError                         another owner took over; stop, never write again
     ├── CheckpointError                     declined, not found, or damaged (see `reason`)
     └── ProcessorError                      the user's processor failed; names state, key and batch
@@ -157,6 +158,10 @@ class CorruptionError(StatelogError):
 
 class IncompatibleFormatError(StatelogError):
     """The bytes were written by a newer format; nothing is damaged, upgrade statelog."""
+
+
+class CapacityError(StatelogError):
+    """One task, or one key, has more data than one Arrow array holds (2 GiB); use more tasks."""
 
 
 class FencedError(StatelogError):

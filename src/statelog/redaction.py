@@ -1,8 +1,8 @@
 """
-Hide secrets that URLs carry, before a text is shown.
+Hide secrets that URLs and settings carry, before a text is shown.
 
 Users write credentials into URLs: `s3://key:secret@bucket`, `sftp://user:password@host`, a query
-string with a signed token.  Every text for people (errors, logs, what the command line prints, the
+string with a signed token; and into settings: `host=example password=secret`, `{'token': 'secret'}`.  Every text for people (errors, logs, what the command line prints, the
 `url` of a store) passes through here: the errors in their constructor, the stores in `url`.
 """
 
@@ -28,18 +28,27 @@ _PARAMETER: Final = re.compile(
     r"(?:key|token|id)|x-amz-[a-z-]+|x-goog-[a-z-]+|password|passwd|pwd|credentials?)=)[^&;\s'\"]+",
     re.IGNORECASE,
 )
+_SETTING: Final = re.compile(
+    r"(?<![\w./-])(?P<quote>['\"]?)(?P<key>[\w.-]*(?:password|passwd|pwd|passphrase|secret|token|credential"
+    r"|private[_.-]?key|access[_.-]?key|api[_.-]?key|account[_.-]?key|jaas[_.-]config)[\w.-]*)(?P=quote)"
+    r"(?P<mark>\s*=\s*|(?<=['\"])\s*:\s*|:(?=[^\s:/]))"
+    r"(?:\"[^\"]*\"|'[^']*'|[^\s&;,'\")}\]]+)",
+    re.IGNORECASE,
+)
+"""A setting as libpq, a mapping of Python and JSON write it; in a path it is a folder of a partition."""
 
 
 def redacted(text: str) -> str:
     """
-    Return *text* without the secrets of the URLs in it: `s3://***@bucket/path?***`.
+    Return *text* without the secrets of URLs and settings in it: `s3://***@bucket/path?***`, `password=***`.
 
     Args:
-        text: A URL or path, or a text that contains some; unchanged without secrets.
+        text: A URL, a path or a setting, or a text that contains some; unchanged without secrets.
     """
-    if "://" not in text and ":/" not in text and "=" not in text:
+    if ":" not in text and "=" not in text:
         return text
-    return _PARAMETER.sub(rf"\1{HIDDEN}", _URL.sub(_shown, text))
+    text = _PARAMETER.sub(rf"\1{HIDDEN}", _URL.sub(_shown, text))
+    return _SETTING.sub(rf"\g<quote>\g<key>\g<quote>\g<mark>{HIDDEN}", text)
 
 
 def without_secrets(error: BaseException) -> BaseException:

@@ -15,6 +15,7 @@ from tests.unit.checkpoint.helpers import coordinator, read_log, started
 from statelog.errors import FencedError, ObjectExistsError, StoreError
 from statelog.store import CachedStore, ObjectStore, open_store, verify_put_if_absent
 from statelog.store.api import Buffers
+from statelog.store.conditional_put import create
 from statelog.store.probe import ROUNDS, WRITERS
 from statelog.testing.faulty_store import FaultyStore
 
@@ -130,7 +131,8 @@ def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place, nth):
         Fault.LOST_ANSWER if exchange.method == "PUT" and next(puts) == nth else None
     )
     verify_put_if_absent(place)
-    assert proxy.count("PUT") == WRITERS * ROUNDS + 1 + 1 + 1, "the lost one again, and the result"
+    # The lost one again, perhaps one more because all writers of a race were refused, and the result.
+    assert 3 <= proxy.count("PUT") - WRITERS * ROUNDS <= 4
     assert [name for name in names(place) if not name.startswith("probed/")] == []
 
 
@@ -149,9 +151,16 @@ def lose_first(proxy: S3Proxy, part: str) -> None:
 
 def test_after_a_lost_answer_the_name_is_put_again_and_the_object_compared(proxy, place):
     lose_first(proxy, "name")
-    place.put_if_absent("name", b"ours")
+    create(place, "name", b"ours")
     assert proxy.count("PUT", "name") == 2
     assert proxy.count("GET", "name") == 1
+    assert bytes(place.get("name")) == b"ours"
+
+
+@pytest.mark.parametrize("fault", [Fault.CONFLICT_DONE, Fault.EXISTS_DONE, Fault.DONE_500])
+def test_an_object_that_was_stored_is_the_own_whatever_the_answer(proxy, place, fault):
+    proxy.faults = first(fault, when=creates("name"))
+    create(place, "name", b"ours")
     assert bytes(place.get("name")) == b"ours"
 
 
@@ -159,7 +168,7 @@ def test_after_a_lost_answer_another_object_is_not_mistaken_for_the_own(proxy, p
     place.put("name", b"somebody else's")
     lose_first(proxy, "name")
     with pytest.raises(ObjectExistsError):
-        place.put_if_absent("name", b"ours")
+        create(place, "name", b"ours")
     assert bytes(place.get("name")) == b"somebody else's"
 
 
@@ -215,7 +224,7 @@ def conflict_at_first(proxy: S3Proxy, part: str, times: int) -> None:
 
 def test_a_conflict_is_no_object_that_exists(proxy, place):
     conflict_at_first(proxy, "name", 2)
-    place.put_if_absent("name", b"ours")
+    create(place, "name", b"ours")
     assert proxy.count("PUT", "name") == 3
     assert names(place) == ["name"]
 

@@ -17,6 +17,7 @@ from statelog.checkpoint.verify import VerifiedObject, verify_location
 from statelog.errors import CheckpointError, ObjectExistsError, StoreError
 from statelog.model import StateChange
 from statelog.store import ObstoreStore, open_store
+from statelog.store.conditional_put import create
 from statelog.store.requests import repeated_requests
 
 PLACES = itertools.count()
@@ -78,7 +79,7 @@ REQUESTS: dict[str, tuple[str, Callable[[ObstoreStore], object], object]] = {
     "put": ("PUT", reads_back(lambda store: store.put("new", CONTENT), "new"), CONTENT),
     "put-if-absent": (
         "PUT",
-        reads_back(lambda store: store.put_if_absent("new", [CONTENT[:7], CONTENT[7:]]), "new"),
+        reads_back(lambda store: create(store, "new", [CONTENT[:7], CONTENT[7:]]), "new"),
         CONTENT,
     ),
     "get": ("GET", lambda store: bytes(store.get("a")), CONTENT),
@@ -127,11 +128,11 @@ def test_a_lost_answer_and_then_a_bad_read_are_no_conflict(proxy: S3Proxy, s3_bu
         return faults[exchange.method].pop() if faults.get(exchange.method) else None
 
     proxy.faults = draw
-    store.put_if_absent("tag", b"the content of a tag")
+    create(store, "tag", b"the content of a tag")
     assert {"PUT": [], "GET": []} == faults
     proxy.faults = no_fault
     with pytest.raises(ObjectExistsError):
-        store.put_if_absent("tag", b"another content")
+        create(store, "tag", b"another content")
 
 
 # --- listings -------------------------------------------------------------------------------------

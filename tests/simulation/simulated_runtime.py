@@ -212,11 +212,6 @@ class SimulatedPool:
         for answer in hanging:
             answer()
 
-    def run_pending(self, until: Callable[[], bool]) -> None:
-        """Run events until *until* holds or none is left, as a wait would."""
-        while not until() and self._queue.step():
-            pass
-
     def close(self, timeout_s: float) -> None:
         """Refuse new work and fail waiting work."""
         del timeout_s
@@ -275,9 +270,6 @@ class ImmediatePool:
     def starved(self) -> bool:
         """Return False: work never waits."""
         return False
-
-    def run_pending(self, until: Callable[[], bool]) -> None:
-        """Do nothing: no work waits."""
 
     def close(self, timeout_s: float) -> None:
         """Do nothing: no thread runs."""

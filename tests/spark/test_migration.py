@@ -11,7 +11,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.ddl_texts import TEXTS
 from tests.house.sources import ROOT
-from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
+from tests.spark.streams import (
+    ROCKSDB,
+    BatchSource,
+    Job,
+    run_on_spark,
+    wait,
+    workers_get_by_value,
+)
 from tests.spark.versions import row_operator
 
 from statelog.errors import UsageError
@@ -166,6 +173,67 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
     finally:
         spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
         spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+
+
+class Purchases(StatefulProcessor):
+    """Counts orders and adds amounts, in fields of any order, in each kind of state and in a struct."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def init(self, handle: Any) -> None:
+        fields = ", ".join(f"{name} bigint" for name in self.names)
+        inner = ", ".join(f"{name}: bigint" for name in self.names)
+        self.value = handle.getValueState("value", fields)
+        self.list = handle.getListState("list", fields)
+        self.map = handle.getMapState("map", fields, fields)
+        self.struct = handle.getValueState("struct", f"inner array<struct<{inner}>>")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        old = self.value.get() or (0, 0)
+        named = dict(zip(self.names, old, strict=True))
+        stored = [tuple(each) for each in self.list.get()]
+        stored += [pair for entry in self.map.iterator() for pair in map(tuple, entry)]
+        stored += [tuple(each) for (inner,) in filter(None, [self.struct.get()]) for each in inner]
+        assert [tuple(old)] * len(stored) == stored
+        for row in rows:
+            named = {"orders": named["orders"] + 1, "spent": named["spent"] + row.spent}
+        fields = tuple(named[name] for name in self.names)
+        self.value.update(fields)
+        self.list.put([fields])
+        self.map.clear()
+        self.map.updateValue(fields, fields)
+        self.struct.update(([fields],))
+        yield Row(customer=key[0], orders=named["orders"], spent=named["spent"])
+
+    def close(self) -> None:
+        pass
+
+
+def test_fields_in_another_order_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
+    """And other names are refused, at the first micro-batch that would use them."""
+    source = BatchSource(spark, tmp_path / "input", "customer string, spent bigint")
+    output = "customer string, orders bigint, spent bigint"
+    job = Job(source, tmp_path, ["customer"], Purchases("orders", "spent"), output)
+    source.add([("ann", 20), ("ben", 35), ("ann", 15)])
+    run_on_spark(job)
+    for names in (("spent", "count"), ("spent", "orders")):
+        shutil.rmtree(tmp_path / "query", ignore_errors=True)
+        ignored = shutil.ignore_patterns("state")
+        shutil.copytree(tmp_path / "spark", tmp_path / "query", ignore=ignored)
+        source.add([("ann", 5), ("flo", 5)])
+        state = spark_state(spark, str(tmp_path / "spark")).groupBy("customer")
+        settings = {"initialState": state, "checkpoint": "empty"}
+        if "count" in names:
+            with pytest.raises(
+                Exception, match=r"fields \(orders, spent\) in 'value'.*spent, count"
+            ):
+                job.run(processor=with_initial_state(Purchases(*names)), **settings)
+        else:
+            job.run(processor=with_initial_state(Purchases(*names)), **settings)
+    rows = [tuple(row) for batch in job.take() for row in batch]
+    assert ("ann", 3, 40) in rows
+    assert ("ann", 4, 45) in rows
 
 
 def test_what_is_no_state_of_spark_is_refused(spark: SparkSession, tmp_path: Path) -> None:

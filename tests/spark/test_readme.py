@@ -25,7 +25,7 @@ def test_the_stream_runs_and_commits(spark, tmp_path, capsys):
     if SPARK < (4, 0):  # as docs/reference/spark-versions.md says
         code = code.replace("from pyspark.sql.streaming import", "from statelog.spark import")
     scope: dict[str, object] = {}
-    code, end, _ = code.partition("query.awaitTermination(20)\nquery.stop()\n")
+    code, end, _ = code.partition("query.awaitTermination(60)\nquery.stop()\n")
     assert end, "the example ends by waiting and stopping"
     try:
         exec(code, scope)

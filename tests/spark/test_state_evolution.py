@@ -90,7 +90,9 @@ def test_states_evolve_as_on_spark(spark: "SparkSession", tmp_path: Path) -> Non
             source.add([(0, 9)])
             job.processor = Evolving(*step)
             if tasks > 1:
-                with pytest.raises(CheckpointError, match="'value.gone', 'list.gone', 'map.gone'"):
+                with pytest.raises(
+                    CheckpointError, match=r"'value\.gone', 'list\.gone', 'map\.gone'"
+                ):
                     job.run()
             job.run(
                 tasks=tasks, snapshotPolicy=SNAPSHOTS, dropState="value.gone, list.gone, map.gone"

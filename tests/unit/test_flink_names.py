@@ -1,14 +1,18 @@
 """Names of Flink that are spelled otherwise: the error says how, and what it says exists."""
 
+import datetime as dt
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import statelog as sl
-from statelog.flink_names import MEMBERS, PUBLIC_NAMES, spelled_here
+from statelog.flink_names import CALLS, MEMBERS, PUBLIC_NAMES, spelled_here
+from statelog.runtime.pool import PoolFuture
 
 WRITER_RANGE = sl.KeyGroupRange(0, 127)
 HANDLE = sl.FileStateHandle("dstl/a", 1)
@@ -95,15 +99,121 @@ def test_a_name_that_is_not_flinks_is_not_explained() -> None:
 def test_what_the_tables_say_exists() -> None:
     missing = []
     for kind, members in MEMBERS.items():
-        home = getattr(sl, kind)
+        home = PoolFuture if kind == "PoolFuture" else getattr(sl, kind)
         for flink, written in members.items():
             member = re.fullmatch(r"the (?:attribute|method) `(\w+)(?:\(.*\))?`", written)
             if member and not hasattr(home, member[1]):
                 missing.append(f"{kind}.{flink}: {written}")
-            assert spelled_here(home, f"get_{flink}") == written
+            assert spelled_here(home, f"get_{flink}" if flink.islower() else flink) == written
             if hasattr(home, flink):
                 missing.append(f"{kind}.{flink} exists")
     assert [] == missing
+
+
+FUTURE = "then_accept thenAccept when_complete whenComplete then_compose thenCompose exceptionally get join then_run thenRun"
+CONSTANTS = "BASE_PATH COMPRESSION_ENABLED PREEMPTIVE_PERSIST_THRESHOLD PERSIST_DELAY PERSIST_SIZE_THRESHOLD UPLOAD_BUFFER_SIZE NUM_UPLOAD_THREADS NUM_DISCARD_THREADS IN_FLIGHT_DATA_LIMIT RETRY_POLICY UPLOAD_TIMEOUT RETRY_MAX_ATTEMPTS RETRY_DELAY_AFTER_FAILURE CACHE_IDLE_TIMEOUT"
+
+
+@pytest.mark.parametrize("name", FUTURE.split())
+def test_the_methods_of_flinks_futures_are_explained(name: str) -> None:
+    with sl.FsStateChangelogStorage("memory://futures") as storage:
+        writer = storage.create_writer("op", WRITER_RANGE)
+        for future in (writer.persist(0), storage.scheduler.availability.future):
+            with pytest.raises(AttributeError, match=f"Flink's {name} here: .*`"):
+                getattr(future, name)
+
+
+@pytest.mark.parametrize("name", CONSTANTS.split())
+def test_the_constants_of_flinks_options_are_explained(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"Flink's {name} here: "):
+        getattr(sl.ChangelogOptions, name)
+    with pytest.raises(TypeError, match="ChangelogOptions here: ChangelogOptions"):
+        sl.ChangelogOptions(**{f"{name.lower()}_of_flink": 1})
+
+
+UPLOADER = sl.StateChangeFsUploader("memory://calls")
+FACTORIES = sl.StateChangeUploadScheduler
+WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: sl.UploadTask([], success_callback=print, failure_callback=print), r"UploadTask\(change_sets, on_success, on_failure, quick\); success_callback is the argument `on_success`"),
+    (lambda: sl.UploadTask(), r"UploadTask\(change_sets, on_success"),
+    (lambda: sl.UploadResult.of(HANDLE, None, SET, 0, 0), r"UploadResult.of\(handle, change_set, offset"),
+    (lambda: FACTORIES.from_config("job", {}, None, None, None), r"from_config\(options, base_path, job_id=\.\.\."),
+    (lambda: FACTORIES.from_config(job_id="job", config={}), "config is the argument `options`"),
+    (lambda: FACTORIES.from_config(None, "memory://c", metric_group=None), "metric_group is the argument `metrics`"),
+    (lambda: FACTORIES.from_config(None, "memory://c", changelog_registry=None), "the argument `registry`"),
+    (lambda: FACTORIES.from_config(None, "memory://c", local_recovery_config=None), "the argument `local_recovery`"),
+    (lambda: sl.BatchingStateChangeUploadScheduler(UPLOADER, 10, dt.timedelta(1), None), r"Scheduler\(uploader, policy, batch_delay_s"),
+    (lambda: sl.BatchingStateChangeUploadScheduler(UPLOADER, max_batch_size=1), "`batch_threshold_bytes`"),
+    (lambda: sl.BatchingStateChangeUploadScheduler(UPLOADER, batch_timeout=1), "`batch_delay_s`"),
+    (lambda: sl.BatchingStateChangeUploadScheduler(UPLOADER, executor=None), "`upload_threads`"),
+    (lambda: sl.FsStateChangelogWriter(log_id=0, uploader=None), r"storage.create_writer\(operator_id"),
+    (lambda: sl.MailboxExecutor(), r"protocol; Flink's MailboxExecutor here: TaskMailbox\(\)"),
+    (lambda: sl.FsStateChangelogStorage("memory://c").create_writer("op", WRITER_RANGE, mailbox_executor=None), "mailbox_executor is the argument `mailbox`"),
+    (lambda: sl.FsStateChangelogStorage("memory://c", local_recovery_config=None), "`local_recovery`"),
+    (lambda: sl.FsStateChangelogStorage("job", sl.ChangelogOptions(), sl.Metrics()), r"Storage\(base_path, options"),
+    (lambda: sl.ChangelogOptions(upload_num_threads=1, RETRY_POLICY="fixed"), "RETRY_POLICY is the field `upload_retry_policy`"),
+    (lambda: sl.ChangelogOptions(num_upload_threads=1), "num_upload_threads is the field `upload_num_threads`"),
+    (lambda: sl.FsCheckpointStreamFactory(file_system="memory://c", checkpoint_directory="a", shared_state_directory="b"), "file_system is the argument `store`; checkpoint_directory is"),
+    (lambda: sl.AvailabilityProvider().is_available(), "the attribute `is_available`, without parentheses"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "written"), WRONG_CALLS)
+def test_a_call_as_flink_writes_it_is_explained(call: Callable[[], Any], written: str) -> None:
+    with pytest.raises(
+        TypeError, match=f"Flink's .* here: .*{written}|Flink's .* here: {written}|{written}"
+    ):
+        call()
+
+
+def test_the_errors_of_other_wrong_types_are_not_changed() -> None:
+    class Sized:
+        def __len__(self) -> int:
+            raise TypeError("no length")
+
+    with pytest.raises(TypeError, match=r"^no length$"):
+        sl.BatchingStateChangeUploadScheduler(UPLOADER, batch_delay_s=len(Sized()))
+    assert sl.AvailabilityProvider().is_available is True
+    assert getattr(sl.AvailabilityProvider(), "is_" + "available") is True
+
+
+def test_a_class_that_derives_from_a_protocol_is_made_as_any_other() -> None:
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    class Executor(sl.MailboxExecutor, Named):
+        def execute(self, command: Any, description: str = "") -> None: ...
+
+    assert "a" == Executor("a").name
+    assert isinstance(Executor("a"), sl.MailboxExecutor)
+
+
+def test_the_signatures_of_explained_calls_are_their_own() -> None:
+    assert "uploader" in inspect.signature(sl.BatchingStateChangeUploadScheduler).parameters
+    for call in CALLS:
+        assert hasattr(sl, call.partition(".")[0])
+
+
+def test_schedulers_and_writers_are_instances_of_their_protocols() -> None:
+    class Scheduler(sl.StateChangeUploadScheduler):
+        def upload(self, task: sl.UploadTask) -> None: ...
+
+        def close(self) -> None: ...
+
+    class Plain:
+        upload = close = print
+
+    with sl.FsStateChangelogStorage("memory://protocols", scheduler=Scheduler()) as storage:
+        assert isinstance(storage.scheduler, sl.StateChangeUploadScheduler)
+        assert isinstance(storage.create_writer("op", WRITER_RANGE), sl.StateChangelogWriter)
+        assert storage.scheduler.availability is sl.AvailabilityProvider.AVAILABLE
+        assert storage.scheduler.availability.is_available
+        assert storage.scheduler.availability.wait(0)
+    plain: Any = Plain()
+    assert not isinstance(plain, sl.StateChangeUploadScheduler)
+    with sl.FsStateChangelogStorage("memory://p", scheduler=plain, inline_bytes=9) as storage:
+        assert storage.scheduler.availability.is_available
 
 
 def test_dir_has_the_public_names_and_nothing_internal() -> None:

@@ -23,6 +23,14 @@ WITH_SECRETS = [
     (f"sftp://user:{SECRET}@host:22/a b", "sftp://***@host:22/a b"),
     ("sftp://user:1234@host/a", "sftp://***@host/a"),
     (f"az://c/my job?sig={SECRET}", "az://c/my job?sig=***"),
+    (f"host=h user=u password={SECRET}", "host=h user=u password=***"),
+    (f"host=h password = {SECRET} port=1", "host=h password = *** port=1"),
+    (f"host=h password='{SECRET} x' port=1", "host=h password=*** port=1"),
+    (f"connect(password='{SECRET}')", "connect(password=***)"),
+    (f"{{'sasl.password': '{SECRET}', 'a': 1}}", "{'sasl.password': ***, 'a': 1}"),
+    (f'{{"aws_secret_access_key": "{SECRET}"}}', '{"aws_secret_access_key": ***}'),
+    (f"token:{SECRET}", "token:***"),
+    (f"AccountKey={SECRET};Endpoint=x", "AccountKey=***;Endpoint=x"),
 ]
 WITHOUT = [
     "/data/a@b?c",
@@ -34,6 +42,11 @@ WITHOUT = [
     "hdfs://host:8020/user@host/a",
     "sftp://user@host/a",
     "x = y",
+    "/data/token=12/part-0",
+    "s3://bucket/job/token=12/part-0",
+    "a token: write it to a file",
+    "no secret, no password",
+    "keys=[1] monkey=2",
 ]
 
 

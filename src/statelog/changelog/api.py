@@ -10,29 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol, runtime_checkable
 
 import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.arguments import Seconds, refused, seconds
-from statelog.flink_names import FlinkNames
 from statelog.model import ChangelogStateHandle, SequenceNumber, SnapshotResult
-from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
-from statelog.runtime.pool import CallerRunsFuture, Pool
+from statelog.runtime.pool import Pool, PoolFuture
 
 _LONGEST_WAIT_S: Final = 1e9
 """Longer waits would overflow what the system takes."""
 
 
 def _completed() -> Future[None]:
-    future: Future[None] = CallerRunsFuture(None)
+    future: Future[None] = PoolFuture()
     future.set_result(None)
     return future
 
 
-class AvailabilityProvider(FlinkNames):
+class AvailabilityProvider:
     """
     Reports whether a scheduler has upload capacity, and when it has again.
 
@@ -45,6 +43,9 @@ class AvailabilityProvider(FlinkNames):
     Raises:
         UsageError: *has_room* is not callable.
     """
+
+    AVAILABLE: ClassVar[AvailabilityProvider]
+    """Always has capacity: the default of a scheduler."""
 
     def __init__(
         self,
@@ -62,13 +63,18 @@ class AvailabilityProvider(FlinkNames):
 
     @property
     def is_available(self) -> bool:
-        """Whether an upload would be taken without waiting."""
-        return self._future.done()
+        """Whether an upload of any size would be taken without waiting."""
+        return self._has_room is None or self._future.done()
 
     @property
     def future(self) -> Future[None]:
-        """Future that is completed once there is capacity, or on close."""
-        return self._future
+        """
+        Future that is completed once there is capacity, or on close.
+
+        A callback of it may upload: as after `is_available`, only another thread can come first.
+        """
+        # A new one where nothing changes: AVAILABLE is of the process, which may fork.
+        return _completed() if self._has_room is None else self._future
 
     def wait(self, timeout_s: Seconds | None = None) -> bool:
         """
@@ -85,12 +91,11 @@ class AvailabilityProvider(FlinkNames):
         if timeout_s is not None:
             timeout_s = min(seconds(timeout_s, "timeout_s", low=0), _LONGEST_WAIT_S)
         try:
-            self._future.result(timeout_s)
+            self.future.result(timeout_s)
         except FutureTimeoutError:
             return False
         return True
 
-    @uninterrupted
     def refresh(self) -> None:
         """
         Check for capacity and complete the future on a change.
@@ -106,15 +111,19 @@ class AvailabilityProvider(FlinkNames):
             if available and not was_available:
                 freed, self._future = self._future, _completed()
             elif not available and was_available:
-                self._future = CallerRunsFuture(None, self._callbacks)
+                self._future = PoolFuture(self._callbacks)
                 self._future.set_running_or_notify_cancel()
         if freed is not None:
             freed.set_result(None)
 
 
+AvailabilityProvider.AVAILABLE = AvailabilityProvider()
+
+
 PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
 
 
+@runtime_checkable
 class StateChangelogWriter(Protocol):
     """Writes the log of one task's keyed state.  Thread: any."""
 

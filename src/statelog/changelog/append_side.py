@@ -2,9 +2,8 @@
 The append side of a writer: one list and a counter, without a lock.
 
 The list holds a key group, then its value, for each change.  One call adds both, so a change is in
-the list whole or not at all, whatever a signal handler or another thread does.  The counter decides
-only when to flush: a signal or two threads at once may leave it wrong until the next cut, which
-counts the changes.
+the list whole or not at all, whatever another thread does.  The counter decides only when to flush:
+two threads at once may leave it wrong until the next cut, which counts the changes.
 
 This is a base class of the writer because a part of the writer would cost a further call for each
 append.
@@ -13,10 +12,12 @@ Source: Flink, FsStateChangelogWriter.append; deviates: any thread may append.
 
 from __future__ import annotations
 
+import functools
 import operator
 from abc import ABC, abstractmethod
 from array import array
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -173,6 +174,33 @@ def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(values.chunks) if values.chunks else pa.array([], values.type)
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Side = TypeVar("Side", bound="AppendSide")
+
+
+def noting_interrupts(
+    call: Callable[Concatenate[Side, P], T],
+) -> Callable[Concatenate[Side, P], T]:
+    """
+    Let a call of a writer report that it was interrupted: by Ctrl-C, or another exception of a signal.
+
+    Such an exception may be raised between any two steps of the main thread, so what the call had begun
+    may be half done.
+    """
+
+    @functools.wraps(call)
+    def noting(side: Side, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(side, *args, **kwargs)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                side._interrupted(error)
+            raise
+
+    return noting
+
+
 _CLOSED_START = 2**62
 """Lower bound of a range without key groups: every append then takes the slow path, which checks."""
 
@@ -217,14 +245,17 @@ class AppendSide(ABC):
     def _flush(self) -> None:
         """Upload everything held, before a checkpoint requests it."""
 
+    @abstractmethod
+    def _interrupted(self, error: BaseException) -> None:
+        """Refuse later calls: a call was interrupted."""
+
     def append(self, key_group: int, value: bytes) -> None:
         """
         Append one change.
 
         At the pre-emptive threshold this starts an upload of all changes held.  If that raises,
-        the change is in the log and must not be appended again.  After an exception of a signal
-        handler the change is in the log or not; the caller cannot know which.  Changes of several
-        threads are in the log in the order of their calls.
+        the change is in the log and must not be appended again.  Changes of several threads are in
+        the log in the order of their calls.
 
         Args:
             key_group: Inside the writer's range.
@@ -234,7 +265,7 @@ class AppendSide(ABC):
             KeyGroupOutOfRangeError: The key group belongs to another task.
             UsageError: *key_group* is not a whole number, or *value* is not bytes, or longer than
                 2**31-1; nothing was appended.
-            WriterClosedError: The writer is closed.
+            WriterClosedError: The writer is closed, or an earlier call was interrupted.
             BackpressureTimeoutError: At the threshold, if no upload capacity is free in time.
             StoreError: This process inherited the storage over a fork.
 
@@ -242,17 +273,23 @@ class AppendSide(ABC):
         Source: Flink, FsStateChangelogWriter.append; deviates: the range is checked, a closed
         writer raises, an earlier failed upload does not.
         """
-        if key_group.__class__ is not int or not self._start <= key_group <= self._end:
-            key_group = self._checked_key_group(key_group)
-        if value.__class__ is not bytes:
-            value = as_bytes(value)
-        free_bytes = self._free_bytes - len(value)
-        if free_bytes <= 0:
-            self._append_checked(key_group, value)
-            return
-        self._free_bytes = free_bytes
-        self._add((key_group, value))
+        try:  # as `noting_interrupts`, without a further call
+            if key_group.__class__ is not int or not self._start <= key_group <= self._end:
+                key_group = self._checked_key_group(key_group)
+            if value.__class__ is not bytes:
+                value = as_bytes(value)
+            free_bytes = self._free_bytes - len(value)
+            if free_bytes <= 0:
+                self._append_checked(key_group, value)
+                return
+            self._free_bytes = free_bytes
+            self._add((key_group, value))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted(error)
+            raise
 
+    @noting_interrupts
     def append_meta(self, value: bytes) -> None:
         """
         Append a metadata change, which every reader receives whatever its key groups.
@@ -269,6 +306,7 @@ class AppendSide(ABC):
             value = as_bytes(value)
         self._append_checked(METADATA_KEY_GROUP, value)
 
+    @noting_interrupts
     def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> None:
         """
         Append many changes, in columns and in order.

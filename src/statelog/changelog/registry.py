@@ -29,18 +29,16 @@ from statelog.core.file_ownership import (
     SetReleased,
 )
 from statelog.errors import ClosedError
-from statelog.flink_names import FlinkNames
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
-from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 from statelog.store.opening import as_store
 
 _log = logging.getLogger("statelog")
 
 
-class TaskChangelogRegistry(ClosesAtExit, FlinkNames):
+class TaskChangelogRegistry(ClosesAtExit):
     """
     Tracks the files of one storage and deletes those that became garbage.
 
@@ -76,7 +74,6 @@ class TaskChangelogRegistry(ClosesAtExit, FlinkNames):
         """The registry of the local copies, if there are any."""
         return self._copies
 
-    @uninterrupted
     def start_tracking(
         self, handle: StreamStateHandle, num_sets: int, copy: FileStateHandle | None = None
     ) -> None:
@@ -142,7 +139,6 @@ class TaskChangelogRegistry(ClosesAtExit, FlinkNames):
         if self._owns_runtime:
             self._runtime.close(0.0)
 
-    @uninterrupted
     def _post(self, event: Event) -> None:
         with self._runtime.lock:
             actions = self._ownership.handle(event, self._runtime.clock.now_ns())

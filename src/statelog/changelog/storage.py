@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Final, Self
+from typing import Self
 
 import pyarrow as pa
 
@@ -24,9 +24,8 @@ from statelog.changelog.upload.batching import BatchingStateChangeUploadSchedule
 from statelog.changelog.upload.inline import InlineStateChangeUploadScheduler
 from statelog.changelog.upload.objects import ObjectUploads
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
-from statelog.changelog.writer import FsStateChangelogWriter, WriterContext
+from statelog.changelog.writer import FsStateChangelogWriter, WriterContext, interrupted_text
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
-from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
@@ -34,18 +33,10 @@ from statelog.options import ChangelogOptions, Options
 from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.forks import OwningProcess
-from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.mailbox import MailboxExecutor
 from statelog.store.api import ObjectStore
 
 # Check the parts that a storage is given, and make those that it is not.
-
-_LOW_LATENCY_SCHEMES: Final = ("file:", "memory:")
-
-
-def answers_at_once(store: ObjectStore) -> bool:
-    """Return whether a store answers faster than a thread wakes up."""
-    return store.url.startswith(_LOW_LATENCY_SCHEMES)
 
 
 def download_cache(
@@ -102,7 +93,7 @@ def check_places(local_recovery: object, cache_directories: object) -> None:
 _CLOSE_TIMEOUT_S = 1.0
 
 
-class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
+class FsStateChangelogStorage(ClosesAtExit):
     """
     Changelogs of one job in one process, on an object store.
 
@@ -184,14 +175,8 @@ class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
                 inline_bytes, scheduler, runtime.ids
             )
         self._scheduler: StateChangeUploadScheduler = scheduler
-        caller_runs_uploads = answers_at_once(self._store)
         self._objects = ObjectUploads(
-            self._store,
-            retry_policy(self._options),
-            runtime,
-            self._metrics,
-            self._registry,
-            caller_runs_uploads=caller_runs_uploads,
+            self._store, retry_policy(self._options), runtime, self._metrics, self._registry
         )
         self._cache = download_cache(
             self._store, cache_directories, self._options, runtime, self._metrics
@@ -202,11 +187,13 @@ class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
             runtime=runtime,
             metrics=self._metrics,
             preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
-            caller_runs_uploads=caller_runs_uploads,
+            on_interrupt=self._interrupted,
         )
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
         self._closed = False
+        self._interrupt: BaseException | None = None
+        self._has_ended = False
 
     @classmethod
     def from_options(
@@ -278,6 +265,11 @@ class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
         return self._objects
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a call of a writer was interrupted; the storage must be closed and opened again."""
+        return self._interrupt is not None
+
+    @property
     def inline_bytes(self) -> int:
         """Changes of one upload up to this size stay in their handles; may be set again."""
         return 0 if self._inline is None else self._inline.threshold_bytes
@@ -288,7 +280,6 @@ class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
             raise UsageError("this storage has files only; construct it with inline_bytes")
         self._inline.threshold_bytes = arguments.whole_number(size, "inline_bytes", low=0)
 
-    @uninterrupted
     def create_writer(
         self,
         operator_id: str,
@@ -305,7 +296,7 @@ class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
                 `TaskMailbox`; None for the storage's callback threads.
 
         Raises:
-            ClosedError: The storage is closed.
+            ClosedError: The storage is closed, or a call of one of its writers was interrupted.
             UsageError: The range is empty or too high.
             StoreError: This process inherited the storage over a fork.
 
@@ -324,6 +315,8 @@ class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
         with self._runtime.lock:
             if self._closed:
                 raise ClosedError("the changelog storage is closed; open a new one")
+            if self._interrupt is not None:
+                raise ClosedError(interrupted_text("the changelog storage", self._interrupt))
             log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
             writer = self._writers[log_id] = FsStateChangelogWriter(
                 log_id,
@@ -401,13 +394,13 @@ class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
             metrics=self._metrics,
         )
 
-    @uninterrupted
     def close(self) -> None:
         """
         Close the storage and its writers; running uploads fail with `ClosedError`.
 
         Every part is closed, even if one of them raises or a signal handler interrupts its wait.
-        May be called more than once; a later call does nothing.
+        May be called more than once; a later call does nothing, except after an interrupt: it closes
+        what is open.
 
         Raises:
             Exception: The first error of a part, such as a scheduler or an uploader of the caller.
@@ -416,25 +409,42 @@ class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
         """
         self._process.check()
         with self._runtime.lock:
-            first, self._closed = not self._closed, True
+            ended, self._has_ended = self._has_ended, True
+            self._closed = True
             writers = list(self._writers.values())
-        if not first:
+        if ended:
             return
         copies, cache = self._registry.copies, self._cache
-        close_all(
-            *(writer.close for writer in writers),
-            self._scheduler.close,
-            self._objects.close,
-            self._registry.close,
-            *((copies.close,) if copies is not None else ()),
-            *((cache.close,) if cache is not None else ()),
-            lambda: self._runtime.close(_CLOSE_TIMEOUT_S),
-        )
+        try:
+            close_all(
+                *(writer.close for writer in writers),
+                self._scheduler.close,
+                self._objects.close,
+                self._registry.close,
+                *((copies.close,) if copies is not None else ()),
+                *((cache.close,) if cache is not None else ()),
+                lambda: self._runtime.close(_CLOSE_TIMEOUT_S),
+            )
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._has_ended = False
+                self._interrupted(error)
+            raise
 
     def _readable(self, local: ChangelogStateHandle | None) -> ChangelogStateHandle | None:
         """Return *local* if this storage may read local copies."""
         config = self._local_recovery
         return local if config is not None and config.recovery else None
+
+    def _interrupted(self, error: BaseException) -> None:
+        """
+        Refuse later calls of all writers, and fail their open persists.
+
+        All, because what was interrupted may have been a step of the scheduler that they share.
+        """
+        self._interrupt = error
+        for writer in list(self._writers.values()):
+            writer.refuse_calls(error)
 
     def _forget(self, log_id: int) -> None:
         with self._runtime.lock:

@@ -5,7 +5,8 @@ Appends are in `append_side.py`; they take no lock.  Everything that concerns se
 `core/change_log.py`, under the storage's lock.  So any thread may call a writer: each call is one
 step, and steps of several threads are in the log in the order of their calls.
 
-Every call but `append` is one step of `runtime/interrupts.py`: a signal handler runs after it.
+An exception of a signal handler may leave a call half done.  It then ends every open persist of the
+storage, and each later call but the close raises an error.
 The future of each `persist` is completed once.
 Source: Flink, FsStateChangelogWriter, its UploadCompletionListener and buildSnapshotResult.  Deviations
 are listed there and at the methods; a local copy is part of a result only if it exists when the result
@@ -14,13 +15,15 @@ is built.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from statelog.arguments import whole_number
 from statelog.changelog.api import PersistFuture
-from statelog.changelog.append_side import AppendSide
+from statelog.changelog.append_side import AppendSide, noting_interrupts
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.changelog.upload.task import KEPT_CHANGES, UploadTask
@@ -50,7 +53,6 @@ from statelog.errors import (
     UsageError,
     WriterClosedError,
 )
-from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import (
     ByteStreamStateHandle,
@@ -64,9 +66,8 @@ from statelog.model.upload_result import UploadResult
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime
 from statelog.runtime.forks import OwningProcess, notify_after_fork
-from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.mailbox import MailboxExecutor
-from statelog.runtime.pool import CallerRunsFuture
+from statelog.runtime.pool import PoolFuture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class WriterContext:
         runtime: Clock, ids, lock and pools.
         metrics: Records the durations of persists.
         preemptive_threshold_bytes: Bytes held by one writer at which it uploads them.
-        caller_runs_uploads: Run pending uploads on the thread waiting for a persist.
+        on_interrupt: Called with the exception that interrupted a call of a writer.
     """
 
     scheduler: StateChangeUploadScheduler
@@ -88,10 +89,10 @@ class WriterContext:
     runtime: Runtime
     metrics: Metrics
     preemptive_threshold_bytes: int
-    caller_runs_uploads: bool = False
+    on_interrupt: Callable[[BaseException], None]
 
 
-class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
+class FsStateChangelogWriter(AppendSide, ClosesAtExit):
     """
     A writer whose change sets become files of an object store.
 
@@ -114,7 +115,8 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
         self._scheduler = context.scheduler
         self._registry = context.registry
         self._runtime = context.runtime
-        self._upload_pool = context.runtime.upload_pool if context.caller_runs_uploads else None
+        self._on_interrupt = context.on_interrupt
+        self._interrupt: BaseException | None = None
         self._on_close = on_close
         self._mailbox = mailbox
         self._log = ChangeLog(log_id)
@@ -148,7 +150,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
         """Return the number of the first change set, which is always 0."""
         return SequenceNumber(0)
 
-    @uninterrupted
+    @noting_interrupts
     def next_sequence_number(self) -> SequenceNumber:
         """
         Return a number above all changes appended so far.
@@ -166,7 +168,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
             self._cut()
             return SequenceNumber(self._log.active_sqn)
 
-    @uninterrupted
+    @noting_interrupts
     def persist(self, from_sqn: SequenceNumber | int, checkpoint_id: int = 0) -> PersistFuture:
         """
         Make every change at or after *from_sqn* durable.
@@ -185,19 +187,13 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
             cannot be cancelled.  Callbacks run in the writer's mailbox, or without one on the
             storage's callback threads; never on threads of uploads or timers and never under a lock,
             so a blocking callback delays only other callbacks.  All of them may call the writer.
-            One added after the end runs at once, in the thread that adds it.  On local
-            disk and in memory, a wait without a time-out runs pending uploads itself, and a disk
-            that hangs blocks it.  `result(timeout=...)` never runs uploads.
-
-        An exception of a signal handler is raised after the call has done its work, or out of its
-        wait for upload capacity, which fails this persist.  The future is lost, but no change is:
-        the next persist covers the same numbers and reuses what was uploaded.
+            One added after the end runs at once, in the thread that adds it.
 
         Raises:
             ChangesTruncatedError: *from_sqn* is below the truncation point.
             ChangesNotAppendedError: *from_sqn* is above the next number.
             UsageError: An argument is not a whole number, or negative.
-            WriterClosedError: The writer is closed.
+            WriterClosedError: The writer is closed, or an earlier call was interrupted.
             ClosedError: The storage is closed.
             BackpressureTimeoutError: No upload capacity is free in time; the changes are kept.
             StoreError: This process inherited the storage over a fork.
@@ -206,10 +202,11 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
         of the upload.   Thread: any.
         Source: Flink, FsStateChangelogWriter.persist; deviates: failed sets are sent again.
         """
+        self._check_interrupt()
         first = SequenceNumber.of(from_sqn).value
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
-        future: PersistFuture = CallerRunsFuture(
-            self._upload_pool, self._runtime.callback_pool, self._mailbox
+        future = PoolFuture[SnapshotResult[ChangelogStateHandle]](
+            self._runtime.callback_pool, self._mailbox
         )
         future.set_running_or_notify_cancel()
         with self._runtime.lock:
@@ -221,7 +218,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
         self._perform(actions)
         return future
 
-    @uninterrupted
+    @noting_interrupts
     def confirm(
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
@@ -238,13 +235,14 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
 
         Thread: any.
         """
+        self._check_interrupt()
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         first, end = SequenceNumber.of(from_sqn), SequenceNumber.of(to_sqn)
         self._post(Confirmed(first.value, end.value))
         if self._registry.copies is not None:
             self._registry.copies.discard_up_to_checkpoint(checkpoint_id)
 
-    @uninterrupted
+    @noting_interrupts
     def reset(
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
@@ -259,13 +257,14 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
         last confirmed checkpoint (H9).
         """
         self._process.check()
+        self._check_interrupt()
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         for each in (from_sqn, to_sqn):
             SequenceNumber.of(each)
         if self._registry.copies is not None:
             self._registry.copies.abort(checkpoint_id)
 
-    @uninterrupted
+    @noting_interrupts
     def truncate(self, to_sqn: SequenceNumber | int) -> None:
         """
         Truncate all changes below *to_sqn*, which no checkpoint needs from the writer.
@@ -279,11 +278,12 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
 
         Thread: any.
         """
+        self._check_interrupt()
         self._post(Truncated(SequenceNumber.of(to_sqn).value))
         with self._runtime.lock:
             self._measure_free_bytes(self._log.pending_bytes)
 
-    @uninterrupted
+    @noting_interrupts
     def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
         """
         Discard all changes at or after *from_sqn*, which no checkpoint holds, and close.
@@ -294,7 +294,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
         """
         self._end_writer(Closed(SequenceNumber.of(from_sqn).value))
 
-    @uninterrupted
+    @noting_interrupts
     def close(self) -> None:
         """
         Close the writer; pending persists fail with `WriterClosedError`.
@@ -317,7 +317,6 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
             self._step(ChangesCut(batches, size_bytes))
         self._measure_free_bytes(self._log.pending_bytes)
 
-    @uninterrupted
     def _flush(self) -> None:
         """Upload all changes held, ahead of a checkpoint."""
         with self._runtime.lock:
@@ -380,19 +379,56 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
             return
         self._forget_appended()
         self._perform(actions)
+        self._persists.fail_all(self._closed_error())  # an interrupt may have left one
         self._on_close(self._log_id)
 
     def after_fork(self) -> None:
         """Refuse every later append in a forked child."""
         self._end_appends()
 
+    def _interrupted(self, error: BaseException) -> None:
+        self._on_interrupt(error)
+
+    def refuse_calls(self, interrupt: BaseException) -> None:
+        """
+        Refuse later calls but the close, and fail open persists: the storage may be half changed.
+
+        Args:
+            interrupt: What interrupted a call of a writer of the storage.
+
+        Thread: any.
+        """
+        self._interrupt = interrupt
+        self._end_appends()
+        self._persists.fail_all(self._interrupt_error(interrupt))
+
     def _check_open(self) -> None:
         self._process.check()
         if self._log.closed:
-            raise WriterClosedError(
-                f"writer {self._log_id} ({self._operator_id}) is closed; create a new one",
-                log_id=self._log_id,
-            )
+            raise self._closed_error()
+        self._check_interrupt()
+
+    def _check_interrupt(self) -> None:
+        if self._interrupt is not None and not self._log.closed:
+            raise self._interrupt_error(self._interrupt)
+
+    def _closed_error(self) -> WriterClosedError:
+        return WriterClosedError(
+            f"writer {self._log_id} ({self._operator_id}) is closed; create a new one",
+            log_id=self._log_id,
+        )
+
+    def _interrupt_error(self, interrupt: BaseException) -> WriterClosedError:
+        text = interrupted_text(f"writer {self._log_id} ({self._operator_id})", interrupt)
+        return WriterClosedError(text, log_id=self._log_id)
+
+
+def interrupted_text(what: str, interrupt: BaseException) -> str:
+    """Return the message of a call after an interrupt."""
+    return (
+        f"{what} cannot be used: a {type(interrupt).__name__} interrupted a call of a writer of its "
+        "storage, so what the call did is unknown; close the storage and open it again"
+    )
 
 
 def _handles(results: tuple[UploadResult, ...]) -> list[StreamStateHandle]:
@@ -403,7 +439,7 @@ def _handles(results: tuple[UploadResult, ...]) -> list[StreamStateHandle]:
 class _Pending:
     """A pending persist: its future, its checkpoint, and the time of its call."""
 
-    future: PersistFuture
+    future: PoolFuture[SnapshotResult[ChangelogStateHandle]]
     checkpoint_id: int
     called_ns: int
 
@@ -433,7 +469,9 @@ class PendingPersists:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def add(self, future: PersistFuture, checkpoint_id: int) -> int:
+    def add(
+        self, future: PoolFuture[SnapshotResult[ChangelogStateHandle]], checkpoint_id: int
+    ) -> int:
         """Add a persist and return its number.  Called under the lock."""
         persist_id, self._next_id = self._next_id, self._next_id + 1
         self._pending[persist_id] = _Pending(future, checkpoint_id, self._runtime.clock.now_ns())
@@ -442,13 +480,26 @@ class PendingPersists:
     def complete(
         self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
     ) -> None:
-        """Complete a persist with *results*.  Called without the lock."""
-        persist = self._pending.pop(persist_id)
-        persist.future.set_result(self._snapshot(persist, results, incremental_size_bytes))
+        """Complete a persist with *results*; one that an interrupt ended keeps its error."""
+        persist = self._pending.get(persist_id)
+        if persist is None:
+            return
+        snapshot = self._snapshot(persist, results, incremental_size_bytes)
+        with contextlib.suppress(InvalidStateError):
+            persist.future.set_result(snapshot)
+        self._pending.pop(persist_id, None)  # last: if this is interrupted, `fail_all` ends it
 
     def fail(self, persist_id: int, error: BaseException) -> None:
         """Fail a persist with an error that says what to do.  Called without the lock."""
-        self._pending.pop(persist_id).future.set_exception(self._explain(error))
+        persist = self._pending.get(persist_id)
+        if persist is not None:
+            persist.future.fail(self._explain(error))
+            self._pending.pop(persist_id, None)
+
+    def fail_all(self, error: BaseException) -> None:
+        """Fail all open persists, after an interrupt.  Called without the lock."""
+        for persist_id in list(self._pending):
+            self.fail(persist_id, error)
 
     def _snapshot(
         self, persist: _Pending, results: tuple[UploadResult, ...], incremental_size_bytes: int

@@ -19,6 +19,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.model import CheckpointPosition
+from statelog.runtime.clock import utc_time
 from statelog.store import ObjectStore
 
 CheckpointName = int | str | dt.datetime
@@ -117,7 +118,7 @@ def find_checkpoint_at(store: ObjectStore, time: dt.datetime) -> int:
     """
     Return the newest retained checkpoint that was created at or before a time.
 
-    A checkpoint that cannot be read is passed over: its time is not known.
+    A checkpoint that cannot be read, or whose time no calendar has, is passed over.
 
     Args:
         store: The store of the location.
@@ -135,9 +136,9 @@ def find_checkpoint_at(store: ObjectStore, time: dt.datetime) -> int:
             checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
         except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
             continue
-        created = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(
-            milliseconds=checkpoint.created_at_ms
-        )
+        created = utc_time(checkpoint.created_at_ms)
+        if created is None:
+            continue
         if created <= time:
             return checkpoint_id
         oldest = f"; the oldest, checkpoint {checkpoint_id}, was created at {created.isoformat()}"

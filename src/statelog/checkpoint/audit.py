@@ -39,6 +39,7 @@ from statelog.store import (
     ObjectStore,
     read_verified,
 )
+from statelog.store.conditional_put import create
 from statelog.store.paths import parse_audit_part
 
 BEGIN: Final = "begin"
@@ -302,7 +303,7 @@ class AuditedOperation:
             location=_text(self._store.url),
             began_at_ms=began_at_ms,
         )
-        self._store.put_if_absent(PATHS.audit_part(line, BEGIN), encoded(part))
+        create(self._store, PATHS.audit_part(line, BEGIN), encoded(part))
         self._line = line
 
     def result(self, **facts: Json) -> None:
@@ -326,7 +327,7 @@ class AuditedOperation:
             ended_at_ms=wall_clock_ms(),
         )
         try:
-            self._store.put_if_absent(PATHS.audit_part(self._line, END), encoded(part))
+            create(self._store, PATHS.audit_part(self._line, END), encoded(part))
         except StatelogError as failure:
             _LOG.warning("the end of %s was not written to audit/: %s", self._operation, failure)
 

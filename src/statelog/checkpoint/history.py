@@ -292,7 +292,8 @@ class Entries:
             else f"the newest older checkpoint that can be restored is {usable}; to continue from it, "
             f"and give up all later commits, restore it by its id (checkpoint={usable})"
         )
-        text = f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}"
+        problem = str(error).removeprefix("damaged ")
+        text = f"checkpoint {checkpoint_id} is damaged: {problem}. Nothing was skipped: {advice}"
         return unusable(checkpoint_id, "damaged", text, usable_id=usable)
 
     def load(self, checkpoint_id: int) -> StoredCheckpoint:

@@ -25,6 +25,7 @@ from statelog.errors import (
 )
 from statelog.model import CheckpointPosition, CompletedCheckpoint, Json
 from statelog.notebook import facts_as_html
+from statelog.runtime.clock import utc_time
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
 DURATIONS_PROPERTY: Final = "durations_ms"
@@ -126,10 +127,8 @@ class CheckpointSummary:
 
     @property
     def created_at(self) -> dt.datetime | None:
-        """When it was made, in UTC; None if it cannot be read."""
-        if self.created_at_ms is None:
-            return None
-        return dt.datetime.fromtimestamp(self.created_at_ms / 1000, dt.UTC)
+        """When it was made, in UTC; None if it cannot be read, or no calendar has the time."""
+        return None if self.created_at_ms is None else utc_time(self.created_at_ms)
 
 
 def list_checkpoints(store: ObjectStore) -> list[CheckpointSummary]:

@@ -8,7 +8,6 @@ in docs/contributing/protocol.md.
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import socket
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from statelog.errors import (
 )
 from statelog.format.claim_record import ClaimRecord, encode_claim
 from statelog.runtime.clock import pause as pause_thread
+from statelog.runtime.clock import utc_time
 from statelog.store import PATHS, ObjectStore, ask_both
 from statelog.store.conditional_put import put_or_find
 
@@ -53,11 +53,8 @@ def describe_claim(claim: ClaimRecord) -> str:
 
 def time_text(claim: ClaimRecord, before: str) -> str:
     """Return *before* and the time of a claim; "" if no calendar has the time, though the claim counts."""
-    try:
-        moment = dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
-    except (ValueError, OverflowError, OSError):
-        return ""
-    return f"{before}{moment:%Y-%m-%d %H:%M:%S} UTC"
+    moment = utc_time(claim.created_at_ms)
+    return "" if moment is None else f"{before}{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def describe_newest_claim(store: ObjectStore) -> str:

@@ -21,6 +21,7 @@ import enum
 import io
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import ClassVar, Final
@@ -29,12 +30,12 @@ from statelog.arguments import instance, refused, text, whole_number
 from statelog.checkpoint.object_names import Entropy, random_name
 from statelog.checkpoint.state_stream import read_stream
 from statelog.errors import ClosedError, StoreError, UsageError
-from statelog.flink_names import FlinkNames
 from statelog.format.buffers import Buffer, checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.options import StreamOptions
 from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.conditional_put import create
 from statelog.store.location import local_path
 from statelog.store.opening import as_store
 
@@ -48,7 +49,7 @@ DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
 DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
 
 
-class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
+class FsCheckpointStateOutputStream(io.RawIOBase):
     """
     Collects the bytes of one piece of state; `close_and_get_handle` makes them durable.
 
@@ -192,7 +193,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
         for _ in range(MAX_ATTEMPTS):
             path = self._new_path()
             try:
-                self._store.put_if_absent(path, pieces)
+                create(self._store, path, pieces)
             except FileExistsError as error:  # the object of another writer: another name
                 cause = error
             except OSError as error:  # also the error of a caller's own store
@@ -343,11 +344,14 @@ def _copy(
     # Without a checksum it may be a changelog file, whose handle counts uncompressed bytes.
     is_verifiable = handle.crc32c is not None
     data = read_stream(store, handle) if is_verifiable else store.get(handle.path)
-    name: str | None = handle.path.rpartition("/")[2]
-    for _ in range(attempts):
-        path, name = new_path(name), None
+    with suppress(OSError):  # an object of this name may be another copy: it is not deleted
+        path = new_path(handle.path.rpartition("/")[2])
+        store.put_if_absent(path, data)
+        return replace(handle, path=path)
+    for _ in range(attempts - 1):
+        path = new_path(None)
         try:
-            store.put_if_absent(path, data)
+            create(store, path, data)
         except FileExistsError:
             continue
         except BaseException:
@@ -378,7 +382,7 @@ class CheckpointedStateScope(enum.Enum):
     """Later checkpoints."""
 
 
-class FsCheckpointStreamFactory(FlinkNames):
+class FsCheckpointStreamFactory:
     """
     Makes output streams for the state of one checkpoint.
 
@@ -407,8 +411,6 @@ class FsCheckpointStreamFactory(FlinkNames):
 
     MAX_FILE_STATE_THRESHOLD: ClassVar = MAX_FILE_STATE_THRESHOLD
     """Largest *threshold_bytes*."""
-    FsCheckpointStateOutputStream: ClassVar = FsCheckpointStateOutputStream
-    """The class of the streams, where Flink has it."""
 
     def __init__(
         self,
@@ -571,7 +573,8 @@ class FsCheckpointStreamFactory(FlinkNames):
         """
         Copy state into the folder of *scope*; return the handles of the copies.
 
-        Objects keep their file names if these are free; inline state is returned unchanged.
+        Objects keep their file names if these are free and the store answers the first request; else
+        they get new names.  Inline state is returned unchanged.
 
         Raises:
             UsageError: *scope* or a handle is of another class.

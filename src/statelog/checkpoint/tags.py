@@ -37,6 +37,7 @@ from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
 from statelog.model.object_path import checked_path
 from statelog.store import PATHS, ObjectStore, read_verified
+from statelog.store.conditional_put import create
 from statelog.store.parents import TAG_SECTION
 from statelog.store.paths import parse_tag
 
@@ -246,7 +247,7 @@ def put_tag(
     attempt = os.urandom(8).hex()
     path = PATHS.tag(tag.kind.value, tag.name, tag.checkpoint_id, tag.newest, attempt)
     content = TagContent(created_at_ms=clock_ms(), facts=dict(facts or {}), files=dict(files or {}))
-    store.put_if_absent(path, _encoded(content))
+    create(store, path, _encoded(content))
     new = Tag(
         kind=tag.kind,
         name=tag.name,

@@ -80,10 +80,10 @@ def cat(
     as_json: JsonLinesOption = False,
 ) -> None:
     """
-    Print the changes in a changelog file, one line each; of a claim, whose it is.
+    Print sizes and digests of the changes in a changelog file, one line each; of a claim, whose it is.
 
     Columns: the offset of the change set, the key group, the size of the value in bytes, and its
-    SHA-256; with --values the value.  Key group -1 is metadata, which every reader receives
+    SHA-256; --values adds the value as it is encoded.  `statelog diff` shows what changed in the state.  Key group -1 is metadata, which every reader receives
     whatever its key groups.  Every checksum of the file is verified first.
     """
     store, name = open_file(file)

@@ -24,10 +24,11 @@ from statelog.cli.options import (
     LocationArgument,
     OperatorOption,
 )
-from statelog.cli.output import PlainTable, console, plural, print_json, progress, utc
-from statelog.cli.state_rows import open_state, write_parquet
+from statelog.cli.output import PlainTable, console, plural, print_json, progress
+from statelog.cli.state_rows import open_state, report_unreadable, write_parquet
 from statelog.operations.unfreeze import unfreeze as unfreeze_keys
 from statelog.state.keys.state_key import key_from_text
+from statelog.state.recordings.location import UnreadableRecording
 
 _ERROR_SHOWN: Final = 120
 _JSON_COLUMNS: Final = ("key", "rows", "initial_rows")
@@ -57,22 +58,28 @@ def dead_letters(
     A query keeps them with the setting `onError="dead-letter"` or `"freeze"`.  `statelog replay LOCATION KEY` runs one
     through the processor of today.  Their rows are written by --rows, to be sent to the source again.
     """
+    unreadable: list[UnreadableRecording] = []
     with open_state(location, operator) as state, progress("reading"):
-        letters = state.dead_letters(checkpoint, since_checkpoint=since).to_pylist()
+        letters = state.dead_letters(
+            checkpoint, since_checkpoint=since, unreadable=unreadable
+        ).to_pylist()
         table = None
         if rows is not None:
-            table = state.dead_letter_rows(checkpoint, since_checkpoint=since)
+            table = state.dead_letter_rows(checkpoint, since_checkpoint=since, unreadable=[])
     if rows is not None and table is not None:
         write_parquet(rows, table)
     if as_json:
         for letter in letters:
             parsed = {name: msgspec.json.decode(letter[name]) for name in _JSON_COLUMNS}
-            print_json({**letter, **parsed, "failed_at": letter["failed_at"].isoformat()})
-        return
-    _show(letters)
-    if rows is not None and table is not None:
-        written = f"wrote {rows}: {plural(table.num_rows, 'row')}"
-        console().print(written, markup=False, soft_wrap=True)
+            failed_at = letter["failed_at"]
+            parsed["failed_at"] = None if failed_at is None else failed_at.isoformat()
+            print_json({**letter, **parsed})
+    else:
+        _show(letters)
+        if rows is not None and table is not None:
+            written = f"wrote {rows}: {plural(table.num_rows, 'row')}"
+            console().print(written, markup=False, soft_wrap=True)
+    raise typer.Exit(report_unreadable(unreadable))
 
 
 def unfreeze(
@@ -126,9 +133,10 @@ def _show(letters: Sequence[Mapping[str, Any]]) -> None:
             table.add_column(name, overflow="fold")
         for letter in letters:
             text = f"{letter['error']}: {letter['message']}"
+            failed_at = letter["failed_at"]
             cells = (
                 str(letter["checkpoint_id"]),
-                utc(int(letter["failed_at"].timestamp() * 1000)),
+                "" if failed_at is None else f"{failed_at:%Y-%m-%d %H:%M:%S}",
                 letter["operator"],
                 " ".join(map(str, msgspec.json.decode(letter["key"]))),
                 letter["method"],

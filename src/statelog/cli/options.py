@@ -16,10 +16,20 @@ from statelog.store.parents import ENVIRONMENT
 CHECKPOINT_FORMS = "an id, latest, earliest, a tag, or a time such as 2026-11-22T10:30:00+01:00"
 LocationArgument = Annotated[str, typer.Argument(help="State location: a path or URL.")]
 OperatorOption = Annotated[
-    str | None, typer.Option(help="operatorId, where the query has several operators.")
+    str | None,
+    typer.Option(
+        help="operatorId, where the query has several operators; not needed for a variable that only one "
+        "of them has."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+JsonLinesOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help='Print JSON lines; NaN and infinite numbers are "NaN", "Infinity", "-Infinity".',
+    ),
+]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(help=f"The checkpoint: {CHECKPOINT_FORMS}. The newest one by default."),

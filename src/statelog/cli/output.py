@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
+import math
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ from rich.text import Span, Text
 from statelog.checkpoint.open_state import is_state, open_state
 from statelog.errors import UsageError
 from statelog.plain_text import one_line, plain_json
+from statelog.runtime.clock import utc_time
 from statelog.store import LocationStore, ObjectStore, open_existing_store
 from statelog.store.local_disk import check_named_file, write_object
 from statelog.store.location import local_path, normalize_url
@@ -38,6 +40,7 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
 FINDING_STYLES: Final = {"damage": "bold red", "attention": "yellow", "note": "dim"}
+_NOT_FINITE: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
@@ -122,7 +125,24 @@ def print_error(message: str) -> None:
 
 def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON line."""
-    sys.stdout.write(plain_json(msgspec.json.encode(value).decode()) + "\n")
+    sys.stdout.write(plain_json(json_of(value)) + "\n")
+
+
+def json_of(value: object) -> str:
+    """Return JSON of a value; numbers that JSON does not have are the text NaN, Infinity or -Infinity."""
+    return msgspec.json.encode(_with_finite_numbers(value)).decode()
+
+
+def _with_finite_numbers(value: object) -> object:
+    match value:
+        case float():
+            return value if math.isfinite(value) else _NOT_FINITE.get(value, "NaN")
+        case dict():
+            return {name: _with_finite_numbers(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_with_finite_numbers(item) for item in value]
+        case _:
+            return value
 
 
 def open_location(location: str) -> LocationStore:
@@ -215,11 +235,11 @@ def parse_duration(text: str) -> dt.timedelta:
 
 
 def utc(milliseconds: int | None) -> str:
-    """Return a time as text, or "" for none."""
+    """Return a time as text, "" for none, or the number if no calendar has the time."""
     if milliseconds is None:
         return ""
-    moment = dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
+    moment = utc_time(milliseconds)
+    return f"{milliseconds} ms" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def size_text(size_bytes: int) -> str:

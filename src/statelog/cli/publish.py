@@ -137,6 +137,6 @@ def _options(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not key or not separator:
-            raise UsageError(f"--catalog-option {pair!r:.60} is not KEY=VALUE")
+            raise UsageError("--catalog-option takes KEY=VALUE; one of them lacks '='")
         options[key] = value
     return options

@@ -11,15 +11,9 @@ import typer
 from statelog import extras
 from statelog.checkpoint.open_state import open_state
 from statelog.cli.options import CHECKPOINT_FORMS
-from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
-    console,
-    plural,
-    print_error,
-    print_json,
-)
+from statelog.cli.output import EXIT_FINDING, console, plural, print_json
 from statelog.cli.replay_show import show_recordings, show_step, step_json
+from statelog.cli.state_rows import report_unreadable
 from statelog.errors import CorruptionError, UsageError
 from statelog.state.keys.state_key import key_from_text
 from statelog.state.recordings import (
@@ -80,10 +74,10 @@ def replay(
     unreadable: list[UnreadableRecording] = []
     if not key:
         show_recordings(_recorded_keys(store, unreadable), as_json=as_json)
-        raise typer.Exit(_report(unreadable))
+        raise typer.Exit(report_unreadable(unreadable))
     extras.require_spark("the replay of a processor")
     steps = _recorded_steps(store, key, unreadable, operator, from_checkpoint)
-    gaps = _report(unreadable)
+    gaps = report_unreadable(unreadable)
     if processor is None:
         _refuse_no_processor(steps)
     replayed = _replayed(steps, _processor(processor, location), pdb=pdb)
@@ -96,13 +90,6 @@ def replay(
     if not as_json:
         _summary(replayed, processor)
     raise typer.Exit(EXIT_FINDING if bad else gaps)
-
-
-def _report(unreadable: Sequence[UnreadableRecording]) -> int:
-    """Print the recordings that are left out, and return the exit status for that."""
-    for recording in unreadable:
-        print_error(f"the recording {recording.path} is left out: {recording.problem}")
-    return EXIT_FINDING if unreadable else EXIT_OK
 
 
 def _recorded_keys(store: ObjectStore, unreadable: list[UnreadableRecording]) -> list[RecordedStep]:

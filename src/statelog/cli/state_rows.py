@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 from rich import box
 from rich.text import Text
 
-from statelog.cli.output import PlainTable, console, open_location, plural, print_json, progress
+from statelog.cli.output import (
+    EXIT_FINDING,
+    EXIT_OK,
+    PlainTable,
+    console,
+    json_of,
+    open_location,
+    plural,
+    print_error,
+    print_json,
+    progress,
+)
 from statelog.errors import CorruptionError, UsageError
 from statelog.format.arrow_data import python_rows
 from statelog.state.reader import LocationState
+from statelog.state.recordings.location import UnreadableRecording
 
 ROWS_SHOWN: Final = 20
 """Rows that people get without `--limit`; JSON has all."""
@@ -48,7 +59,7 @@ def open_state(location: str, operator: str | None) -> LocationState:
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     """Yield rows as mappings."""
     for batch in batches:
-        yield from batch.to_pylist()
+        yield from _shown(batch)
 
 
 def row_limit(limit: int | None, as_json: bool) -> int | None:
@@ -102,11 +113,9 @@ def show_rows(
 def show_or_write(table: pa.Table, to: Path | None, *, limit: int | None, as_json: bool) -> None:
     """Print the rows of a table, or write them to a Parquet file."""
     if to is None:
-        try:
-            rows = python_rows(table)
-        except pa.ArrowInvalid as error:
-            raise CorruptionError(f"a stored value cannot be shown: {error}") from error
-        show_rows(rows, table.column_names, limit=row_limit(limit, as_json), as_json=as_json)
+        show_rows(
+            _shown(table), table.column_names, limit=row_limit(limit, as_json), as_json=as_json
+        )
         return
     write_parquet(to, table)
     written = f"wrote {to}: {plural(table.num_rows, 'row')}"
@@ -122,6 +131,23 @@ def write_parquet(file: Path, table: pa.Table) -> None:
         raise UsageError(f"{file} cannot be written: {error}") from error
 
 
+def report_unreadable(unreadable: Sequence[UnreadableRecording]) -> int:
+    """Print the recordings that are left out, and return the exit status for that."""
+    for recording in unreadable:
+        print_error(f"the recording {recording.path} is left out: {recording.problem}")
+    return EXIT_FINDING if unreadable else EXIT_OK
+
+
+def _shown(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
+    """Return rows as Python values; raises `CorruptionError` for a time or zone that Python lacks."""
+    try:
+        return python_rows(rows)
+    except pa.ArrowInvalid as error:
+        raise CorruptionError(
+            f"a stored value cannot be shown: {error}; --to writes the rows to a file"
+        ) from error
+
+
 def _cell(value: object) -> str:
     """Return a value as people read it; what is nested as JSON."""
     if value is None:
@@ -132,7 +158,7 @@ def _cell(value: object) -> str:
         return value.hex()
     if isinstance(value, dict | list | tuple):
         try:
-            return msgspec.json.encode(value).decode()
+            return json_of(value)
         except (TypeError, ValueError) as error:
             raise UsageError(f"a value cannot be shown: {error}") from error
     return str(value)

@@ -91,7 +91,7 @@ def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: s
     return data
 
 
-def python_rows(table: pa.Table) -> list[dict[str, object]]:
+def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
     """
     Return the rows of a table from storage as Python values.
 
@@ -103,15 +103,6 @@ def python_rows(table: pa.Table) -> list[dict[str, object]]:
         return rows
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise pa.ArrowInvalid(f"a value of {table.schema.names} is none ({error!r})") from error
-
-
-def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as one array, which is copied only where it has several chunks."""
-    if isinstance(column, pa.Array):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:

@@ -8,6 +8,8 @@ enough to verify one.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
@@ -97,4 +99,15 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, in
 
 def damaged_recording(where: str, reason: str) -> CorruptionError:
     """Return the error of a damaged recording."""
-    return CorruptionError(f"damaged recording {where}: {reason}", path=where)
+    return CorruptionError(f"damaged recording{where and f' {where}'}: {reason}", path=where)
+
+
+@contextmanager
+def part_of(path: str) -> Iterator[None]:
+    """Name the object in errors about damage within a recording, whose decoders do not know it."""
+    try:
+        yield
+    except CorruptionError as error:
+        if error.path:
+            raise
+        raise CorruptionError(f"{path}: {error.message}", path=path) from error

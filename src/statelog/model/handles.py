@@ -17,7 +17,6 @@ from typing import Generic, TypeVar
 
 from statelog.arguments import instance, refused, text, whole_number
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
-from statelog.flink_names import FlinkNames
 from statelog.model.json_types import JsonObject
 from statelog.model.key_group import KeyGroupRange
 from statelog.model.object_path import checked_path
@@ -28,7 +27,7 @@ HandleT = TypeVar("HandleT")
 
 
 @dataclass(frozen=True, slots=True)
-class FileStateHandle(FlinkNames):
+class FileStateHandle:
     """
     Bytes in an object of the store.
 
@@ -61,7 +60,7 @@ class FileStateHandle(FlinkNames):
 
 
 @dataclass(frozen=True, slots=True)
-class ByteStreamStateHandle(FlinkNames):
+class ByteStreamStateHandle:
     """
     Bytes carried by the handle itself; no object in the store.
 
@@ -124,7 +123,7 @@ def _stream_handle(value: JsonObject) -> StreamStateHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class HandleAndOffset(FlinkNames):
+class HandleAndOffset:
     """
     Where one change set is stored.
 
@@ -174,7 +173,7 @@ class HandleAndOffset(FlinkNames):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangelogStateHandle(FlinkNames):
+class ChangelogStateHandle:
     """
     A piece of one writer's log: change sets in order, each by file and offset.
 
@@ -261,7 +260,7 @@ class ChangelogStateHandle(FlinkNames):
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotResult(Generic[HandleT], FlinkNames):
+class SnapshotResult(Generic[HandleT]):
     """
     What `persist` returns.
 

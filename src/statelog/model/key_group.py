@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from statelog.arguments import whole_number
 from statelog.errors import UsageError
-from statelog.flink_names import FlinkNames
 
 METADATA_KEY_GROUP = -1
 """Key group of a metadata change (Flink's constant)."""
@@ -26,7 +25,7 @@ MAX_PARALLELISM_LIMIT = 32768
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class KeyGroupRange(FlinkNames):
+class KeyGroupRange:
     """
     The key groups *start* to *end*, both inclusive.
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from statelog.arguments import whole_number
 from statelog.errors import UsageError
-from statelog.flink_names import FlinkNames
 
 MAX_SEQUENCE_NUMBER = 2**63 - 1
 """Largest number, as in Flink (a signed 64-bit integer)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class SequenceNumber(FlinkNames):
+class SequenceNumber:
     """
     Position of a change set in the log of one writer.
 
@@ -63,7 +62,7 @@ class SequenceNumber(FlinkNames):
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceNumberRange(FlinkNames):
+class SequenceNumberRange:
     """
     The half-open range [from_sqn, to_sqn) of change sets.
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from statelog.arguments import instance, refused, whole_number
 from statelog.errors import UsageError
-from statelog.flink_names import FlinkNames
 from statelog.model.key_group import METADATA_KEY_GROUP
 from statelog.model.sequence_number import SequenceNumber
 
@@ -114,7 +113,7 @@ class ChangeRows(ChangeBatch):
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
-class StateChangeSet(FlinkNames):
+class StateChangeSet:
     """
     The changes of one writer between two cuts; the unit that is numbered, uploaded and truncated.
 
@@ -217,7 +216,7 @@ def joined_values(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def value_bytes(values: pa.Array) -> int:
-    """Return the summed lengths of a `binary` or `large_binary` array, in constant time."""
+    """Return the summed lengths of an array of text or binary data, in constant time."""
     if len(values) == 0:
         return 0
     width = np.int64 if pa.types.is_large_binary(values.type) else np.int32

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from statelog.arguments import instance, whole_number
-from statelog.flink_names import FlinkNames
 from statelog.model.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -17,7 +16,7 @@ from statelog.model.state_change import StateChangeSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadResult(FlinkNames):
+class UploadResult:
     """
     Where one change set has become durable.
 

@@ -41,6 +41,7 @@ from statelog.store import (
     open_location,
     read_verified,
 )
+from statelog.store.conditional_put import create
 from statelog.store.paths import is_audit_end, parse_checkpoint_metadata
 
 _ATTEMPTS: Final = 3
@@ -332,7 +333,7 @@ class _Copy:
         if number is None:
             self._target.put(item.path, content)
         else:
-            self._target.put_if_absent(item.path, content)
+            create(self._target, item.path, content)
         del content
 
         def compare(written: memoryview) -> None:

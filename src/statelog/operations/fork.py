@@ -54,6 +54,7 @@ from statelog.redaction import HIDDEN
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
 from statelog.store import PATHS, LocationStore, ObjectStore
+from statelog.store.conditional_put import create
 from statelog.store.location_store import parent_path
 from statelog.store.parents import ParentReference
 
@@ -201,7 +202,7 @@ def apply_fork(
     fork_id = os.urandom(8).hex() if begun is None else begun.fork_id
     reference = ParentReference(location=source.store.url, checkpoint_id=checkpoint_id)
     if not exists(new, PATHS.parent(fork_id)):
-        new.put_if_absent(PATHS.parent(fork_id), reference.encoded())
+        create(new, PATHS.parent(fork_id), reference.encoded())
     fail_point("fork-referred")
     _pin(source, fork_id, begun, new.url, clock_ms)
     fail_point("fork-pinned")

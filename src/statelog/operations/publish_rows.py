@@ -15,6 +15,7 @@ snapshot of the checkpoint, so that what keeps the checkpoint keeps the files of
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -25,14 +26,15 @@ import pyarrow.parquet as pq
 
 from statelog.changelog.reader import read_logs
 from statelog.checkpoint.state_stream import read_materialized
-from statelog.errors import CorruptionError
+from statelog.errors import CapacityError, CorruptionError
 from statelog.format.arrow_data import open_parquet
+from statelog.format.arrow_limits import batches_of, joined_batches, one_batch
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.model.handles import ChangelogStateHandle
 from statelog.state.cache import logs_ahead, path_of, snapshots_ahead
 from statelog.state.columnar.run_set import contiguous
-from statelog.state.columnar.sorted_run import RowLayout, one_batch
+from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import is_of_schema, rows_of_groups, tables_in_schema
 from statelog.state.keys.key_hash import hash_columns
@@ -252,12 +254,15 @@ class TableRows:
             path = path_of(snapshot)
             url = self._url_of(path) if path else None
             if url is not None and is_of_schema(self._codec, data):
-                self._take_snapshot(data, url, path, stale)
-                continue
+                # What one array cannot hold is written again, in several files.
+                with suppress(CapacityError):
+                    self._take_snapshot(data, url, path, stale)
+                    continue
             parts = (
-                one_batch(table)
+                batch
                 for run in contiguous(sorted(stale))
                 for _, table in tables_in_schema(self._codec, data, run, self._layout.table_schema)
+                for batch in batches_of(table)
             )
             self._place_all(self._publishable(part, as_of_ms(reader.checkpoint)) for part in parts)
 
@@ -382,7 +387,7 @@ class TableRows:
         """Return the rows of some keys, in any order."""
         parts = [self.files[at].rows.take(pa.array(rows)) for at, rows in self._by_file(slots)]
         empty = pa.RecordBatch.from_pylist([], schema=self._layout.table_schema)
-        return pa.concat_batches([empty, *parts])
+        return joined_batches([empty, *parts], "published rows,")
 
     def _by_file(self, slots: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:
         files, rows = self._file_of[slots], self._row_of[slots]

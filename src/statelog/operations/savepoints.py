@@ -371,13 +371,17 @@ def _new_place(
     """Return where the new checkpointLocation is; None without one."""
     if state_only:
         if new_checkpoint_location is not None:
-            raise UsageError("state_only makes no checkpointLocation; leave one of the two out")
+            raise UsageError(
+                "state_only (--state-only) makes no checkpointLocation; leave out it or "
+                "new_checkpoint_location (--new-checkpoint-location)"
+            )
         return None
     if new_checkpoint_location is None:
         folder, _, name = os.fspath(new_location).rstrip("/").rpartition("/")
         if name != STATE_FOLDER or not folder:
             raise UsageError(
-                "a fork needs a checkpointLocation for the new query: give new_checkpoint_location, or "
+                "a fork needs a checkpointLocation for the new query: give new_checkpoint_location "
+                "(on the command line --new-checkpoint-location), or "
                 f"a new location that ends with /{STATE_FOLDER}, which is then inside it"
             )
         return folder

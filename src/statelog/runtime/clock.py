@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Clock(Protocol):
@@ -30,6 +33,14 @@ def wall_clock_seconds() -> float:
 def wall_clock_ms() -> int:
     """Return milliseconds since 1970 (UTC)."""
     return time.time_ns() // 1_000_000
+
+
+def utc_time(milliseconds: int) -> dt.datetime | None:
+    """Return a stored time since 1970 in UTC; None if the calendar, years 1 to 9999, lacks it."""
+    try:
+        return _EPOCH + dt.timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
 
 
 def pause(seconds: float) -> None:

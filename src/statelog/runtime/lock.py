@@ -12,12 +12,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from threading import get_ident
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from statelog.errors import InvariantError
 from statelog.runtime.forks import LINEAGE, inherited_error
-from statelog.runtime.interrupts import MAIN_THREAD, interruptible
+
+if TYPE_CHECKING:
+
+    class _RLock:
+        def __enter__(self) -> bool: ...
+        def __exit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
+        ) -> None: ...
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+        def release(self) -> None: ...
+        def _is_owned(self) -> bool: ...
+
+else:
+    from _thread import RLock as _RLock
 
 
 class Lock(Protocol):
@@ -45,89 +61,56 @@ class Lock(Protocol):
         ...
 
 
-class ThreadLock:
+class ThreadLock(_RLock):
     """
     A `Lock` between threads.
 
-    One thread cannot acquire it twice, so that a callback under the lock is found at once.  While
-    the main thread holds it, exceptions of signal handlers are deferred.  They are raised when it
-    is released, and out of a wait, which then holds the lock again.  A forked child is refused,
-    because a thread that does not exist there may hold the lock.
+    One thread cannot acquire it twice: a callback under the lock fails at once.  No exception of a
+    signal handler leaves it held: `__exit__` is a function in C, inside which no handler runs, and
+    `__enter__` releases it where a handler raises.  A forked child is refused, because a thread that
+    does not exist there may hold the lock.
     """
 
-    __slots__ = ("_generation", "_is_step", "_lock", "_waiters")
+    __slots__ = ("_generation", "_waiters")
 
     def __init__(self) -> None:
-        self._lock = self._new_lock()
         self._generation = LINEAGE.generation
         self._waiters: deque[threading.Lock] = deque()
-        self._is_step = False
-        """Whether the holder is the main thread, and began a step with the lock."""
 
-    def _new_lock(self) -> threading.Lock:
-        return threading.Lock()
+    def __enter__(self) -> bool:
+        if self._is_owned():
+            raise InvariantError("a lock of the changelog storage is acquired by its holder")
+        try:
+            return self.acquire()
+        except BaseException:
+            if self._is_owned():
+                self.release()
+            raise
 
-    def __enter__(self) -> object:
-        # Entered very often.  Inside a step nothing is to be deferred: the step does it.
-        if MAIN_THREAD.depth and self._generation == LINEAGE.generation:
-            return self._lock.acquire()
-        return self.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_step:
-            self._is_step = False
-            self._lock.release()
-            MAIN_THREAD.end()
-        else:
-            self._lock.release()
-
-    def acquire(self) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """
-        Acquire the lock and return True.
+        Acquire the lock; return whether it is held.
 
         Raises:
             StoreError: This process inherited the lock over a fork.
         """
         if self._generation != LINEAGE.generation:
             raise inherited_error("a lock of the changelog storage", self._generation)
-        if MAIN_THREAD.depth or get_ident() != MAIN_THREAD.thread_id:
-            return self._lock.acquire()
-        MAIN_THREAD.begin()
-        try:
-            self._lock.acquire()
-        except BaseException:  # a signal on a main thread that has waited beyond the patience
-            MAIN_THREAD.end()
-            raise
-        self._is_step = True
-        return True
-
-    def release(self) -> None:
-        """Release the lock."""
-        self.__exit__(None, None, None)
+        return super().acquire(blocking, timeout)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Release the lock until a notification; return whether there was one in time."""
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        woken, is_step = False, self._is_step
-        self._is_step = False  # the next holder may be another thread
-        self._lock.release()
+        limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0), threading.TIMEOUT_MAX)
+        woken = False
         try:
-            if timeout_s is None:
-                woken = interruptible(waiter.acquire)
-            elif timeout_s > 0:
-                woken = interruptible(waiter.acquire, True, min(timeout_s, threading.TIMEOUT_MAX))
-            else:
-                woken = waiter.acquire(False)
+            self.release()
+            woken = waiter.acquire(timeout=limit_s)
         finally:
-            self._lock.acquire()
-            self._is_step = is_step
+            if not self._is_owned():
+                self.acquire()
             if not woken and waiter in self._waiters:
                 self._waiters.remove(waiter)
         return woken
@@ -158,28 +141,5 @@ class ReentrantThreadLock(ThreadLock):
 
     __slots__ = ()
 
-    def _new_lock(self) -> threading.Lock:
-        return threading.RLock()  # type: ignore[return-value]  # it has the same methods
-
-    def __enter__(self) -> object:
-        return self.acquire()
-
-    def acquire(self) -> bool:
-        """Acquire the lock and return True; raises as `ThreadLock.acquire`."""
-        if self._generation != LINEAGE.generation:
-            raise inherited_error("a lock of the changelog storage", self._generation)
-        MAIN_THREAD.begin()
-        try:
-            return self._lock.acquire()
-        except BaseException:  # as in ThreadLock
-            MAIN_THREAD.end()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.release()
-        MAIN_THREAD.end()
+    def __enter__(self) -> bool:
+        return self.acquire() if self._is_owned() else super().__enter__()

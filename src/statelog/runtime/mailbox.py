@@ -18,7 +18,6 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from statelog.arguments import Seconds, given, refused, seconds
 from statelog.errors import ClosedError, UsageError
-from statelog.flink_names import FlinkNames
 from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.lock import ThreadLock
 
@@ -47,7 +46,7 @@ class MailboxExecutor(Protocol):
         ...
 
 
-class TaskMailbox(ClosesAtExit, FlinkNames):
+class TaskMailbox(ClosesAtExit):
     """
     A `MailboxExecutor` whose owner runs the commands with `drain` or `run`.
 

@@ -15,13 +15,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures._base import PENDING, RUNNING
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from statelog.errors import ClosedError, StatelogError, UnavailableError
-from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.runtime.lock import ReentrantThreadLock, ThreadLock
 from statelog.runtime.mailbox import MailboxExecutor
 
@@ -61,43 +59,28 @@ class Pool(Protocol):
         """Undo one `add_spare_thread`: the hung thread has returned."""
         ...
 
-    def run_pending(self, until: Callable[[], bool]) -> None:
-        """
-        Run pending work on the calling thread, until *until* holds.
-
-        Returns as soon as no work waits.  An interrupt of the caller (Ctrl-C) ends that work and
-        is raised.
-        """
-        ...
-
     def close(self, timeout_s: float) -> None:
         """Refuse new work, fail waiting work, and wait *timeout_s* for running work."""
         ...
 
 
-class CallerRunsFuture(Future[T]):
+class PoolFuture(Future[T]):
     """
-    A future whose waiting thread runs pending work of a pool.
-
-    Waking a thread and waiting for it takes longer than a small upload to local disk.  Only
-    `result` and `exception` without a time-out run work: with one, work must not delay them.
+    A future whose callbacks run on a pool or in a mailbox.
 
     Args:
-        pool: The pool whose work to run; None to wait as any future does.
         callbacks: Runs the callbacks added before the end; None for the thread that ends it.
         mailbox: Runs them instead, on its owner's thread; *callbacks* runs what it refuses.
     """
 
     def __init__(
         self,
-        pool: Pool | None,
         callbacks: Pool | None = None,
         mailbox: MailboxExecutor | None = None,
     ) -> None:
         super().__init__()
         # The standard library's condition stays locked if a signal handler raises.
         self._condition: Any = ReentrantThreadLock()
-        self._pool = pool
         self._callbacks = callbacks
         self._mailbox = mailbox
 
@@ -124,25 +107,13 @@ class CallerRunsFuture(Future[T]):
             _log.warning("a mailbox refused a callback, which runs on a callback thread: %s", error)
             call_later(callbacks, fn, self)
 
-    @uninterrupted
-    def result(self, timeout: float | None = None) -> T:
-        """Return the result, or raise the error; may run pending work."""
-        self._run_pending(timeout)
-        return super().result(timeout)
-
-    @uninterrupted
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error, None for a success; may run pending work."""
-        self._run_pending(timeout)
-        return super().exception(timeout)
-
-    def _run_pending(self, timeout: float | None) -> None:
-        if timeout is None and self._pool is not None and not self._has_ended():
-            self._pool.run_pending(self._has_ended)
-
-    def _has_ended(self) -> bool:
-        """Return `done()`, without the lock: it is read between any two pieces of work."""
-        return self._state not in (PENDING, RUNNING)
+    def fail(self, error: BaseException) -> None:
+        """End the future with *error*; one that has ended only wakes its waiters again."""
+        try:
+            self.set_exception(error)
+        except InvalidStateError:
+            with self._condition:
+                self._condition.notify_all()
 
 
 class ThreadPool:
@@ -219,22 +190,6 @@ class ThreadPool:
         with self._changed:
             self._changed.wait_for(lambda: self._threads == 0, timeout_s)
 
-    @uninterrupted
-    def run_pending(self, until: Callable[[], bool]) -> None:
-        """Run pending work on the calling thread, until *until* holds."""
-        while not until():
-            with self._changed:
-                if not self._jobs:
-                    return
-                work, done = self._jobs.popleft()
-            try:
-                interrupt = _perform(partial(interruptible, work), done)
-            except Exception:
-                _log.exception("%s: a callback failed; the waiting thread continues", self._name)
-                continue
-            if interrupt is not None:
-                raise interrupt
-
     def _assign(self) -> list[_Job]:
         """Assign the newest job to a thread; return jobs that no thread runs.  Under the lock."""
         if self._idle >= len(self._jobs):
@@ -299,8 +254,8 @@ class ThreadPool:
             return None
 
 
-def _perform(work: Callable[[], object], done: Done) -> BaseException | None:
-    """Run *work*, call *done*, and return an interrupt such as Ctrl-C, or None."""
+def _perform(work: Callable[[], object], done: Done) -> None:
+    """Run *work* and call *done*."""
     result: object = None
     error: BaseException | None = None
     try:
@@ -309,7 +264,6 @@ def _perform(work: Callable[[], object], done: Done) -> BaseException | None:
         error = caught
     try:
         done(result, error)
-        return None if isinstance(error, Exception) else error
     finally:
         del work, done, result, error  # the error's traceback holds this frame
 

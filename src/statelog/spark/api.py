@@ -38,7 +38,11 @@ from statelog.spark.query.input_plan import (
     with_event_time,
 )
 from statelog.spark.query.keyed_frame import ColumnsToRead, grouping_of, initial_state
-from statelog.spark.query.processor_checks import plain_function, warn_of_missing_yield
+from statelog.spark.query.processor_checks import (
+    check_signatures,
+    plain_function,
+    warn_of_missing_yield,
+)
 from statelog.spark.query.progress import NO_OBSERVERS, Observers, OnProgress
 from statelog.spark.query.query import (
     OUTPUT_MODES,
@@ -284,6 +288,7 @@ def stateful_frame(
         or source.has_all_columns,
     )
     has_initial = initial is not None
+    check_signatures(arguments.processor, time_mode, has_initial=has_initial)
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
     output = _with_event_time(output, definition.event_time_output, source)
     if not source.is_stream:

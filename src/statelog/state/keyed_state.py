@@ -18,7 +18,7 @@ from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedH
 from statelog.state.cache import ABSENT, CatchUp, Staged, StateCache, path_of, snapshots_ahead
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import RunSet, contiguous
-from statelog.state.columnar.sorted_run import RowLayout, SortedRun, build_run
+from statelog.state.columnar.sorted_run import RowLayout, SortedRun
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import (
     is_of_schema,
@@ -269,9 +269,9 @@ class KeyedState(StateCache[_Writes]):
             for part_of_groups in key_groups:
                 schema = runs.layout.table_schema
                 for part, table in snapshot_tables(data, part_of_groups, schema, BLOCK):
-                    runs.place(build_run(runs.layout, part, table))
+                    runs.restore(part, table)
             return
         for part in (block for part_of_groups in key_groups for block in blocks(part_of_groups)):
             for key_group, tables in read_snapshot(self.codec, data, part).items():
                 self.groups[key_group].tables = tables
-            runs.place(build_run(runs.layout, part, runs.table(part)))
+            runs.to_columns(part)

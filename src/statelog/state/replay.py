@@ -8,6 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from statelog.changelog.reader import read_logs
+from statelog.errors import CapacityError
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp, logs_ahead
@@ -163,7 +164,10 @@ class Replay:
             self._done.compacted += self._runs.bound()
 
     def _merge(self, runs: RunSet, part: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
-        run = replay_columns(runs.layout, part, runs.table(part), changes)
+        try:
+            run = replay_columns(runs.layout, part, runs.table(part), changes)
+        except CapacityError:  # dict tables hold any number of bytes
+            run = None
         if run is None:
             reader = self._state.codec.present_reader()
             for state_id, some in changes.items():
@@ -184,7 +188,8 @@ class Replay:
             if any(self._runs.by_group.get(kg) is not run for kg in part):
                 continue
             if self._rows > self._runs.limits.dict_rows:
-                self._runs.place(run)
+                if self._runs.is_whole(run):  # later changes may have been folded into dict tables
+                    self._runs.place(run)
             else:
                 self._runs.move_all(part)
 

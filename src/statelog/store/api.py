@@ -56,9 +56,10 @@ class ObjectStore(Protocol):
         """
         Write a new object, or raise `ObjectExistsError` and change nothing; atomic, durable.
 
-        In a store whose client repeats requests by itself, the error may also mean that another
-        request for the name is in progress (S3's 409), or that an earlier request of the caller
-        succeeded and its answer was lost; see `put_or_find`.
+        The error may also mean that another request for the name is in progress (S3's 409), or that
+        an earlier attempt of this call succeeded and its answer was lost.  So `create` and
+        `put_or_find` in `statelog.store.conditional_put` are the only callers in statelog, except
+        for the probe.
         """
         ...
 

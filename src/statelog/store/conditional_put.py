@@ -1,10 +1,10 @@
 """
 Put-if-absent with a read that resolves an ambiguous answer.
 
-In the stores of statelog "exists" means that another object has the name.  In a store of a user's own
-class it has three causes: another writer has the name, the client repeated a request whose answer was
-lost and found its own object, or S3 answered 409 because another request for the name was in progress.
-After the third the name may be free, so the same name must be put again.
+The answer "exists" has three causes: another writer has the name, a request whose answer was lost was
+repeated and found its own object, or S3 answered 409 because another request for the name was in progress.
+After the third the name may be free, so the same name must be put again.  After an error of the store the
+object may exist too.  So the object is read back after every answer but success.
 """
 
 from __future__ import annotations
@@ -12,14 +12,66 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from statelog.errors import (
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+)
+from statelog.format.buffers import same_content
+from statelog.runtime.clock import pause as wait
 from statelog.store.api import Buffers, ObjectStore
+from statelog.store.verified import get_again
 
 _ATTEMPTS: Final = 8
 _FIRST_PAUSE_S: Final = 0.01
 """Doubled after each attempt: all pauses together take 1.27 s."""
 
 _Found = TypeVar("_Found")
+
+
+def create(
+    store: ObjectStore, path: str, data: Buffers, pause: Callable[[float], None] = wait
+) -> None:
+    """
+    Create an object, or raise `ObjectExistsError` if another one has its name.
+
+    An object with the same content is this call's own.  So a content that must tell its writer
+    contains something that no other writer's has.
+
+    Args:
+        store: The store.
+        path: The name of the object.
+        data: Its content.
+        pause: See `put_or_find`.
+
+    Raises:
+        ObjectExistsError: An object with other content has the name.
+        StoreError: The store failed; the object may appear later, and the call can be repeated.
+
+    Blocks: As `put_or_find`; one or two reads of the object after an answer other than success.
+    """
+
+    def is_same() -> bool:
+        # A second read, because one bad read would make this call's own object another's.
+        reads = (lambda: store.get(path), lambda: get_again(store, path))
+        return any(_is_content(read, data) for read in reads)
+
+    if put_or_find(store, path, data, is_same, pause) is False:
+        raise ObjectExistsError(
+            f"put-if-absent {path} in {store.url}: another object has the name",
+            path=path,
+            url=store.url,
+            operation="put-if-absent",
+        )
+
+
+def _is_content(read: Callable[[], memoryview], data: Buffers) -> bool:
+    try:
+        return same_content(read(), data)
+    except (CorruptionError, IncompatibleFormatError):  # of an encrypted location
+        return False
 
 
 def put_or_find(

@@ -29,6 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from statelog import extras
+from statelog.arguments import instance
 from statelog.errors import CorruptionError, InvalidOptionsError
 from statelog.format.buffers import Buffer, Buffers, pieces_of
 from statelog.store.api import ObjectInfo, ObjectStore
@@ -79,7 +80,7 @@ class EncryptionKeys:
         for key_id, key in keys.items():
             if _ID.fullmatch(key_id) is None:
                 raise InvalidOptionsError(
-                    f"the id of an encryption key is {key_id!r}; use 1 to 32 letters, digits and ._-"
+                    "an encryption key has an id of 1 to 32 letters, digits and ._-; one has another form"
                 )
             if len(key) != _KEY_BYTES:
                 raise InvalidOptionsError(
@@ -332,8 +333,13 @@ def split_options(
         options: Options with the one of the encryption, maybe: a source, or "none" for no encryption.
             The one with the parents of forks is left out too.
             Without it the environment variable `STATELOG_ENCRYPTION` has the source.
+
+    Raises:
+        InvalidOptionsError: *options* is of another class.
     """
-    client = dict(options or {})
+    client = dict(
+        instance(options or {}, "options", Mapping, "a mapping", error=InvalidOptionsError)
+    )
     client.pop(PARENTS, None)
     source = client.pop(OPTION, None)
     if source is None:

@@ -17,6 +17,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from statelog.errors import (
     CheckpointError,
     InvalidOptionsError,
@@ -208,6 +210,7 @@ class LocationStore:
                 reason="parent",
                 path=PATHS.parent(fork_id),
             ) from error
+        reference = self._where_it_is_now(reference, fork_id)
         options = self._options_of(reference)
         if self._depth >= _FORKS_MAX:
             raise CheckpointError(
@@ -226,6 +229,18 @@ class LocationStore:
         if not is_named(reference.location, self._named):
             self._check_agrees(parent, tags, fork_id)
         return LocationStore(parent, options, self._depth + 1)
+
+    def _where_it_is_now(self, reference: ParentReference, fork_id: str) -> ParentReference:
+        """Return a reference to the place that the caller named and that has the tag of this fork."""
+        stored = reference.location
+        for url in sorted(self._named, key=lambda url: not is_same_location(url, stored)):
+            moved = msgspec.structs.replace(reference, location=url)
+            try:
+                if _tags_of(_encrypted_of(url, self._options_of(moved)), fork_id):
+                    return moved
+            except (UsageError, ObjectNotFoundError):  # it is the parent of another fork
+                continue
+        return reference
 
     def _check_agrees(self, parent: ObjectStore, tags: Sequence[str], fork_id: str) -> None:
         """Check that a tag of the parent names this location."""
@@ -249,7 +264,8 @@ class LocationStore:
     def _refused(self, reference: ParentReference, fork_id: str, why: str) -> CheckpointError:
         return CheckpointError(
             f"{self.url} is a fork of {reference.location} (checkpoint {reference.checkpoint_id}), "
-            f"which cannot be read: {why}. The parent was moved or deleted, or the fork was released "
+            f"which cannot be read: {why}. If the parent was moved, name its new place: --parent URL on the "
+            f"command line, or the store option {PARENTS}. Else it was deleted, or the fork was released "
             f"there (`statelog untag ... {fork_id} --kind fork`); objects that the fork needs may be "
             "gone",
             reason="parent",

@@ -17,14 +17,13 @@ from typing import Final, TypeVar
 import obstore
 import obstore.exceptions as obstore_errors
 
-from statelog.core.retry_policy import Failure
 from statelog.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
     UsageError,
 )
-from statelog.format.buffers import Buffer, joined, same_content
+from statelog.format.buffers import Buffer, joined
 from statelog.redaction import redacted, without_secrets
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.client import (
@@ -46,7 +45,7 @@ from statelog.store.local_disk import (
 )
 from statelog.store.location import kind_of, local_path
 from statelog.store.paths import TEMPORARY_FOLDER
-from statelog.store.requests import Requests, failure_of
+from statelog.store.requests import Requests
 
 # A listing that continues after a page that failed.
 
@@ -231,33 +230,15 @@ class ObstoreStore:
         Write a new object, or raise `ObjectExistsError` and change nothing.
 
         On local disk with fsync the bytes are durable before the name appears.  After an attempt
-        without an answer the same name is put again.  If it is taken then, the object is read: the
-        same content is this call's own.  So a content that must tell its writer contains something
-        that no other writer's has.
+        without an answer the same name is put again.  If it is taken then, the object may be this
+        call's own; `create` finds out.
 
         Raises:
-            ObjectExistsError: Another object has the name.
+            ObjectExistsError: The name is taken.
             StoreError: The store failed, or answered 409 (another request for the name is in
                 progress) to every attempt; the object may exist or not.
         """
-        unanswered = False
-
-        def create() -> None:
-            nonlocal unanswered
-            try:
-                self._create(path, data)
-            except ObjectExistsError as error:
-                if not unanswered or failure_of(error) is not Failure.FINAL:
-                    raise
-                # A second read, because one bad read would make this call's own object another's.
-                reads = (self.get, self.get_again)
-                if not any(same_content(read(path), data) for read in reads):
-                    raise
-            except StoreError:
-                unanswered = True
-                raise
-
-        self._send(create)
+        self._send(lambda: self._create(path, data))
 
     def _create(self, path: str, data: Buffers) -> None:
         with self._explained("put-if-absent", path, writes=True) as client:

@@ -1,8 +1,7 @@
 """
 Send requests to a remote store, again where that helps.
 
-This is the only place where requests are repeated: the client of obstore does not repeat any.  So a
-put-if-absent knows whether an earlier attempt of its own may have written the object.
+This is the only place where requests are repeated: the client of obstore does not repeat any.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from statelog.core.retry_policy import Failure, RequestPolicy
 from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
 from statelog.runtime.clock import Clock, SystemClock, pause
 from statelog.runtime.ids import IdSource, RandomIds
-from statelog.runtime.interrupts import interruptible
 from statelog.store.explain import is_about_identity
 
 T = TypeVar("T")
@@ -136,7 +134,7 @@ class Requests:
             StoreError: The last error, with the number of attempts if there were several.
 
         Blocks: On the store, within the bounds of the policy; the last attempt within the time-out
-            of the client.  A signal handler may end the wait between two attempts.   Thread: any.
+            of the client.    Thread: any.
         """
         began_ns = self._clock.now_ns()
         attempts = 0
@@ -178,7 +176,7 @@ class Requests:
             delay_s,
         )
         count_repeated()
-        interruptible(self._sleep, delay_s)
+        self._sleep(delay_s)
 
 
 def _conflict(error: StoreError, attempts: int) -> StoreError:

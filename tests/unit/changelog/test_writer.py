@@ -1,6 +1,8 @@
 """The writer, through the storage, on a store in memory."""
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -262,3 +264,32 @@ def test_a_confirmation_must_be_of_something(
     writer.next_sequence_number()
     with pytest.raises(sl.UsageError):
         writer.confirm(sqn(from_sqn), sqn(to_sqn), 1)
+
+
+@pytest.mark.parametrize("truncated_first", [False, True])
+def test_a_confirmation_during_the_upload_keeps_the_file(truncated_first: bool) -> None:
+    gate = threading.Event()
+
+    class Gated(ScriptedStore):
+        def put(self, path: str, data: Any) -> None:
+            assert gate.wait(20)
+            super().put(path, data)
+
+    store = Gated()
+    with sl.FsStateChangelogStorage(store, job_id="job") as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(5, b"change")
+        start, end = writer.initial_sequence_number(), writer.next_sequence_number()
+        future = writer.persist(start, checkpoint_id=1)
+        writer.confirm(start, end, checkpoint_id=1)
+        if truncated_first:
+            writer.truncate(end)
+        gate.set()
+        handle = handle_of(future.result(20))
+        writer.truncate(end)
+        writer.close()
+        storage.registry.close()
+        assert [b"change"] == values_of(storage.read(handle))
+        (entry,) = handle.handles_and_offsets
+        assert storage.registry.owner(entry.handle) is None, "the checkpoint deletes it"
+    assert [b"change"] == values_of(sl.read_changes(store, handle))

@@ -1,5 +1,7 @@
 """Streams for snapshots, rule by rule as Flink has them."""
 
+import threading
+
 import pytest
 from tests.unit.checkpoint.dict_store import DictStore
 
@@ -23,7 +25,7 @@ from statelog.errors import (
 from statelog.format.buffers import checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, KeyGroupRange, MaterializedHandle
 from statelog.options import load_options
-from statelog.store import LocationPaths
+from statelog.store import LocationPaths, open_store
 
 EXCLUSIVE, SHARED = CheckpointedStateScope.EXCLUSIVE, CheckpointedStateScope.SHARED
 
@@ -166,16 +168,20 @@ def test_taken_names_are_left_alone_and_others_tried():
     assert store.deleted == []
 
 
-@pytest.mark.parametrize("verdict", ["refuse", "lose"])
-def test_ten_attempts_then_a_clear_error_and_nothing_left(verdict):
+def test_an_object_whose_answer_was_lost_is_the_streams():
+    store = DictStore()
+    store.on_request = lambda operation, path: "lose" if operation == "put_if_absent" else None
+    handle = written(store, 101)
+    assert [handle.path] == list(store.objects)
+    assert 1 == store.requests["put_if_absent"]
+
+
+def test_ten_attempts_then_a_clear_error_and_nothing_left():
     store = DictStore()
 
     def broken(operation, path):
         if operation == "put_if_absent":
-            if verdict == "refuse":
-                raise StoreError("no route to host")
-            return "lose"
-        return None
+            raise StoreError("no route to host")
 
     store.on_request = broken
     stream = factory(store).create_checkpoint_state_output_stream(EXCLUSIVE)
@@ -286,7 +292,7 @@ def test_a_duplicate_that_fails_leaves_no_copy(fault):
         writes = []
 
         def fail(operation, path):
-            if operation == "put_if_absent" and (writes.append(path) or len(writes) == 2):
+            if operation == "put_if_absent" and (writes.append(path) or len(writes) >= 2):
                 raise OSError("disk full")
 
         store.on_request = fail
@@ -294,6 +300,23 @@ def test_a_duplicate_that_fails_leaves_no_copy(fault):
     with pytest.raises(expected.get(fault, UsageError)):
         factory(store).duplicate(handles, "exclusive" if fault == "scope" else EXCLUSIVE)
     assert before == set(store.objects)
+
+
+def test_a_duplicate_deletes_no_object_that_may_be_of_another_copy():
+    """The name is taken, and the store answers with an error: whose the object is, nothing says."""
+    store = DictStore()
+    large = written(store, 500, scope=SHARED)
+    (first,) = factory(store).duplicate([large], EXCLUSIVE)
+    writes = []
+
+    def fail(operation, path):
+        if operation == "put_if_absent" and (writes.append(path) or len(writes) == 1):
+            raise StoreError("500", path=path)
+
+    store.on_request = fail
+    (second,) = factory(store).duplicate([large], EXCLUSIVE)
+    assert [first.path, second.path] == writes
+    assert 3 == len({large.path, first.path, second.path} & set(store.objects))
 
 
 def test_a_factory_from_options_has_their_threshold():
@@ -307,3 +330,110 @@ def test_a_factory_from_options_has_their_threshold():
         assert inline or handle.path.startswith("chk-3/")
     with pytest.raises(UsageError, match="StreamOptions"):
         FsCheckpointStreamFactory.from_options(DictStore(), 3, {})
+
+
+def folders_of(root, *names):
+    for name in names:
+        (root / name).mkdir(parents=True)
+
+
+def test_absolute_directories_are_those_that_are_named(tmp_path):
+    root = tmp_path / "store"
+    folders_of(root, "chk-1", "shared", "owned")
+    for exclusive in (str(root / "chk-1"), root / "chk-1", f"file://{root}/chk-1", "chk-1"):
+        streams = FsCheckpointStreamFactory(
+            str(root), exclusive, root / "shared", 0, task_owned_directory=root / "owned"
+        )
+        stream = streams.create_checkpoint_state_output_stream(EXCLUSIVE)
+        stream.write(b"state")
+        handle = stream.close_and_get_handle()
+        assert handle.path.startswith("chk-1/")
+        assert b"state" == (root / handle.path).read_bytes()
+
+
+def test_directories_outside_of_the_store_are_refused(tmp_path):
+    root = tmp_path / "store"
+    folders_of(root, "chk-1", "shared")
+    outside = (
+        tmp_path / "outside",
+        f"{root}/../outside",
+        f"{root}-next/chk-1",
+        "s3://bucket/chk-1",
+        root,
+        "",
+        ".",
+    )
+    for directory in outside:
+        for names in ((directory, "shared"), ("chk-1", directory)):
+            with pytest.raises(UsageError, match="below"):
+                FsCheckpointStreamFactory(str(root), *names)
+    with pytest.raises(UsageError, match=r"not below memory://streams, the root of the store"):
+        FsCheckpointStreamFactory("memory://streams", "/chk-1", "shared")
+    below = FsCheckpointStreamFactory("memory://streams", "memory://streams/chk-1", "shared", 0)
+    assert "File Stream Factory @ chk-1" == repr(below)
+
+
+def test_a_missing_directory_on_local_disk_is_an_error_that_names_it(tmp_path):
+    folders_of(tmp_path, "chk-1")
+    with pytest.raises(StoreError, match="directory chk-2 of checkpoint streams does not exist"):
+        written(open_store(str(tmp_path)), 101, exclusive_directory="chk-2")
+    handle = written(open_store(str(tmp_path)), 101, exclusive_directory="chk-1")
+    missing = factory(open_store(str(tmp_path)), exclusive_directory="chk-1")
+    with pytest.raises(StoreError, match="directory shared of checkpoint streams"):
+        missing.duplicate([handle], SHARED)
+    assert [tmp_path / "chk-1"] == list(tmp_path.iterdir())
+    assert isinstance(written(open_store(str(tmp_path)), 100), ByteStreamStateHandle)
+
+
+def test_the_directories_of_a_location_are_made_with_their_first_object(tmp_path):
+    streams = FsCheckpointStreamFactory.for_checkpoint(open_store(str(tmp_path)), 7)
+    with streams.create_task_owned_state_stream() as stream:
+        stream.write(bytes(1 << 21))
+        handle = stream.close_and_get_handle()
+    assert (tmp_path / handle.path).is_file()
+
+
+@pytest.mark.parametrize("size", [50, 5000])
+def test_a_close_of_another_thread_leaves_a_readable_handle_or_an_error(size):
+    store, started, closed = DictStore(), threading.Event(), threading.Event()
+    put = store.put_if_absent
+
+    def slow(path, data):
+        started.set()
+        assert closed.wait(20)
+        put(path, data)
+
+    store.put_if_absent = slow
+    streams = factory(store, threshold_bytes=0)
+    stream = streams.create_checkpoint_state_output_stream(EXCLUSIVE)
+    stream.write(b"x" * size)
+
+    def close():
+        assert started.wait(20)
+        stream.close()
+        closed.set()
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    handle = stream.close_and_get_handle()
+    thread.join()
+    assert (size, checksum([b"x" * size])) == (handle.size_bytes, handle.crc32c)
+    assert [handle] == streams.duplicate([handle], EXCLUSIVE) or len(store.objects) == 2
+    with pytest.raises(ClosedError):
+        stream.close_and_get_handle()
+
+
+def test_many_closes_of_another_thread_never_cut_a_state():
+    for _ in range(300):
+        stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
+        for _ in range(20):
+            stream.write(b"12345")
+        thread = threading.Thread(target=stream.close)
+        thread.start()
+        try:
+            handle = stream.close_and_get_handle()
+        except ClosedError:
+            continue
+        finally:
+            thread.join()
+        assert b"12345" * 20 == handle.data

@@ -2,7 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -11,8 +14,17 @@ pytest.importorskip("pyspark")
 from tests.recorded_job import RecordedJob
 from tests.recorded_processors import COLUMNS, OUTPUT, Steps
 
+import statelog
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.cli import main as cli
+from statelog.errors import CorruptionError, UsageError
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
+from statelog.state.recordings.format import (
+    decode_file,
+    encode_file,
+    encode_recording,
+    to_stream,
+)
 
 pytestmark = pytest.mark.job
 
@@ -72,6 +84,75 @@ def test_their_rows_are_written_once(
     ]
     assert 2 == cli.run(command)
     assert "cannot be written" in capsys.readouterr().err
+
+
+def forge(job: RecordedJob, **fields: Any) -> str:
+    """Change fields of the oldest dead letter, with a checksum that fits, and return its object."""
+    with statelog.open(job.location) as state:
+        checkpoint = state.reader().checkpoint
+    path = BatchRecord.of(checkpoint).recordings[0].path
+    file = Path(job.location) / path
+    first, *others = decode_file(file.read_bytes())
+    forged = [msgspec.structs.replace(first, **fields), *others]
+    file.write_bytes(encode_file([encode_recording(task) for task in forged]))
+    return path
+
+
+def test_a_damaged_one_names_its_object_and_hides_no_other(
+    job: RecordedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = forge(job, calls=[(0, "handleInputRows", -1, 5)])
+    assert 1 == cli.run(["dead-letters", job.location])
+    output = capsys.readouterr()
+    assert "k2" in output.out and "1 dead letter" in output.out
+    assert f"{path} is left out: damaged recording: its calls yielded 5 rows" in output.err
+    file = tmp_path / "failed.parquet"
+    assert 1 == cli.run(["dead-letters", job.location, "--rows", str(file)])
+    assert ["k2"] == pq.read_table(file)["k"].to_pylist()
+    with statelog.open(job.location) as state:
+        for read in (state.dead_letters, state.dead_letter_rows):
+            with pytest.raises(CorruptionError, match=path) as caught:
+                read()
+            assert path == caught.value.path
+    with pytest.raises(CorruptionError, match=path):
+        statelog.forget(job.location, ("k2",))
+
+
+@pytest.mark.parametrize("time_ms", [2**62, -(2**62), 253_402_300_800_000])
+def test_a_forged_time_is_no_traceback(
+    job: RecordedJob, time_ms: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(job, recorded_at_ms=time_ms, now_ms=time_ms, watermark_ms=time_ms)
+    for command in (["dead-letters"], ["dead-letters", "--json"], ["replay"], ["info"]):
+        assert 0 == cli.run([command[0], job.location, *command[1:]]), command
+    assert 1 == cli.run(["replay", job.location, "k1", *STEPS]), "it fails as recorded"
+    assert time_ms < 0 or f"{time_ms} ms" in capsys.readouterr().out
+
+
+def test_a_time_zone_that_does_not_exist_is_damage(
+    job: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    column = pa.array([0, 1, 2], pa.timestamp("us", "Mars/Olympus"))
+    rows = pa.table({"record": pa.array([0, 0, 0], pa.int32()), "at": column})
+    path = forge(job, input=to_stream(rows), first_input=0)
+    assert 1 == cli.run(["dead-letters", job.location])
+    output = capsys.readouterr()
+    assert f"{path} is left out: damaged recording" in output.err
+    assert "k2" in output.out
+
+
+def test_rows_of_two_operators_are_not_mixed(
+    job: RecordedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(job, operator_id="second")
+    file = tmp_path / "failed.parquet"
+    command = ["dead-letters", job.location, "--rows", str(file)]
+    assert 2 == cli.run(command)
+    error = capsys.readouterr().err
+    assert "--operator" in error and "second" in error
+    assert not file.exists()
+    with statelog.open(job.location) as state, pytest.raises(UsageError, match="operator="):
+        state.dead_letter_rows()
 
 
 def test_replay_opens_them(job: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """`statelog read`, `get`, `history` and `diff` on a location with a known model."""
 
 import json
+import math
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,7 +117,56 @@ def test_one_key_is_read(call, stored):
         ]
     text = call("get", stored.location, "total", *key_texts(stored.number))
     assert key_of(stored.number)[1] in text
-    assert lines(call("get", stored.location, "total", "1", "no such", "--json")) == []
+
+
+def test_all_variables_of_a_key_are_read(call, stored):
+    key, model = key_texts(stored.number), stored.history.model
+    found = lines(call("get", stored.location, *key, "--json"))
+    variables = [each.name for each in model.schema.states if not each.dropped]
+    rows = {name: model.rows(name, stored.history.last_ms) for name in variables}
+    counts = {name: len(rows[name].get(stored.number, ())) for name in variables}
+    assert {name: count for name, count in counts.items() if count} == Counter(
+        row["variable"] for row in found
+    )
+    with sl.open(stored.location) as state:
+        values = state.get(key=key_of(stored.number))
+        assert variables == list(values)
+        assert values["total"] == state.get("total", key_of(stored.number))
+    versions = lines(call("history", stored.location, *key, "--json"))
+    assert set(variables) == {row["variable"] for row in versions}
+    of_total = [row for row in versions if row.pop("variable") == "total"]
+    assert of_total == lines(call("history", stored.location, "total", *key, "--json"))
+
+
+def test_a_null_in_a_key_is_named(call, stored):
+    rows = stored.history.model.rows("total", stored.history.last_ms)
+    number = next(each for each in rows if key_of(each)[1] is None)
+    for words in (["total"], []):
+        key = [*words, str(number), r"\N"]
+        found = lines(call("get", stored.location, *key, "--json"))
+        assert number in [row["key.k"] for row in found]
+        assert {None} == {row["key.name"] for row in found}
+        assert lines(call("history", stored.location, *key, "--json"))[-1]["state"]
+    for name in ("null", r"\\N", r"\\\N"):
+        assert "no such key" in call("get", stored.location, str(number), name, status=1)
+
+
+@pytest.mark.parametrize("verb", ["get", "history"])
+@pytest.mark.parametrize("words", [["total", "1", "no such"], ["1", "no such"]])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_key_without_state_is_no_such_key(call, stored, verb, words, options):
+    text = call(verb, stored.location, *words, *options, status=1)
+    assert f"statelog: no such key: {' '.join(words)}; it is not in total" in text
+    assert 1 == len(text.splitlines())
+
+
+def test_numbers_that_json_does_not_have_are_text(capsys):
+    numbers = {"x": math.nan, "y": [math.inf, {"z": (-math.inf, 1.5)}], "text": "NaN"}
+    show_rows([numbers], list(numbers), limit=None, as_json=True)
+    wanted = {"x": "NaN", "y": ["Infinity", {"z": ["-Infinity", 1.5]}], "text": "NaN"}
+    assert wanted == json.loads(capsys.readouterr().out)
+    show_rows([numbers], list(numbers), limit=None, as_json=False)
+    assert '["Infinity",{"z":["-Infinity",1.5]}]' in capsys.readouterr().out
 
 
 def test_a_history_with_a_gap_says_so(call, stored, tmp_path):
@@ -144,6 +195,29 @@ def test_the_history_of_a_key_is_printed(call, stored):
     text = call("history", stored.location, "counts", *key_texts(stored.number))
     assert "as of (UTC)" in text
     assert "3 rows" in text
+    assert "retains 3 checkpoints" in text
+
+
+def test_the_difference_of_several_variables_is_a_table_for_each(call, stored):
+    older, newer = (str(one) for one in list(stored.history.expected)[-2:])
+    text = call("diff", stored.location, older, newer)
+    with sl.open(stored.location) as state:
+        names = [each.name for each in state.variables(newer)]
+        changed = [
+            name
+            for name in names
+            if any(
+                row[f"before.{name}"] != row[f"after.{name}"]
+                for row in state.changes(older, newer, name).to_pylist()
+            )
+        ]
+    assert len(changed) > 1
+    lines_of_text = text.splitlines()
+    for name in changed:
+        heading = lines_of_text[lines_of_text.index(name) + 2]
+        assert ["change", "key_group", f"before.{name}", f"after.{name}"] == [
+            column for column in heading.split() if not column.startswith("key.")
+        ]
 
 
 def test_the_difference_of_two_checkpoints_is_printed(call, stored):
@@ -162,7 +236,9 @@ def test_the_difference_of_two_checkpoints_is_printed(call, stored):
     assert found, "a history in which something changes"
     text = call("diff", stored.location, older, newer)
     assert "change" in text
-    assert call("diff", stored.location, newer, newer) == "no difference\n"
+    retained = "the location retains 3 checkpoints (setting retainedCheckpoints)"
+    assert retained in text
+    assert call("diff", stored.location, newer, newer) == f"no difference; {retained}\n"
     assert call("diff", stored.location, newer, newer, "--json") == ""
 
 

@@ -169,6 +169,29 @@ def test_a_copied_location_is_not_taken_for_the_fork(
     assert values(location(query, "alias")) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_moved_tree_of_forks_is_read_by_the_new_place_of_the_parent(
+    query: Query, tmp_path: Path, is_copy: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if the old place still exists, and may change."""
+    made = forked(query)
+    root, other = query.folder.parent, tmp_path / "other place"
+    for name in ("state", "new"):
+        (shutil.copytree if is_copy else shutil.move)(root / name, other / name)
+    moved, parent = str(other / "new"), str(other / "state")
+    assert run(["verify", moved]) == 1
+    assert "--parent" in capsys.readouterr().err
+    assert run(["verify", "--parent", str(tmp_path / "nowhere"), moved]) == 1
+    for parents in (
+        [parent],
+        [made.parent, parent] if not is_copy else [parent, str(other / "no")],
+    ):
+        named = open_existing_store(moved, options={"parents": parents})
+        assert values(named) == [b"0", b"1", b"2", b"3", b"4"]
+    (other / "state").rename(other / "again")
+    assert run(["verify", moved, "--parent", str(other / "again")]) == 0
+
+
 def test_a_tag_of_a_victim_is_not_deleted(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     root = query.folder.parent
     victim, attacker = forked(query, "victim"), forked(query, "new")

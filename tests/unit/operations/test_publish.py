@@ -426,7 +426,9 @@ def test_the_command_publishes_and_follows(
     assert f"checkpoint {first} published in" in capsys.readouterr().out
     assert 0 == run(call)
     assert f" has checkpoint {first} already" in capsys.readouterr().out
-    assert 2 == run([*call, "--catalog-option", "x"]) and "KEY=VALUE" in capsys.readouterr().err
+    assert 2 == run([*call, "--catalog-option", "token:hidden"])
+    error = capsys.readouterr().err
+    assert "KEY=VALUE" in error and "hidden" not in error
     assert 2 == run([*call, "--follow", "--checkpoint", "1"])
 
     pauses: list[float] = []

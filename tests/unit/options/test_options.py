@@ -103,3 +103,14 @@ def test_an_unknown_key_comes_with_the_nearest_one() -> None:
 def test_nonsense_is_refused(settings: dict[str, object]) -> None:
     with pytest.raises(sl.InvalidOptionsError):
         sl.ChangelogOptions.from_mapping(settings)
+
+
+def test_a_key_of_another_section_is_named_with_the_function_that_takes_it() -> None:
+    flink = {
+        "state.changelog.dstl.dfs.upload.num-threads": "10",
+        "execution.checkpointing.num-retained": "2",
+    }
+    assert 10 == sl.load_options(flink, environ={}).changelog.upload_num_threads
+    for key in ("execution.checkpointing.num-retained", "checkpoint.retained"):
+        with pytest.raises(sl.InvalidOptionsError, match=r"section checkpoint.*`load_options`"):
+            sl.ChangelogOptions.from_mapping({key: "2"})

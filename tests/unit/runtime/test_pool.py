@@ -6,14 +6,13 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any
 
 import pytest
 
 from statelog.errors import ClosedError, UnavailableError
-from statelog.runtime.pool import CallerRunsFuture, ThreadPool, call_later
+from statelog.runtime.pool import PoolFuture, ThreadPool, call_later
 
 WAIT_S = 20.0
 
@@ -44,97 +43,21 @@ class Blocker:
         self._go.set()
 
 
-def complete(future: CallerRunsFuture[Any], result: Any, error: BaseException | None) -> None:
+def complete(future: PoolFuture[Any], result: Any, error: BaseException | None) -> None:
     if error is None:
         future.set_result(result)
     else:
         future.set_exception(error)
 
 
-def submit(pool: ThreadPool, future: CallerRunsFuture[Any], work: Any) -> None:
+def submit(pool: ThreadPool, future: PoolFuture[Any], work: Any) -> None:
     pool.submit(work, lambda result, error: complete(future, result, error))
 
 
-def test_a_waiter_does_the_work_that_no_thread_takes(pool: ThreadPool) -> None:
-    future: CallerRunsFuture[str] = CallerRunsFuture(pool)
-    with Blocker(pool):
-        submit(pool, future, lambda: threading.current_thread().name)
-        assert future.result() == threading.current_thread().name
-
-
-def test_a_waiter_does_what_waits_before_its_own_work_and_nothing_after(pool: ThreadPool) -> None:
-    future: CallerRunsFuture[str] = CallerRunsFuture(pool)
-    done: list[str] = []
-    with Blocker(pool):
-        submit(pool, CallerRunsFuture(pool), lambda: done.append("before"))
-        submit(pool, future, lambda: done.append("mine"))
-        submit(pool, CallerRunsFuture(pool), lambda: done.append("after"))
-        assert future.exception() is None
-        assert done == ["before", "mine"]
-
-
-def test_a_waiter_with_a_time_out_is_never_held_up_by_work(pool: ThreadPool) -> None:
-    future: CallerRunsFuture[str] = CallerRunsFuture(pool)
-    done: list[str] = []
-    with Blocker(pool):
-        submit(pool, future, lambda: done.append("work"))
-        with pytest.raises(FutureTimeoutError):
-            future.result(timeout=0.01)
-        assert done == []
-
-
 def test_without_a_pool_it_waits_as_any_future(pool: ThreadPool) -> None:
-    future: CallerRunsFuture[str] = CallerRunsFuture(None)
+    future: PoolFuture[str] = PoolFuture()
     submit(pool, future, lambda: threading.current_thread().name)
     assert future.result() == "test-1"
-
-
-def test_an_error_reaches_the_one_who_did_the_work_as_any_other(pool: ThreadPool) -> None:
-    future: CallerRunsFuture[None] = CallerRunsFuture(pool)
-
-    def work() -> None:
-        raise OSError("no disk")
-
-    with Blocker(pool):
-        submit(pool, future, work)
-        with pytest.raises(OSError, match="no disk"):
-            future.result()
-
-
-def test_ctrl_c_in_helped_work_ends_the_work_and_reaches_the_waiter(pool: ThreadPool) -> None:
-    ends: list[BaseException | None] = []
-
-    def work() -> None:
-        raise KeyboardInterrupt
-
-    with Blocker(pool):
-        pool.submit(work, lambda result, error: ends.append(error))
-        with pytest.raises(KeyboardInterrupt):
-            CallerRunsFuture[None](pool).result()
-    assert [type(error) for error in ends] == [KeyboardInterrupt]
-
-
-def test_many_waiters_and_threads_share_the_work_and_each_piece_is_done_once() -> None:
-    pool = ThreadPool(2, "test")
-    counts = [0] * 400
-
-    def count(at: int) -> int:
-        counts[at] += 1
-        return at
-
-    def wait_for_each_other_piece(first: int) -> None:
-        for at in range(first, len(counts), 4):
-            future: CallerRunsFuture[int] = CallerRunsFuture(pool)
-            submit(pool, future, lambda at=at: count(at))
-            assert future.result() == at
-
-    threads = [threading.Thread(target=wait_for_each_other_piece, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    pool.close(WAIT_S)
-    assert counts == [1] * 400
 
 
 def test_what_failed_is_not_kept_alive_by_its_error() -> None:
@@ -144,22 +67,25 @@ def test_what_failed_is_not_kept_alive_by_its_error() -> None:
     def fail(held: Held) -> None:
         raise OSError(held.__class__.__name__)
 
-    pool = ThreadPool(0, "test")  # nobody works here but who helps
+    pool = ThreadPool(1, "test")
+    ended = threading.Event()
     held = Held()
     gone = weakref.ref(held)
     gc.disable()  # as in a task of Spark: only counting references frees
     try:
         pool.submit(partial(fail, held), lambda result, error: None)
         del held
-        pool.run_pending(lambda: False)
+        pool.submit(lambda: None, lambda result, error: ended.set())  # on the same thread
+        assert ended.wait(WAIT_S)
         assert gone() is None
     finally:
         gc.enable()
+        pool.close(WAIT_S)
 
 
 def test_closing_tells_what_waits_and_a_waiter_finds_it_ended() -> None:
     pool = ThreadPool(1, "test")
-    future: CallerRunsFuture[None] = CallerRunsFuture(pool)
+    future: PoolFuture[None] = PoolFuture()
     with Blocker(pool):
         submit(pool, future, lambda: None)
         pool.close(0.01)
@@ -191,7 +117,7 @@ def test_a_pool_without_a_thread_fails_its_work_and_recovers(
     assert [UnavailableError] == [type(error) for error in ends]
     assert "refused to start a thread" in str(ends[0])
     system.refusing = False
-    future: CallerRunsFuture[str] = CallerRunsFuture(None)
+    future: PoolFuture[str] = PoolFuture()
     submit(pool, future, lambda: "done")
     assert future.result(WAIT_S) == "done"
     pool.close(WAIT_S)
@@ -202,7 +128,7 @@ def test_work_that_gets_no_thread_of_its_own_is_done_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = ThreadPool(4, "test")
-    futures: list[CallerRunsFuture[int]] = [CallerRunsFuture(None) for _ in range(8)]
+    futures: list[PoolFuture[int]] = [PoolFuture() for _ in range(8)]
     with Blocker(pool):
         system = NoThreads(monkeypatch)
         for number, future in enumerate(futures):
@@ -215,7 +141,7 @@ def test_work_that_gets_no_thread_of_its_own_is_done_by_the_others(
 
 def test_a_refused_spare_thread_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ThreadPool(1, "test")
-    future: CallerRunsFuture[str] = CallerRunsFuture(None)
+    future: PoolFuture[str] = PoolFuture()
     with Blocker(pool):
         system = NoThreads(monkeypatch)
         submit(pool, future, lambda: "done")
@@ -255,7 +181,7 @@ def test_no_error_of_a_callback_ends_a_thread(kind: type[BaseException]) -> None
 
     for _ in range(3):
         pool.submit(lambda: None, raises)
-        future: CallerRunsFuture[str] = CallerRunsFuture(None)
+        future: PoolFuture[str] = PoolFuture()
         submit(pool, future, lambda: "done")
         assert future.result(WAIT_S) == "done"
     pool.submit(lambda: None, raises)

@@ -232,3 +232,29 @@ def test_a_full_disk(tmp_path):
         run(FULL, tmp_path)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("location", ["/", "file:///"])
+def test_a_store_at_the_root_of_the_file_system(tmp_path, location):
+    store = open_store(location)
+    name = str(tmp_path.resolve().relative_to("/"))
+    store.put(f"{name}/put", b"content")
+    store.put_if_absent(f"{name}/folder/created", b"content")
+    assert b"content" == bytes(store.get(f"{name}/put"))
+    assert {f"{name}/put", f"{name}/folder/created"} == {info.path for info in store.list(name)}
+    store.delete([f"{name}/put"])
+    assert not (tmp_path / "put").exists()
+
+
+@pytest.mark.parametrize("make", [str, "memory://absolute-{}".format])
+def test_an_absolute_name_is_refused(tmp_path, make):
+    store = open_store(make(tmp_path))
+    for call in (
+        lambda: store.put("/folder/object", b"content"),
+        lambda: store.put_if_absent("/folder/object", b"content"),
+        lambda: store.get("/folder/object"),
+        lambda: list(store.list("/folder")),
+    ):
+        with pytest.raises(UsageError, match="a name in a store is relative to its root"):
+            call()
+    assert [] == list(tmp_path.iterdir())

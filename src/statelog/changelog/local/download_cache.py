@@ -55,7 +55,6 @@ from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
-from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.store.api import ObjectStore
 from statelog.store.opening import as_store
 from statelog.store.verified import get_again
@@ -133,7 +132,6 @@ class DownloadCache(ClosesAtExit):
         with self._runtime.lock:
             return self._files.used_bytes
 
-    @uninterrupted
     def get(self, path: str) -> memoryview:
         """
         Return the whole file, from disk if it is cached and intact.
@@ -141,7 +139,7 @@ class DownloadCache(ClosesAtExit):
         A file that cannot be verified (a damaged one, or one of Flink's, which has no checksum of
         the file) is returned for the reader to check, and not kept.  Of several concurrent callers
         one fetches and the others wait for it; if its fetch fails, the next one fetches.  A closed
-        cache reads from the store.
+        cache reads from the store, and so does one whose fetch a signal handler interrupted.
 
         Raises:
             ObjectNotFoundError: The store has no such object.
@@ -149,6 +147,15 @@ class DownloadCache(ClosesAtExit):
 
         Blocks: For the disk or the store.   Thread: any.
         """
+        try:
+            return self._get(path)
+        except Exception:
+            raise
+        except BaseException:  # a signal handler: others may wait for this fetch
+            self._give_up()
+            raise
+
+    def _get(self, path: str) -> memoryview:
         while True:
             with self._runtime.lock:
                 if self._closed:
@@ -169,9 +176,8 @@ class DownloadCache(ClosesAtExit):
                 return data
             self._lost(path)
         self._metrics.count("download_cache_misses")
-        return interruptible(self._store.get, path)
+        return self._store.get(path)
 
-    @uninterrupted
     def get_again(self, path: str) -> memoryview:
         """
         Return the whole file from the store, and drop a copy on disk; raises as `get`.
@@ -182,9 +188,8 @@ class DownloadCache(ClosesAtExit):
             here = self._files.ready(path)
         if here:
             self._lost(path)
-        return interruptible(get_again, self._store, path)
+        return get_again(self._store, path)
 
-    @uninterrupted
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
         Return part of the file, from disk if it is cached, else from the store.
@@ -210,9 +215,8 @@ class DownloadCache(ClosesAtExit):
                 self._metrics.count("download_cache_hits")
                 return part
         self._metrics.count("download_cache_misses")
-        return interruptible(self._store.get_range, path, start, length)
+        return self._store.get_range(path, start, length)
 
-    @uninterrupted
     def close(self) -> None:
         """
         Remove all files; later reads use the store.  May be called more than once.
@@ -226,6 +230,12 @@ class DownloadCache(ClosesAtExit):
         self._post(CacheClosed())
         if self._owns_runtime:
             self._runtime.close(0.0)
+
+    def _give_up(self) -> None:
+        """Read everything from the store from here on; `close` removes the files."""
+        with self._runtime.lock:
+            self._closed = True
+            self._runtime.lock.notify_all()
 
     def _lost(self, path: str) -> None:
         self._metrics.count("download_cache_errors")
@@ -241,7 +251,7 @@ class DownloadCache(ClosesAtExit):
                 self._metrics.count("download_cache_hits")
             else:
                 self._metrics.count("download_cache_misses")
-                data = interruptible(self._store.get, path)
+                data = self._store.get(path)
                 whole = _proves_whole(data)
             self._checksums[path] = checksum([data])
         except BaseException:

@@ -22,14 +22,12 @@ from statelog import arguments
 from statelog.arguments import Seconds, instance, path, seconds, switch, whole_number
 from statelog.changelog.local.files import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
-from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.model.state_change import INT32_MAX
 from statelog.options import LocalRecoveryOptions
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
-from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import Pool, ThreadPool
 from statelog.store.api import Buffers
 
@@ -52,7 +50,7 @@ _WAITING_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LocalRecoveryConfig(FlinkNames):
+class LocalRecoveryConfig:
     """
     The directories of local copies, and whether to write and read them.
 
@@ -265,7 +263,6 @@ class LocalBackup(ClosesAtExit):
         if self._owns_pool:
             self._pool.close(_CLOSE_TIMEOUT_S)
 
-    @uninterrupted
     def start(self, name: str, content: Buffers) -> LocalCopy:
         """
         Begin to write a copy in the background.
@@ -292,7 +289,6 @@ class LocalBackup(ClosesAtExit):
             )
         return copy
 
-    @uninterrupted
     def settle(self, copy: LocalCopy, *, wanted: bool) -> bool:
         """
         End a copy; return whether it is complete and wanted, else remove it.

@@ -27,11 +27,9 @@ from statelog.core.local_copies import (
     LocalCopies,
 )
 from statelog.errors import ClosedError, UsageError
-from statelog.flink_names import FlinkNames
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
-from statelog.runtime.interrupts import uninterrupted
 
 _log = logging.getLogger("statelog")
 
@@ -39,7 +37,7 @@ _NO_CHECKPOINT: Final = 0
 """The id in a handle without a checkpoint, which is never confirmed or aborted."""
 
 
-class LocalChangelogRegistry(ClosesAtExit, FlinkNames):
+class LocalChangelogRegistry(ClosesAtExit):
     """
     Tracks the local copies of one storage and deletes unneeded ones.
 
@@ -153,7 +151,6 @@ class LocalChangelogRegistry(ClosesAtExit, FlinkNames):
         if self._owns_runtime:
             self._runtime.close(0.0)
 
-    @uninterrupted
     def _post(self, event: Event) -> None:
         with self._runtime.lock:
             actions = self._copies.handle(event, self._runtime.clock.now_ns())

@@ -56,12 +56,10 @@ from statelog.errors import (
     InvalidOptionsError,
     UnavailableError,
 )
-from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.driver import Runtime, system_runtime
-from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
 # The uploader of changelog files that options describe, and its local copies.
@@ -126,7 +124,7 @@ class _Offer:
         self.admitted = False
 
 
-class BatchingStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
+class BatchingStateChangeUploadScheduler(ClosesAtExit):
     """
     Uploads tasks of all writers in few files, with retries and back-pressure.
 
@@ -292,14 +290,12 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
         with self._runtime.lock:
             return self._batcher.running_batches + self._batcher.held_batches
 
-    @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
         Upload *task*, or fail it.
 
-        It ends on a thread of the storage, or here if it is refused.  Callbacks of a task that is not `quick` run on the storage's callback threads.  An exception
-        of a signal handler during the wait for capacity fails the task; otherwise it is raised
-        after the task was accepted.
+        It ends on a thread of the storage, or here if it is refused.  Callbacks of a task that is not
+        `quick` run on the storage's callback threads.
 
         Blocks: Without upload capacity, at most for the back-pressure time-out.   Thread: any.
 
@@ -320,7 +316,6 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
         if not offer.admitted:
             raise _closed_error()
 
-    @uninterrupted
     def close(self) -> None:
         """
         Fail every open task with `ClosedError`, and close the uploader.
@@ -345,14 +340,10 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
         lock = self._runtime.lock
         started_ns = self._runtime.clock.now_ns()
         actions: list[Action] = []
-        interrupt: BaseException | None = None
         with lock:
-            try:
-                lock.wait_for(
-                    lambda: not self._batcher.is_waiting(task_id), self._backpressure_timeout_s
-                )
-            except BaseException as caught:
-                interrupt = caught
+            lock.wait_for(
+                lambda: not self._batcher.is_waiting(task_id), self._backpressure_timeout_s
+            )
             withdrawn = self._batcher.is_waiting(task_id)
             if withdrawn:
                 self._offers.pop(task_id)
@@ -360,7 +351,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
         self._metrics.count("changelog_busy_time", self._runtime.clock.now_ns() - started_ns)
         self._perform(actions)
         if withdrawn:
-            error = interrupt or BackpressureTimeoutError(
+            error = BackpressureTimeoutError(
                 f"no upload capacity for {offer.task.size_bytes} bytes within "
                 f"{self._backpressure_timeout_s} s: the store is slower than the writers; append "
                 "less, or raise changelog.upload.max-in-flight",
@@ -368,8 +359,6 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
             )
             fail_tasks([offer.task], error)
             raise error
-        if interrupt is not None:
-            raise interrupt
 
     def _step(self, event: Event) -> list[Action]:
         """Advance the core and do the bookkeeping.  Called under the lock."""

@@ -29,7 +29,6 @@ from statelog.format.segment import SegmentWriter
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.ids import IdSource, RandomIds
-from statelog.runtime.interrupts import uninterrupted
 
 
 class InlineStateChangeUploader(ClosesAtExit):
@@ -107,7 +106,6 @@ class InlineStateChangeUploadScheduler:
         self._ids = ids
         self._closed = False
 
-    @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
         Upload *task*; errors as the delegate raises them.
@@ -131,7 +129,8 @@ class InlineStateChangeUploadScheduler:
     @property
     def availability(self) -> AvailabilityProvider:
         """Reports whether the upload of a large task would wait."""
-        return self._delegate.availability
+        # The protocol has this default too, but a scheduler need not derive from it.
+        return getattr(self._delegate, "availability", AvailabilityProvider.AVAILABLE)
 
     @property
     def uploads_in_flight(self) -> int:

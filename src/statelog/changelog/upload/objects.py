@@ -18,8 +18,7 @@ from statelog.format.buffers import Buffers, pieces_of
 from statelog.metrics import Metrics
 from statelog.model import FileStateHandle
 from statelog.runtime.driver import Runtime
-from statelog.runtime.interrupts import uninterrupted
-from statelog.runtime.pool import CallerRunsFuture
+from statelog.runtime.pool import PoolFuture
 from statelog.store.api import ObjectStore
 
 
@@ -33,7 +32,6 @@ class ObjectUploads:
         runtime: Clock, lock, timers and the upload pool.
         metrics: Records attempts and sizes.
         registry: Tracks the objects, and deletes those that are given up.
-        caller_runs_uploads: Run a put that no thread has taken on the thread that waits for it.
     """
 
     def __init__(
@@ -43,19 +41,15 @@ class ObjectUploads:
         runtime: Runtime,
         metrics: Metrics,
         registry: TaskChangelogRegistry,
-        *,
-        caller_runs_uploads: bool = False,
     ) -> None:
         self._store = store
         self._policy = policy
         self._runtime = runtime
         self._metrics = metrics
         self._registry = registry
-        self._pool = runtime.upload_pool if caller_runs_uploads else None
         self._running: set[RetryingUploads] = set()
         self._closed = False
 
-    @uninterrupted
     def put(self, new_path: Callable[[], str], data: Buffers) -> str:
         """
         Put an object and return its name.
@@ -78,7 +72,7 @@ class ObjectUploads:
             if self._closed:
                 raise uploader.closed_error()
             self._running.add(attempts)
-        future: CallerRunsFuture[str] = CallerRunsFuture(self._pool, self._runtime.callback_pool)
+        future: PoolFuture[str] = PoolFuture(self._runtime.callback_pool)
         future.set_running_or_notify_cancel()
 
         def ended(result: UploadTasksResult | None, error: BaseException | None, _: int) -> None:
@@ -105,7 +99,6 @@ class ObjectUploads:
         for path in paths:
             self._registry.release(FileStateHandle(path, 0))
 
-    @uninterrupted
     def close(self) -> None:
         """Fail the puts that run with `ClosedError`; objects of late attempts are deleted."""
         with self._runtime.lock:

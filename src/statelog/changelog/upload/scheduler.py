@@ -8,7 +8,7 @@ fails its task; it is not raised to the caller of an append (H10).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from statelog.arguments import acting
 from statelog.changelog.api import AvailabilityProvider
@@ -22,10 +22,8 @@ from statelog.changelog.upload.task import (
 )
 from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.errors import ClosedError
-from statelog.flink_names import FlinkNames, unknown_member
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import ClosesAtExit
-from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.store.api import ObjectStore
 
 if TYPE_CHECKING:
@@ -61,12 +59,8 @@ class _Factories(_ProtocolMeta):
 
         return BatchingStateChangeUploadScheduler.from_config(options, base_path, **parts)
 
-    if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> object:
-            raise unknown_member(type(self), name, self)
-
-
+@runtime_checkable
 class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
     """
     Uploads tasks; each of them ends exactly once.
@@ -91,15 +85,15 @@ class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Reports whether `upload` would wait."""
-        ...
+        """Reports whether `upload` would wait; without an own definition, that it never does."""
+        return AvailabilityProvider.AVAILABLE
 
     def close(self) -> None:
         """Fail every open task with `ClosedError`.  May be called more than once."""
         ...
 
 
-class DirectStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
+class DirectStateChangeUploadScheduler(ClosesAtExit):
     """
     Uploads in the calling thread, task by task, without threads and batches.
 
@@ -112,7 +106,6 @@ class DirectStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
         self._availability = AvailabilityProvider()
         self._closed = False
 
-    @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
         Upload *task* and end it.
@@ -129,7 +122,7 @@ class DirectStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
             fail_tasks([task], error)
             raise error
         try:
-            answer = interruptible(self._uploader.upload, [task])
+            answer = self._uploader.upload([task])
             ends = ends_of(self._uploader, [task], check_answer(self._uploader, answer))
         except BaseException as error:
             attempts = f"attempt 1: {type(error).__name__}: {error}"

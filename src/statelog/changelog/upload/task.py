@@ -16,7 +16,6 @@ from typing import Final
 
 from statelog.arguments import given, refused
 from statelog.errors import UploadFailedError, UploadTimeoutError, UsageError
-from statelog.flink_names import FlinkNames
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.trailer import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
@@ -27,7 +26,7 @@ from statelog.store.api import ObjectStore
 _log = logging.getLogger("statelog")
 
 
-class UploadTask(FlinkNames):
+class UploadTask:
     """
     Change sets to upload together, and the callbacks at their end.
 
@@ -119,7 +118,7 @@ class TaskResults:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class UploadTasksResult(FlinkNames):
+class UploadTasksResult:
     """
     One file (or one piece of inline state) with the sets of several tasks.
 

@@ -23,7 +23,6 @@ from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
 from statelog.errors import UsageError
-from statelog.flink_names import FlinkNames
 from statelog.format.buffers import Buffer
 from statelog.format.segment import SegmentWriter
 from statelog.format.trailer import SetEntry
@@ -88,7 +87,7 @@ class PreparingUploader(StateChangeUploader, Protocol):
         ...
 
 
-class StateChangeFsUploader(ClosesAtExit, FlinkNames):
+class StateChangeFsUploader(ClosesAtExit):
     """
     Writes each batch as one changelog file.
 

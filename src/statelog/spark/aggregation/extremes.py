@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, BooleanType, DataType, NumericType, StringType
 
 from statelog.errors import UsageError
+from statelog.format.arrow_limits import joined_arrays
 from statelog.spark.aggregation.kind import Parts, replaces
 from statelog.spark.rows.spark_versions import DATE_AND_TIME_TYPES
 from statelog.spark.rows.types import sql_name
@@ -145,7 +146,7 @@ class TopK:
         owners, rows = _flat(left[""])
         more_owners, more_rows = _flat(right[""])
         owner = np.concatenate([owners, more_owners])
-        row = pa.concat_arrays([rows, more_rows.cast(rows.type)])
+        row = joined_arrays([rows, more_rows.cast(rows.type)], "the rows of an aggregate")
         order = _by_rank(owner, row, ("by", "value") if self.is_value_ordered else ("by",))
         owner = owner[order]
         starts = np.searchsorted(owner, np.arange(len(left[""]) + 1))

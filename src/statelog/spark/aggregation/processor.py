@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvariantError
-from statelog.format.arrow_data import one_array
+from statelog.format.arrow_limits import one_array
 from statelog.spark.aggregation.kind import AggregateKind, Parts
 from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor, Tables
 from statelog.spark.rows.spark_versions import TimerValues

@@ -48,7 +48,7 @@ def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> Statel
     return ProcessorError(
         f"a Python worker ended while {type(processor).__name__} processed batch {batch_id}, so its "
         "key is unknown: native code crashed, or the system killed the worker, most often for lack "
-        "of memory. Nothing of this batch was committed; the last checkpoint is valid. Read the logs "
+        "of memory. Nothing of this batch was committed; the state is as before it. Read the logs "
         "of the worker and of the host; spark.python.worker.faulthandler.enabled=true shows "
         "where native code crashes",
         batch_id=batch_id,

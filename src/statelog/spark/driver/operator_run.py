@@ -213,7 +213,9 @@ class OperatorRun:
         if definition.of_upstream is not None:
             before = query.operators[self._index - 1]
             inline, files = inline_rows(upstream), row_files(upstream)
-            rows = frame_of_rows(session, query, before.output, before.arrow_output, inline, files)
+            columns, arrow = before.output, before.arrow_output
+            what = f"the output of operator {before.schema.operator_id!r}"
+            rows = frame_of_rows(session, query, columns, arrow, inline, files, what=what)
             frame = definition.of_upstream(rows)
         if self._initial is not None:
             frame = with_initial_rows(frame, self._initial)

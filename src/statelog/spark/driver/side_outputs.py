@@ -27,6 +27,7 @@ from statelog.checkpoint.batch_record import (
     SideOutputEntry,
 )
 from statelog.format.arrow_data import write_stream
+from statelog.format.arrow_limits import batches_of
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.staged import frame_of_rows
@@ -149,13 +150,14 @@ class SideOutputLog:
         joined, data = _Tail("", rows, times), b""
         if tail is not None and tail.rows.schema == rows.schema:
             young = tail.younger(oldest_ms)
-            both = pa.concat_tables([young.rows, rows]).combine_chunks()
+            both = pa.concat_tables([young.rows, rows])
+            if both.nbytes <= _TAIL_MEMORY:
+                both = both.combine_chunks()
+                data = write_stream(both.to_batches(), both.schema)
             joined = _Tail("", both, (*young.times, *times))
-            is_small = both.nbytes <= _TAIL_MEMORY
-            data = write_stream(both.to_batches(), both.schema) if is_small else b""
             if not 0 < len(data) <= TAIL_BYTES:
                 joined, data = _Tail("", rows, times), b""
-        data = data or write_stream(rows.combine_chunks().to_batches(), rows.schema)
+        data = data or write_stream(batches_of(rows), rows.schema)
         with self._files() as files:
             handle = files.put(data)
         return replace(joined, path=handle.path), handle
@@ -281,8 +283,15 @@ class SideDelivery:
         files: Sequence[FileStateHandle],
     ) -> None:
         schema = self._query.operators[self._operators[name]].side_outputs[name]
+        what = f"side output {name!r} of micro-batch {batch_id}"
         rows = frame_of_rows(
-            frame.sparkSession, self._query, schema.stored_columns, schema.stored, inline, files
+            frame.sparkSession,
+            self._query,
+            schema.stored_columns,
+            schema.stored,
+            inline,
+            files,
+            what=what,
         )
         with of_side_output(frame, name):
             sink(rows.drop(SIDE_CHECKPOINT, SIDE_BATCH), batch_id)

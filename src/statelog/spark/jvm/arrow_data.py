@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.sql.types import StructType
 
+from statelog.format.arrow_limits import batches_of
 from statelog.spark.jvm.gateway import JavaObject, is_connect, jvm_of, with_setting
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
 from statelog.spark.rows.types import (
@@ -40,8 +41,9 @@ def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -
     """Return an Arrow table as a frame, for any batch size."""
     if not _CREATES_OF_ARROW:
         limit = ArrowLimits.of(session).records
-        batches = table.cast(arrow_schema(schema)).combine_chunks().to_batches(limit)
-        return _frame_of_batches(session, batches, schema)
+        batches = batches_of(table.cast(arrow_schema(schema)))
+        parts = pa.Table.from_batches(batches).to_batches(limit)
+        return _frame_of_batches(session, _filled(parts), schema)
     if is_connect(session):  # the client sends Arrow as it is
         return session.createDataFrame(table, schema=schema)
     if int(session.conf.get(MAX_RECORDS) or 0) > 0:
@@ -63,7 +65,11 @@ def _sent(session: SparkSession, table: pa.Table, schema: StructType) -> DataFra
         raise Unfit("the rows have other types than the output")
     if session.conf.get(_LARGE_TYPES, "false") == "true":
         raise Unfit(f"{_LARGE_TYPES} is set")
-    return _frame_of_batches(session, table.combine_chunks().to_batches(), schema)
+    return _frame_of_batches(session, _filled(batches_of(table)), schema)
+
+
+def _filled(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return [batch for batch in batches if batch.num_rows]
 
 
 def _frame_of_batches(

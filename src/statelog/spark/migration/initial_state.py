@@ -1,6 +1,8 @@
 """
 A processor that begins with a frame of state as its initial state.
 
+Variables and fields are matched by their names, at every depth.
+
 The frame is one of `spark_state` or `to_spark`, and the operator Spark's own or statelog's: a state
 object is set through the methods that both have.  Where it is Spark's, values come from Arrow or
 pandas in forms that Spark's state does not take back, so they are converted by the declared types.
@@ -50,42 +52,51 @@ Plain: TypeAlias = Callable[[Any], Any]
 """Converts a value that is not null."""
 
 
-def plain_struct(schema: T.StructType, *, is_utc: bool) -> Callable[[Any], tuple[object, ...]]:
+def plain_struct(
+    schema: T.StructType, *, is_utc: bool, path: str
+) -> Callable[[object], tuple[object, ...]]:
     """
-    Return a function that makes a tuple of a struct.
+    Return a function that makes a tuple of a struct, whose fields it finds by their names.
 
     Args:
-        schema: The declared fields, the same as the struct's, in their order.
+        schema: The declared fields, the same as the struct's, in any order.
         is_utc: Whether a timestamp without a zone is one of UTC.
+        path: What the struct is, for errors: a variable, or a field in it.
 
     Raises:
-        UsageError: In a call: the struct has another number of fields.
+        UsageError: In a call: the struct has other fields, or fields without names.
     """
-    converters = [_optional(_plain(field.dataType, is_utc)) for field in schema.fields]
+    names = tuple(schema.names)
+    converters = [
+        _optional(_plain(field.dataType, is_utc, f"{path}.{field.name}")) for field in schema.fields
+    ]
 
-    def convert(struct: Mapping[str, object] | Iterable[object]) -> tuple[object, ...]:
-        values = tuple(struct.values() if isinstance(struct, Mapping) else struct)
-        if len(values) != len(converters):
-            raise UsageError(
-                f"the initial state has {len(values)} values where init() declares the "
-                f"{len(converters)} fields ({', '.join(schema.names)}); declare the frame's"
-            )
+    def convert(struct: object) -> tuple[object, ...]:
+        stored, values = _fields(struct)
+        if stored != names:
+            if sorted(stored) != sorted(names):
+                raise UsageError(
+                    f"the initial state has the fields ({', '.join(stored)}) in {path!r}, where init() "
+                    f"declares ({', '.join(names)}): declare the fields of the frame, in any order"
+                )
+            by_name = dict(zip(stored, values, strict=True))
+            values = tuple(by_name[name] for name in names)
         return tuple(convert(value) for convert, value in zip(converters, values, strict=True))
 
     return convert
 
 
-def _plain(kind: T.DataType, is_utc: bool) -> Plain:
+def _plain(kind: T.DataType, is_utc: bool, path: str) -> Plain:
     match kind:
         case T.StructType():
             # Not a Row, which Spark 4.0 does not take there.
-            return plain_struct(kind, is_utc=is_utc)
+            return plain_struct(kind, is_utc=is_utc, path=path)
         case T.ArrayType():
-            element = _optional(_plain(kind.elementType, is_utc))
+            element = _optional(_plain(kind.elementType, is_utc, f"{path}.element"))
             return lambda values: [element(value) for value in values]
         case T.MapType():
-            key = _plain(kind.keyType, is_utc)
-            item = _optional(_plain(kind.valueType, is_utc))
+            key = _plain(kind.keyType, is_utc, f"{path}.key")
+            item = _optional(_plain(kind.valueType, is_utc, f"{path}.value"))
             return lambda pairs: {
                 key(each): item(value)
                 for each, value in (pairs.items() if isinstance(pairs, Mapping) else pairs)
@@ -175,7 +186,7 @@ def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
 
     Raises:
         UsageError: In a task: the rows have a variable that its `init` does not create, or creates as
-            another kind.
+            another kind or with other names of fields.
     """
     return WithInitialState(processor)
 
@@ -301,9 +312,13 @@ def _named(struct: Row | Mapping[str, object] | None) -> Mapping[str, object]:
     )
 
 
-def _fields(struct: Any) -> tuple[object, ...]:
-    """Return the values of a struct, given as Row, tuple or mapping."""
-    return tuple(struct.values() if isinstance(struct, Mapping) else struct)
+def _fields(struct: object) -> tuple[tuple[str, ...], tuple[object, ...]]:
+    """Return the names and the values of a struct, given as Row or mapping."""
+    if isinstance(struct, Mapping):
+        return tuple(struct), tuple(struct.values())
+    if not isinstance(struct, tuple):
+        raise UsageError(f"the initial state has a {type(struct).__name__} in place of a struct")
+    return tuple(getattr(struct, "__fields__", ())), tuple(struct)
 
 
 @dataclass(frozen=True)
@@ -312,23 +327,25 @@ class _Variable(ABC):
     A state variable that `init` created.
 
     Args:
+        name: Its name.
         state: The state object.
         schema, user_key_schema: The declared fields, maybe as DDL text.
     """
 
     kind: ClassVar[str]
 
+    name: str
     state: Any
     schema: StructType | str
     user_key_schema: StructType | str = ""
 
     @cached_property
     def _values(self) -> tuple[Plain, Plain]:
-        return _converters(self.schema)
+        return _converters(self.schema, self.name)
 
     @cached_property
     def _user_keys(self) -> tuple[Plain, Plain]:
-        return _converters(self.user_key_schema)
+        return _converters(self.user_key_schema, f"{self.name}.key")
 
     def value(self, struct: object, is_utc: bool) -> tuple[object, ...]:
         """Return a value, a list element or a map value as the state takes it."""
@@ -370,21 +387,24 @@ class _MapVariable(_Variable):
 
     def set(self, entries: Sequence[object], is_utc: bool) -> None:
         for entry in entries:
-            user_key, value = _fields(entry)
+            _, (user_key, value) = _fields(entry)
             self.state.updateValue(self.user_key(user_key, is_utc), self.value(value, is_utc))
 
 
-def _converters(schema: StructType | str) -> tuple[Plain, Plain]:
+def _converters(schema: StructType | str, path: str) -> tuple[Plain, Plain]:
     """Return converters for timestamps of any zone, and of UTC."""
     try:
         fields = parse_ddl(schema) if isinstance(schema, str) else schema
     except UsageError as error:
-        return _fields, partial(_refuse, schema, error)
-    return plain_struct(fields, is_utc=False), plain_struct(fields, is_utc=True)
+        refuse = partial(_refuse, schema, error)
+        return refuse, refuse
+    return plain_struct(fields, is_utc=False, path=path), plain_struct(
+        fields, is_utc=True, path=path
+    )
 
 
 def _refuse(schema: StructType | str, error: UsageError, struct: object) -> NoReturn:
-    """Raise the error for values that cannot be converted without their types."""
+    """Raise the error for values whose fields cannot be found without the declared ones."""
     raise UsageError(
         f"the types of {schema!r} are needed in a task, where they cannot be read from text: {error}. "
         "Let init() declare them as a StructType"
@@ -403,7 +423,7 @@ class _NotingHandle(StatefulProcessorHandle):
     ) -> ValueState:
         """Return a value state."""
         state = self._handle.getValueState(stateName, schema, ttlDurationMs)
-        self.variables[stateName] = _ValueVariable(state, schema)
+        self.variables[stateName] = _ValueVariable(stateName, state, schema)
         return state
 
     def getListState(
@@ -411,7 +431,7 @@ class _NotingHandle(StatefulProcessorHandle):
     ) -> ListState:
         """Return a list state."""
         state = self._handle.getListState(stateName, schema, ttlDurationMs)
-        self.variables[stateName] = _ListVariable(state, schema)
+        self.variables[stateName] = _ListVariable(stateName, state, schema)
         return state
 
     def getMapState(
@@ -423,7 +443,7 @@ class _NotingHandle(StatefulProcessorHandle):
     ) -> MapState:
         """Return a map state."""
         state = self._handle.getMapState(stateName, userKeySchema, valueSchema, ttlDurationMs)
-        self.variables[stateName] = _MapVariable(state, valueSchema, userKeySchema)
+        self.variables[stateName] = _MapVariable(stateName, state, valueSchema, userKeySchema)
         return state
 
     def registerTimer(self, expiryTimestampMs: int) -> None:

@@ -239,13 +239,14 @@ def version_of(name: str, given: object) -> BroadcastTable:
     Raises:
         UsageError: It is not a table, or has more than `BROADCAST_BYTES_MAX` bytes.
     """
-    table = _table(name, given).combine_chunks().replace_schema_metadata(None)
+    table = _table(name, given).replace_schema_metadata(None)
     if table.nbytes > BROADCAST_BYTES_MAX:
         raise UsageError(
             f"the broadcast table {name!r} has {table.nbytes / (1 << 20):.0f} MiB, and at most "
             f"{BROADCAST_BYTES_MAX >> 20} MiB are allowed: each worker holds all of it. Join a larger "
             "table before the operator, or give it as a second input (tagged_union)"
         )
+    table = table.combine_chunks()  # far below what one array can hold
     return BroadcastTable(table, hashlib.sha256(to_stream(table)).hexdigest()[:_VERSION_DIGITS])
 
 

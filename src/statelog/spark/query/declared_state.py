@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
@@ -57,11 +58,17 @@ class DriverHandle(StateVariables):
         self.side_outputs: dict[str, SideSchema] = {}
         self.broadcasts: list[str] = []
 
-    def _struct(self, schema: SchemaLike) -> StructType:
-        return self._parse(schema) if isinstance(schema, str) else schema
+    def _struct(self, schema: SchemaLike, of: str) -> StructType:
+        if not isinstance(schema, str):
+            return schema
+        try:
+            return self._parse(schema)
+        except PySparkException as error:
+            problem = str(error).strip().partition("\n")[0]
+            raise UsageError(f"{of}: {schema!r:.200} is not a schema: {problem}") from error
 
-    def _arrow(self, schema: SchemaLike) -> pa.Schema:
-        return arrow_schema(self._struct(schema))
+    def _arrow(self, schema: SchemaLike, of: str) -> pa.Schema:
+        return arrow_schema(self._struct(schema, of))
 
     def broadcast(self, name: str) -> BroadcastTable:
         """Note a broadcast table; what is returned cannot be read, because keys do not exist."""
@@ -70,16 +77,23 @@ class DriverHandle(StateVariables):
 
     def sideOutput(self, name: str, schema: SchemaLike) -> DeclaredOutput:
         """Note a side output; what is returned rejects rows, because a key does not exist."""
-        declared = side_schema(name, self._struct(schema), self.side_outputs)
+        struct = self._struct(schema, f"side output {name!r}")
+        declared = side_schema(name, struct, self.side_outputs)
         self.side_outputs[name] = declared
         return DeclaredOutput(name)
 
     def _variable(self, variable: WantedVariable) -> object:
         """Note a state variable; what is returned cannot be used, because a key does not exist."""
         name, ttl_ms = variable.name, variable.ttl_ms
-        reserved = not name or name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN
-        if reserved or any(state.name == name for state in self.states):
-            raise UsageError(f"state name {name!r} is empty, reserved, or used twice")
+        if not name:
+            raise UsageError("a state variable needs a name; it is empty")
+        if name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN:
+            raise UsageError(
+                f"state name {name!r} is reserved: statelog uses {KEY_GROUP_COLUMN} and names that begin "
+                "with '$' or 'key.'; choose another"
+            )
+        if any(state.name == name for state in self.states):
+            raise UsageError(f"state name {name!r} is used twice; give each variable its own")
         if ttl_ms is not None and type(ttl_ms) is not int:
             raise UsageError(f"state {name!r}: a time to live is an int in ms, not {ttl_ms!r}")
         if ttl_ms is not None and (ttl_ms <= 0 or not self._has_ttl):
@@ -91,10 +105,10 @@ class DriverHandle(StateVariables):
             StateDescriptor(
                 name=name,
                 kind=variable.kind,
-                value_schema=self._arrow(variable.value),
+                value_schema=self._arrow(variable.value, f"state {name!r}"),
                 user_key_schema=None
                 if variable.user_key is None
-                else self._arrow(variable.user_key),
+                else self._arrow(variable.user_key, f"the map key of state {name!r}"),
                 ttl_ms=ttl_ms,
                 aggregation=variable.aggregation,
             )

@@ -73,7 +73,7 @@ def keyed_frame(
     It has all columns, or the keys and what *to_read* returns.
     """
     df, key_columns = grouping.frame, grouping.columns
-    refuse_equal_names(df)
+    refuse_equal_names(df, "the input", "A processor could not tell them apart")
     keys = df.select(*key_columns)
     refuse_map_keys(keys.schema)
     key_group = pmod(xxhash64(*key_columns), lit(len(key_groups))).cast("int")
@@ -125,7 +125,7 @@ def refuse_map_keys(keys: StructType) -> None:
             )
 
 
-def refuse_equal_names(frame: DataFrame) -> None:
+def refuse_equal_names(frame: DataFrame, what: str, why: str) -> None:
     """Reject two columns of one name, as Spark compares names (`spark.sql.caseSensitive`)."""
     names = frame.columns
     if frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
@@ -135,8 +135,8 @@ def refuse_equal_names(frame: DataFrame) -> None:
     ]
     if twice:
         raise UsageError(
-            f"the input has several columns of one name: {', '.join(twice)}. A processor could not "
-            "tell them apart: rename them, or select the columns that are needed"
+            f"{what} has several columns of one name: {', '.join(twice)}. {why}: rename them, or "
+            "select the columns that are needed"
         )
 
 

@@ -20,6 +20,7 @@ from typing import Final
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
+from statelog.arguments import given
 from statelog.errors import UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.rows.spark_versions import StatefulProcessor, condition_of
@@ -80,7 +81,7 @@ def pickled(processor: AnyProcessor) -> bytes:
     ):
         raise UsageError(
             "statefulProcessor is an instance of a StatefulProcessor or ColumnarProcessor, not "
-            f"{processor!r:.100}"
+            f"{given(processor)}"
         )
     try:
         data: bytes = cloudpickle.dumps(processor)
@@ -102,6 +103,33 @@ def _unpicklable_attribute(processor: AnyProcessor) -> str:
     return ""
 
 
+def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bool) -> None:
+    """Reject methods that cannot be called with their arguments, before the first rows or timers come."""
+    base = ColumnarProcessor if isinstance(processor, ColumnarProcessor) else StatefulProcessor
+    of_rows, of_timer, of_initial = _methods_of(processor)
+    called = {of_rows: True, of_timer: time_mode != "none", of_initial: has_initial}
+    for name in (name for name, is_called in called.items() if is_called):
+        expected = list(inspect.signature(getattr(base, name)).parameters)[1:]
+        try:
+            signature = inspect.signature(getattr(processor, name))
+        except (AttributeError, TypeError, ValueError):  # none, or a callable without a signature
+            continue
+        try:
+            signature.bind(*expected)
+        except TypeError as error:
+            raise UsageError(
+                f"{type(processor).__name__}.{name} has the parameters {signature}; it is called with "
+                f"({', '.join(expected)}): {error}"
+            ) from error
+
+
+def _methods_of(processor: AnyProcessor) -> tuple[str, str, str]:
+    """Return the names of the methods for rows, timers and initial state."""
+    if isinstance(processor, ColumnarProcessor):
+        return "process", "expired", "initialize"
+    return "handleInputRows", "handleExpiredTimer", "handleInitialState"
+
+
 def warn_of_missing_yield(
     processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
 ) -> None:
@@ -114,12 +142,7 @@ def missing_yields(
     processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
 ) -> list[str]:
     """Return what is certainly wrong with the methods of a processor with these output columns."""
-    is_columnar = isinstance(processor, ColumnarProcessor)
-    of_rows, of_timer, of_initial = (
-        ("process", "expired", "initialize")
-        if is_columnar
-        else ("handleInputRows", "handleExpiredTimer", "handleInitialState")
-    )
+    of_rows, of_timer, of_initial = _methods_of(processor)
     name, messages = type(processor).__name__, []
     timers = None if time_mode == "none" else plain_function(processor, of_timer)
     is_inherited = timers in (StatefulProcessor.handleExpiredTimer, ColumnarProcessor.expired)

@@ -101,9 +101,9 @@ def chained_arguments(
     for name, value in chained.items():
         given = given_names.get(_plain(name), name)
         if value is not None and arguments.get(given, value) != value:
-            # A mapping may hold credentials, so that only its name is shown.
+            # A mapping or an object may hold credentials, so that only its name is shown.
             difference = "differs here from"
-            if not isinstance(value, Mapping):
+            if isinstance(value, str | int | float):
                 difference = f"is {arguments[given]!r} here and {value!r} at"
             raise UsageError(
                 f"{given} {difference} an operator before this one; it applies to the whole query: give "

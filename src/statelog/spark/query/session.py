@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
+from statelog.arguments import given
 from statelog.errors import UsageError
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.input_plan import InputPlan
@@ -60,7 +61,7 @@ def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
         return schema
     parsed = parsed_ddl(session, schema) if isinstance(schema, str) else None
     if not isinstance(parsed, StructType):
-        raise UsageError(f"a schema of named columns is needed, not {schema!r}")
+        raise UsageError(f"a schema of named columns is needed, not {given(schema)}")
     return parsed
 
 

@@ -26,6 +26,7 @@ from typing import Any, Final, NoReturn, Self
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
+from statelog.arguments import given
 from statelog.errors import UsageError
 from statelog.spark.query.broadcast import BroadcastTable
 from statelog.spark.query.side_output import SideOutput
@@ -241,7 +242,7 @@ class StateVariables(StatefulProcessorHandle):
     ) -> ReducingState:
         """Return the reducing state *stateName*; *reduce* makes one tuple of two."""
         if not callable(reduce):
-            raise UsageError(f"state {stateName!r}: reduce is a function, not {reduce!r:.100}")
+            raise UsageError(f"state {stateName!r}: reduce is a function, not {given(reduce)}")
         variable = WantedVariable(
             stateName,
             StateKind.VALUE,

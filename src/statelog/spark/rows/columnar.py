@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import InvariantError, UsageError
-from statelog.format.arrow_data import one_array
+from statelog.format.arrow_limits import joined_batches, one_array
 from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.key_order import RowsByKey, rows_by_key
-from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.layout import INPUT_ROWS, InputLayout
 from statelog.spark.rows.unfit_output import unfit_output
 from statelog.state.encoding.python_values import relabelled
 from statelog.state.encoding.values import KeyCodec
@@ -50,7 +50,7 @@ class ColumnarInput:
         parts = [batch for batch in batches if batch.num_rows]
         if not parts:
             return
-        table = pa.Table.from_batches(parts).combine_chunks()
+        table = pa.Table.from_batches([joined_batches(parts, INPUT_ROWS)])
         self.row_count = table.num_rows
         key_groups = table.column(0).to_numpy()
         columns = [one_array(table.column(at)) for at in self._layout.key_positions]
@@ -145,7 +145,7 @@ class ColumnarOutput:
         if not self._batches:
             empty = [pa.array([], field.type) for field in self._schema]
             return pa.RecordBatch.from_arrays(empty, schema=self._schema)
-        return pa.concat_batches(self._batches)
+        return joined_batches(self._batches, "the output,")
 
     def clear(self) -> None:
         """Drop all rows."""

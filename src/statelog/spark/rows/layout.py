@@ -20,6 +20,9 @@ import pyarrow.compute as pc
 INPUT_KEY_GROUP_COLUMN = "__key_group"
 """Name of the first column of a task's input."""
 
+INPUT_ROWS = "the input rows,"
+"""What a task's input is in the error that it is too large."""
+
 _FIRST_COLUMN = 2  # after the key group and the flag for initial rows
 
 

@@ -30,8 +30,9 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from statelog.format.arrow_limits import joined_batches
 from statelog.spark.rows.key_order import KeyedRows
-from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.layout import INPUT_ROWS, InputLayout
 from statelog.spark.rows.pandas_conversion import series_of
 from statelog.spark.rows.pandas_internals import frame_access
 from statelog.spark.rows.spark_versions import frames_are_inferred
@@ -143,9 +144,10 @@ class FrameInput(KeyedRows):
             return
         if self.kept is not None:
             self.kept.batches += parts
-        table = pa.Table.from_batches(parts).combine_chunks()
-        key_columns = [table.column(at).combine_chunks() for at in self._layout.key_positions]
-        self._convert_times(self._sort(table.column(0).to_numpy(), key_columns))
+        rows = joined_batches(parts, INPUT_ROWS)
+        key_columns = [rows.column(at) for at in self._layout.key_positions]
+        self._convert_times(self._sort(rows.column(0).to_numpy(), key_columns))
+        table = pa.Table.from_batches([rows])
         inputs = table.select(range(self._layout.first_input, table.num_columns))
         self._frames = _SortedFrame(inputs, self._order.rows, self._settings, self._nulls)
 

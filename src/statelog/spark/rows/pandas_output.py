@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from statelog.format.arrow_limits import one_batch
 from statelog.spark.rows.pandas_conversion import ColumnConverter
 from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.pandas_internals import FrameJoiner, frame_access
@@ -157,14 +158,13 @@ class FrameOutput:
             return pa.RecordBatch.from_arrays(
                 [pa.array([], field.type) for field in self._schema], schema=self._schema
             )
-        table = pa.concat_tables(tables)
+        rows = one_batch(pa.concat_tables(tables), "the output,")
         if len(forms) > 1:
             ordinals = np.concatenate(
                 [np.repeat(frames.ordinals, frames.lengths) for frames in forms.values()]
             )
-            table = table.take(np.argsort(ordinals, kind="stable"))
-        arrays = [_one_array(column) for column in table.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+            rows = rows.take(pa.array(np.argsort(ordinals, kind="stable")))
+        return rows
 
     def _tables(self, frames: _Frames) -> Iterator[pa.Table]:
         whole = frames.joiner.joined()
@@ -208,8 +208,3 @@ class FrameOutput:
             self._batch_id,
             ordinal,
         )
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)

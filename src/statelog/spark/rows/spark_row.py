@@ -8,9 +8,10 @@ from itertools import pairwise
 import pyarrow as pa
 from pyspark.sql import Row
 
+from statelog.format.arrow_limits import joined_batches, one_array
 from statelog.spark.rows.interface import MOST_NAMES, UnnamedColumns
 from statelog.spark.rows.key_order import KeyedRows
-from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.layout import INPUT_ROWS, InputLayout
 from statelog.spark.rows.types import row_factory
 from statelog.spark.rows.unfit_output import (
     UnfitOutputError,
@@ -33,7 +34,7 @@ class RowInput(KeyedRows):
     def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
         super().__init__(key_codec)
         self._layout = layout
-        self._columns: list[pa.ChunkedArray] = []
+        self._columns: list[pa.Array] = []
         self._rows: list[Row] | None = None
         self._make: Callable[..., Row] = Row
 
@@ -45,9 +46,9 @@ class RowInput(KeyedRows):
         if self.kept is not None:
             self.kept.batches += read
         layout = self._layout
-        whole = pa.Table.from_batches(read).combine_chunks()
+        whole = joined_batches(read, INPUT_ROWS)
         del read
-        keys = [whole.column(at).combine_chunks() for at in layout.key_positions]
+        keys = [whole.column(at) for at in layout.key_positions]
         self._sort(whole.column(0).to_numpy(), keys)
         order = pa.array(self._order.rows)
         self._columns = [column.take(order) for column in whole.columns[layout.first_input :]]
@@ -106,14 +107,15 @@ class RowOutput:
         """
         Return all rows as one batch; a value that does not fit raises `UnfitOutputError`.
 
-        Fields are found by name; a field that a row lacks becomes null, as in Spark.
+        More rows than one batch can hold raise `CapacityError`.  Fields are found by name; a field that a row lacks becomes null, as in Spark.
         """
         rows = self._rows
         columns = self._columns(rows)
         arrays = []
         for field, column in zip(self._schema, columns, strict=True):
             try:
-                arrays.append(pa.array(column, type=field.type))
+                array = pa.array(column, type=field.type)
+                arrays.append(one_array(array, f"output column {field.name!r}"))
             except UNENCODABLE as error:
                 raise self._unfit(field, rows, column, error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

@@ -21,7 +21,7 @@ from pyspark.sql import Row
 from statelog.errors import ProcessorError
 from statelog.state.heap.tables import Key
 
-NOTHING_COMMITTED: Final = "Nothing of this batch was committed; the last checkpoint is valid"
+NOTHING_COMMITTED: Final = "Nothing of this batch was committed; the state is as before it"
 _MOST_NAMES: Final = 6
 _ITERATORS: Final = frozenset(
     (GeneratorType, list, tuple, map, filter, itertools.chain, type(iter([])), type(iter(())))

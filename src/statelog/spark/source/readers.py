@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 from statelog.errors import UsageError
+from statelog.runtime.clock import utc_time
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.keys.key_groups import key_group_of
 
@@ -223,6 +224,4 @@ def _row(summary: CheckpointSummary, created: Mapping[int, int | None]) -> dict[
 
 
 def _time(milliseconds: int | None) -> dt.datetime | None:
-    if milliseconds is None:
-        return None
-    return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=milliseconds)
+    return None if milliseconds is None else utc_time(milliseconds)

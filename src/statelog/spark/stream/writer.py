@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from statelog.arguments import given
 from statelog.checkpoint.query_files import (
     QueryFiles,
     refuse_unfinished_repartition,
@@ -152,7 +153,9 @@ class StatefulStreamWriter(DataStreamWriter):
     def foreachBatch(self, func: Callable[[DataFrame, int], object]) -> StatefulStreamWriter:
         """Call *func* with each micro-batch's output and id."""
         if not callable(func):
-            raise UsageError(f"foreachBatch takes a function of frame and batch id, not {func!r}")
+            raise UsageError(
+                f"foreachBatch takes a function of frame and batch id, not {given(func)}"
+            )
         self._sink = func
         return self
 
@@ -176,7 +179,9 @@ class StatefulStreamWriter(DataStreamWriter):
             func: Called with the frame and the batch id.
         """
         if not callable(func):
-            raise UsageError(f"sideOutput takes a function of frame and batch id, not {func!r}")
+            raise UsageError(
+                f"sideOutput takes a function of frame and batch id, not {given(func)}"
+            )
         self._side_sinks[name] = func
         return self
 

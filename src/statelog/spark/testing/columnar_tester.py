@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from statelog.errors import UsageError
-from statelog.format.arrow_data import one_array
+from statelog.format.arrow_limits import one_array
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.rows.columnar import ColumnarInput, ColumnarOutput
 from statelog.spark.rows.formats import ColumnarFormat

@@ -157,7 +157,7 @@ class ReplayTester(ProcessorTester):
         if table.num_rows:
             codec = self._state.codec.key
             read = self._row_format.input(InputLayout(keys, first), codec)
-            read.read(table.combine_chunks().to_batches())
+            read.read(table.to_batches())
             for key_group in read.key_groups():
                 for _, key_object, rows in read.keys(key_group):
                     tester_rows.add(self._place[0], self._place[1], key_object, rows)

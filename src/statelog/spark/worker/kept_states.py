@@ -101,6 +101,7 @@ class KeptStates:
             for each, kept in self._by_name.items()
             # A new run of the query may start from an older checkpoint: begin without cache.
             if (kept.run != _run_of(spec) if each == name else kept.used_s < now_s - KEPT_S)
+            or kept.storage.interrupted
         ]
         if old:
             self._forget(old)

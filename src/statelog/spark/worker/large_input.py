@@ -28,11 +28,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import InvariantError, StoreError
+from statelog.format.arrow_limits import joined_batches
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import KeyedInput, RowLike
 from statelog.spark.rows.key_order import key_order
-from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.layout import INPUT_ROWS, InputLayout
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 from statelog.state.keys.key_hash import hash_columns
@@ -244,10 +245,10 @@ def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
             waiting.append(part)
             count += part.num_rows
             if count == rows:
-                yield pa.concat_batches(waiting)
+                yield joined_batches(waiting, INPUT_ROWS)
                 waiting, count = [], 0
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield joined_batches(waiting, INPUT_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +347,7 @@ class LargeInput:
             if not some:
                 continue
             self._schemas[number] = some[0].schema
-            batch = pa.concat_batches(some)
+            batch = joined_batches(some, INPUT_ROWS)
             self._nulls[number].update(
                 at for at, column in enumerate(batch.columns) if column.null_count
             )
@@ -490,7 +491,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.
         waiting.append(batch)
         size += batch.nbytes
         if size >= chunk_bytes:
-            yield pa.concat_batches(waiting)
+            yield joined_batches(waiting, INPUT_ROWS)
             waiting, size = [], 0
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield joined_batches(waiting, INPUT_ROWS)

@@ -446,7 +446,7 @@ class ProcessorRun:
         at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
         return ProcessorError(
             f"{name}.{method} failed{at} in batch {self._context.batch_id}: {what}. "
-            "Nothing of this batch was committed; the last checkpoint is valid",
+            "Nothing of this batch was committed; the state is as before it",
             batch_id=self._context.batch_id,
             key=None if key is None else repr(key),
             method=method,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.format.arrow_limits import rows_of
 from statelog.model import KeyGroupRange
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.interface import KeyedInput, Output, RowLike
@@ -113,7 +114,7 @@ _NO_ROWS = pa.table({})
 
 def _taken(kept: KeptRows, numbers: np.ndarray) -> pa.Table:
     """Return the rows with these numbers, in this order."""
-    return pa.Table.from_batches(kept.batches).take(pa.array(numbers)).combine_chunks()
+    return rows_of(pa.Table.from_batches(kept.batches), numbers)
 
 
 # Choose the keys that a task records.

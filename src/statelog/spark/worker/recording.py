@@ -21,6 +21,7 @@ import pyarrow as pa
 from msgspec import UNSET
 
 from statelog.errors import ProcessorError, StoreError, UnavailableError, UsageError
+from statelog.format.arrow_limits import batches_of
 from statelog.model import FileStateHandle
 from statelog.model.json_types import Json
 from statelog.spark.query.columnar_processor import AnyProcessor
@@ -255,7 +256,7 @@ def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> 
     if not kept:
         return pa.Table.from_batches([], pa.schema([_RECORD_FIELD]))
     repeated = np.repeat([at for at, _ in kept], [table.num_rows for _, table in kept])
-    whole = pa.concat_tables([table for _, table in kept]).combine_chunks()
+    whole = pa.Table.from_batches(batches_of(pa.concat_tables([table for _, table in kept])))
     return whole.add_column(0, _RECORD_FIELD, pa.array(repeated, pa.int32()))
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.format.arrow_limits import joined_arrays, one_batch
 from statelog.model import KeyGroupRange
 from statelog.state.columnar.sorted_run import (
     RowLayout,
     SortedRun,
     build_run,
-    one_batch,
     order_of,
     run_of,
 )
@@ -50,6 +50,9 @@ def replay_columns(
 
     Returns:
         The run; None if two keys have one hash, which only a fold can tell apart.
+
+    Raises:
+        CapacityError: One array cannot hold a column.
     """
     base = one_batch(table)
     parts = {
@@ -64,7 +67,7 @@ def replay_columns(
     )
     width = layout.first_state - 1
     keys = [
-        pa.concat_arrays([base.column(1 + at), *(part.keys[at] for part in parts.values())])
+        joined_arrays([base.column(1 + at), *(part.keys[at] for part in parts.values())])
         for at in range(width)
     ]
     hashes = layout.hashes(keys)
@@ -92,7 +95,7 @@ def replay_columns(
             at = key_of_row[start : start + part.length]
             source[at] = np.where(part.cleared, _NO_ROW, base.num_rows + np.arange(part.length))
             start += part.length
-            column = pa.concat_arrays([column, part.cells.cast(column.type)])
+            column = joined_arrays([column, part.cells.cast(column.type)])
         columns.append(column.take(pa.array(source, mask=source == _NO_ROW)))
         some |= columns[-1].is_valid().to_numpy(zero_copy_only=False)
     chosen = pa.array(order[first])

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statelog.errors import CorruptionError
+from statelog.errors import CapacityError, CorruptionError
+from statelog.format.arrow_limits import batches_of, one_batch
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import path_of
@@ -24,13 +25,13 @@ from statelog.state.columnar.sorted_run import (
     RowLayout,
     SortedRun,
     build_run,
-    group_order,
-    one_batch,
+    by_key_group,
 )
-from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, snapshot_table
+from statelog.state.encoding.snapshot_file import snapshot_table
 from statelog.state.heap.expiry import CLOCK_STEP_MS
 from statelog.state.heap.memory import BLOCK, MemoryLimits, block_sizes, choose_blocks
 from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.keys.key_hash import Hashes
 from statelog.state.kinds import Key
 from statelog.state.kinds.kind import RowNumbers
 
@@ -89,11 +90,14 @@ class RunSet:
         self._ahead: set[int] = set()
         # Files written for `_ahead`; `name_files` publishes or deletes them.
         self._unnamed: list[tuple[PendingRun, SortedRun]] = []
+        # Key groups that one array cannot hold: they stay in the dict tables.
+        self._too_large: set[int] = set()
 
     def forget(self, key_group: int) -> None:
         """Drop the columns of a key group."""
         self.by_group.pop(key_group, None)
         self.last_applied.pop(key_group, None)
+        self._too_large.discard(key_group)
 
     def live_count(self, key_groups: Iterable[int]) -> int:
         """Return the number of keys in columns of these key groups."""
@@ -200,10 +204,7 @@ class RunSet:
         self._ahead.clear()
         for pending, run in unnamed:
             part = run.key_group_range
-            superseded = any(self.by_group.get(key_group) is not run for key_group in part)
-            # A moved row may have changed since, and dict entries are not in the file.
-            changed = run.moved.any() or any(any(self._groups[kg].tables) for kg in part)
-            if self._local is None or superseded or changed:
+            if self._local is None or not self.is_whole(run):
                 pending.path.unlink(missing_ok=True)
                 continue
             last_applied = [self.last_applied.get(key_group, "") for key_group in part]
@@ -212,6 +213,16 @@ class RunSet:
                 self._local.publish(pending, last_applied, version, committed=True)
             except OSError as error:
                 self._without_files(error)
+
+    def is_whole(self, run: SortedRun) -> bool:
+        """Whether a run is all state of its key groups: none of it was superseded, moved or changed."""
+        part = run.key_group_range
+        is_current = all(self.by_group.get(key_group) is run for key_group in part)
+        return (
+            is_current
+            and not run.moved.any()
+            and not any(any(self._groups[kg].tables) for kg in part)
+        )
 
     def drop_files(self) -> None:
         """Remove the unnamed files of a replay that failed."""
@@ -241,13 +252,39 @@ class RunSet:
         """Put dict tables beyond their limit into columns; return how many blocks."""
         if not self.limits.is_bounded:
             return 0
-        chosen = choose_blocks(block_sizes(self._groups), self.limits.recent_bytes)
+        groups: Mapping[int, KeyGroupState] = self._groups
+        if self._too_large:
+            groups = {kg: group for kg, group in groups.items() if kg not in self._too_large}
+        chosen = choose_blocks(block_sizes(groups), self.limits.recent_bytes)
         for block in chosen:
-            present = [kg for kg in range(block * BLOCK, (block + 1) * BLOCK) if kg in self._groups]
+            present = [kg for kg in range(block * BLOCK, (block + 1) * BLOCK) if kg in groups]
             for part in contiguous(present):
-                table = self.table(part, now_ms=self.now_ms)
-                self.place(build_run(self.layout, part, table))
+                self.to_columns(part, self.now_ms)
         return len(chosen)
+
+    def to_columns(self, part: KeyGroupRange, now_ms: int = -1) -> None:
+        """Put the state of some key groups into columns, unless one array cannot hold them."""
+        try:
+            run = build_run(self.layout, part, self.table(part, now_ms=now_ms))
+        except CapacityError:
+            if len(part) == 1:
+                self._too_large.update(part)
+                return
+            for key_group in part:
+                self.to_columns(KeyGroupRange(key_group, key_group), now_ms)
+        else:
+            self.place(run)
+
+    def restore(self, part: KeyGroupRange, table: pa.Table) -> None:
+        """Take the rows of a snapshot; nothing else of these key groups is here."""
+        try:
+            run = build_run(self.layout, part, table)
+        except CapacityError:
+            for batch in batches_of(table):
+                _insert(self.layout, self._groups, batch, self.layout.keys(batch))
+            self.to_columns(part)
+        else:
+            self.place(run)
 
     def restore_local(
         self, handle: ChangelogStateBackendHandle, key_groups: Iterable[int]
@@ -301,6 +338,8 @@ class RunSet:
         try:
             run = build_run(self.layout, key_group_range, table)
             self._pending.append(self._local.begin(run))
+        except CapacityError:
+            return  # without a file, these key groups are restored from the snapshot
         except OSError as error:
             self._without_files(error)
 
@@ -355,7 +394,7 @@ def move_keys(
     flat = [key for part in keys_by_group.values() for key in part]
     if not flat:
         return Moved([], [])
-    hashes = layout.hashes(layout.codec.key.encode(flat))
+    hashes = _hashes(layout, flat)
     parts = []
     end = 0
     for key_group, part in keys_by_group.items():
@@ -365,6 +404,16 @@ def move_keys(
         if len(rows):
             parts.append(_Part(run, rows, [part[index] for index in asked.tolist()]))
     return _move(layout, groups, parts)
+
+
+def _hashes(layout: RowLayout, keys: Sequence[Key]) -> Hashes:
+    try:
+        return layout.hashes(layout.codec.key.encode(keys))
+    except CapacityError:
+        half = len(keys) // 2
+        if not half:
+            raise
+        return np.concatenate([_hashes(layout, keys[:half]), _hashes(layout, keys[half:])])
 
 
 def move_rows(
@@ -381,7 +430,14 @@ def _move(layout: RowLayout, groups: Mapping[int, KeyGroupState], parts: Sequenc
     if not parts:
         return moved
     taken = pa.Table.from_batches([part.run.rows.take(pa.array(part.rows)) for part in parts])
-    batch = one_batch(taken)
+    try:
+        batch = one_batch(taken)
+    except CapacityError:
+        for half in _halves(parts):
+            some = _move(layout, groups, half)
+            moved.rows.extend(some.rows)
+            moved.keys.extend(some.keys)
+        return moved
     keys = layout.keys(batch)
     chosen: list[int] = []
     position = 0
@@ -398,6 +454,16 @@ def _move(layout: RowLayout, groups: Mapping[int, KeyGroupState], parts: Sequenc
     moved.keys.extend(zip(batch.column(0).to_pylist(), keys, strict=True))
     _insert(layout, groups, batch, keys)
     return moved
+
+
+def _halves(parts: Sequence[_Part]) -> list[Sequence[_Part]]:
+    """Return some rows in two parts."""
+    half = len(parts) // 2
+    if half:
+        return [parts[:half], parts[half:]]
+    run, rows, keys = parts[0]
+    cuts = (slice(0, len(rows) // 2), slice(len(rows) // 2, None))
+    return [[_Part(run, rows[cut], None if keys is None else keys[cut])] for cut in cuts]
 
 
 def _insert(
@@ -431,7 +497,7 @@ def whole_table(
     """
     Return all state of these key groups, sorted by key group.
 
-    The columns are a snapshot's.
+    The columns are a snapshot's, in several chunks if one array cannot hold them.
 
     Args:
         layout: The columns.
@@ -446,8 +512,7 @@ def whole_table(
     filled = [part for part in parts if part.num_rows]
     table = pa.concat_tables(filled or parts[-1:])
     if len(filled) > 1:
-        order = group_order(table.column(KEY_GROUP_COLUMN).to_numpy())
-        table = table.combine_chunks().take(pa.array(order))
+        table = by_key_group(table)
     return table
 
 
@@ -456,12 +521,14 @@ def without_expired(layout: RowLayout, table: pa.Table, now_ms: int) -> pa.Table
     states = [(at, layout.codec.states[state_id]) for state_id, at in layout.columns.items()]
     if now_ms < 0 or not any(state.expires for _, state in states):
         return table
-    batch = one_batch(table)
-    columns = list(batch.columns)
-    some = np.zeros(batch.num_rows, np.bool_)
-    for at, state in states:
-        if state.expires:
-            columns[at] = state.kind.live_column(columns[at], now_ms - CLOCK_STEP_MS)
-        some |= columns[at].is_valid().to_numpy(zero_copy_only=False)
-    live = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-    return pa.Table.from_batches([live if some.all() else live.filter(pa.array(some))])
+    live = []
+    for batch in batches_of(table):
+        columns = list(batch.columns)
+        some = np.zeros(batch.num_rows, np.bool_)
+        for at, state in states:
+            if state.expires:
+                columns[at] = state.kind.live_column(columns[at], now_ms - CLOCK_STEP_MS)
+            some |= columns[at].is_valid().to_numpy(zero_copy_only=False)
+        rows = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        live.append(rows if some.all() else rows.filter(pa.array(some)))
+    return pa.Table.from_batches(live)

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.errors import CapacityError
+from statelog.format.arrow_limits import one_batch, rows_of
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import snapshot_table
@@ -159,6 +161,9 @@ def build_run(layout: RowLayout, key_group_range: KeyGroupRange, table: pa.Table
         layout: The columns.
         key_group_range: The key groups of the run.
         table: Columns of a snapshot, no key twice, in any order.
+
+    Raises:
+        CapacityError: One array cannot hold a column.
     """
     batch = one_batch(table)
     hashes = layout.hashes(batch.columns[1 : layout.first_state])
@@ -185,6 +190,20 @@ def group_order(key_groups: npt.NDArray[np.int32]) -> RowNumbers:
     return order
 
 
+def by_key_group(table: pa.Table) -> pa.Table:
+    """Return rows in the columns of a snapshot by key group; several chunks if they are too large."""
+    order = group_order(table.column(0).to_numpy())
+    try:
+        return pa.Table.from_batches([one_batch(table).take(pa.array(order))])
+    except CapacityError:
+        return rows_of(table, order)
+
+
+def rows_of_group(table: pa.Table, key_group: int) -> pa.Table:
+    """Return the rows of one key group, in the columns of a snapshot."""
+    return table.filter(pa.array(table.column(0).to_numpy() == key_group))
+
+
 def order_of(
     key_groups: npt.NDArray[np.int32], hashes: Hashes, *, stable: bool = False
 ) -> RowNumbers | None:
@@ -202,14 +221,3 @@ def order_of(
         part = order[start:end]
         order[start:end] = part[np.argsort(hashes[part], kind=kind)]
     return order
-
-
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return a table as one batch; raises `pyarrow.ArrowCapacityError` if too large."""
-    batches = table.combine_chunks().to_batches()
-    if len(batches) == 1:
-        return batches[0]
-    if batches:  # Arrow splits texts of more than 2 GiB
-        raise pa.ArrowCapacityError("a few key groups hold too much text for one Arrow column")
-    empty = [pa.array([], field.type) for field in table.schema]
-    return pa.RecordBatch.from_arrays(empty, schema=table.schema)

@@ -25,15 +25,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.errors import CorruptionError, IncompatibleFormatError, InvariantError
+from statelog.errors import (
+    CapacityError,
+    CorruptionError,
+    IncompatibleFormatError,
+    InvariantError,
+)
 from statelog.format.arrow_data import read_batch
+from statelog.format.arrow_limits import check_size, one_batch
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
 from statelog.model.state_change import INT32_MAX, joined_values
 from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.deltas import StateCodec, WrittenStateCodec
 from statelog.state.encoding.values import KeyCodec, tuple_factory
 from statelog.state.heap.tables import Overlay
-from statelog.state.kinds import Operations
+from statelog.state.kinds import Deltas, Operations
 from statelog.state.schema.descriptors import OperatorStateSchema, schema_text
 
 DELTAS: Final = 1
@@ -142,6 +148,7 @@ class OperatorCodec:
 
         Raises:
             pyarrow.ArrowException: A value does not fit its type.
+            CapacityError: The changes of a variable are too large for one task.
         """
         parts: list[ChangeBatch] = []
         for state_id, codec in enumerate(self.states):
@@ -158,7 +165,7 @@ class OperatorCodec:
             if not bounds:
                 continue
             # One conversion for all key groups, then a slice for each: far fewer Arrow calls.
-            parts.append(_encoded(state_id, codec.batch(operations), bounds))
+            parts.append(_encoded(codec.descriptor.name, state_id, codec.batch(operations), bounds))
         return joined(parts)
 
     def encode_operations(
@@ -176,7 +183,7 @@ class OperatorCodec:
         parts = [
             (int(key_groups[start]), start, end) for start, end in pairwise(bounds) if end > start
         ]
-        return _encoded(state_id, operations, parts)
+        return _encoded(self.states[state_id].descriptor.name, state_id, operations, parts)
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
         """
@@ -194,21 +201,27 @@ class OperatorCodec:
 
 
 def _encoded(
-    state_id: int, operations: pa.RecordBatch, bounds: Sequence[tuple[int, int, int]]
+    name: str,
+    state_id: int,
+    operations: pa.RecordBatch,
+    bounds: Sequence[tuple[int, int, int]],
 ) -> ChangeBatch:
     """
     Return the changes of one variable.
 
     Args:
-        state_id: The variable.
+        name: Name of the variable.
+        state_id: Its number.
         operations: The operations of all key groups, one group after another.
         bounds: Key group, first row and end of each change.
     """
     header = _HEADER.pack(DELTAS, state_id)
+    what = f"state {name!r}, changes of one key group"
     pieces: list[bytes | pa.Buffer] = []
     ends, size = [0], 0
     for _, start, end in bounds:
         message = operations.slice(start, end - start).serialize()
+        check_size(len(header) + message.size, what)
         pieces += (header, message)
         size += len(header) + message.size
         ends.append(size)
@@ -310,11 +323,8 @@ class ChangesReader:
         codec = written.codecs[state_id] if written is not None else None
         if written is None or codec is None:
             return
-        # One conversion for all key groups: far fewer Arrow calls.
-        whole = pa.Table.from_batches([batch for _, batch in parts]).combine_chunks()
-        batch = next(iter(whole.to_batches()), parts[0][1])
         try:
-            deltas = codec.deltas(batch, [part.num_rows for _, part in parts])
+            deltas = _deltas(codec, [batch for _, batch in parts])
         except UNDECODABLE as error:
             raise CorruptionError(
                 f"changes of state {codec.descriptor.name!r} in the key groups "
@@ -350,6 +360,16 @@ class ChangesReader:
                 f"a change of state {codec.descriptor.name!r} in key group {key_group} cannot "
                 f"be read: {error}"
             ) from error
+
+
+def _deltas(codec: StateCodec, parts: Sequence[pa.RecordBatch]) -> list[Deltas]:
+    """Return the deltas of each part."""
+    try:
+        # One conversion for all key groups: far fewer Arrow calls.
+        whole = one_batch(pa.Table.from_batches(parts))
+    except CapacityError:
+        return [delta for part in parts for delta in codec.deltas(part, [part.num_rows])]
+    return codec.deltas(whole, [part.num_rows for part in parts])
 
 
 def schema_of_changes(value: bytes) -> OperatorStateSchema:

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.errors import CorruptionError, InvariantError
-from statelog.format.arrow_data import one_array, open_parquet
+from statelog.errors import CapacityError, CorruptionError, InvariantError
+from statelog.format.arrow_data import open_parquet
+from statelog.format.arrow_limits import batches_of
 from statelog.format.buffers import Buffer
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec, WrittenStates
@@ -69,7 +70,9 @@ class SnapshotWriter:
 
     def write(self, table: pa.Table) -> None:
         """Append rows of key groups that are not below those before."""
-        self._writer.write_table(table, row_group_size=_ROW_GROUP_SIZE)
+        # Arrow reads a row group only if each of its columns fits into one array.
+        for batch in batches_of(table):
+            self._writer.write_batch(batch, row_group_size=_ROW_GROUP_SIZE)
 
     def finish(self) -> pa.Buffer:
         """Return the file, uncompressed if it would expand too much; without rows if none were written."""
@@ -117,12 +120,17 @@ def snapshot_table(
     """
     Return the state of *key_group_range*, with *overlays* folded in, one row per key.
 
+    The table has several chunks if one array cannot hold a column.
+
     Args:
         codec: The operator's codec.
         groups: Tables by key group.
         overlays: Deltas on top of them; they and the tables stay as they are.
         key_group_range: What to write.
         now_ms: Entries that expired long before are left out; -1 keeps all.
+
+    Raises:
+        CapacityError: One array cannot hold the state of a key.
     """
     key_groups: list[int] = []
     keys: list[Key] = []
@@ -136,14 +144,33 @@ def snapshot_table(
         keys += present
         for column, table in zip(columns, tables, strict=True):
             column += [table.get(key) for key in present]
-    arrays: list[pa.Array] = [pa.array(key_groups, pa.int32()), *codec.key.encode(keys)]
-    names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
-    for state_id, column in zip(codec.live, columns, strict=True):
-        state = codec.states[state_id]
-        arrays.append(state.encode_cells(column))
-        names.append(state.descriptor.name)
-    table = pa.Table.from_arrays(arrays, names=names)
+    table = pa.Table.from_batches(list(_encoded(codec, key_groups, keys, columns)))
     return table.replace_schema_metadata({SCHEMA_METADATA: codec.metadata_change()})
+
+
+def _encoded(
+    codec: OperatorCodec,
+    key_groups: Sequence[int],
+    keys: Sequence[Key],
+    columns: Sequence[Sequence[object]],
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows as one batch, or as several if one array cannot hold a column."""
+    arrays: list[pa.Array] = [pa.array(key_groups, pa.int32())]
+    names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
+    try:
+        arrays += codec.key.encode(keys)
+        for state_id, column in zip(codec.live, columns, strict=True):
+            state = codec.states[state_id]
+            arrays.append(state.encode_cells(column))
+            names.append(state.descriptor.name)
+    except CapacityError:
+        if len(keys) < 2:
+            raise
+        half = len(keys) // 2
+        for part in (slice(0, half), slice(half, None)):
+            yield from _encoded(codec, key_groups[part], keys[part], [c[part] for c in columns])
+        return
+    yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def _tables(
@@ -174,33 +201,34 @@ def read_snapshot(
         IncompatibleFormatError: A newer statelog wrote it.
     """
     try:
-        table = rows_of_groups(data, key_group_range).combine_chunks()
+        table = rows_of_groups(data, key_group_range)
         written = codec.written_by((table.schema.metadata or {})[SCHEMA_METADATA])
         key_groups = table.column(KEY_GROUP_COLUMN).to_pylist()
-        keys = codec.key.decode(
-            [one_array(table.column(f"key.{name}")) for name in written.schema.key_schema.names]
-        )
-        return _tables_of(codec, written, table, key_groups, keys)
+        tables: dict[int, list[Table]] = {
+            key_group: [state.kind.new_table() for state in codec.states]
+            for key_group in dict.fromkeys(key_groups)
+        }
+        for batch in batches_of(table):
+            _insert_rows(codec, written, batch, tables)
+        return tables
     except _UNREADABLE as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
 
 
-def _tables_of(
+def _insert_rows(
     codec: OperatorCodec,
     written: WrittenStates,
-    table: pa.Table,
-    key_groups: Sequence[int],
-    keys: Sequence[Key],
-) -> dict[int, list[Table]]:
-    """Return the tables of a snapshot by key group, given its key groups and keys by row."""
-    tables: dict[int, list[Table]] = {
-        key_group: [state.kind.new_table() for state in codec.states]
-        for key_group in dict.fromkeys(key_groups)
-    }
+    rows: pa.RecordBatch,
+    tables: Mapping[int, Sequence[Table]],
+) -> None:
+    """Insert rows of a snapshot into the tables of their key groups."""
+    key_groups = rows.column(KEY_GROUP_COLUMN).to_pylist()
+    names = written.schema.key_schema.names
+    keys = codec.key.decode([rows.column(f"key.{name}") for name in names])
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):
-        if state is None or state.descriptor.name not in table.column_names:
+        if state is None or state.descriptor.name not in rows.schema.names:
             continue
-        column = one_array(table.column(state.descriptor.name))
+        column = rows.column(state.descriptor.name)
         if column.type != state.encode_cells([]).type:
             raise CorruptionError(
                 f"a state snapshot cannot be read: its column {state.descriptor.name!r} has the type "
@@ -209,7 +237,6 @@ def _tables_of(
         cells = state.decode_cells(column)
         part = {key_group: parts[state_id] for key_group, parts in tables.items()}
         state.kind.insert_cells(part, zip(key_groups, keys, cells, strict=True))
-    return tables
 
 
 def rows_of_groups(
@@ -230,7 +257,9 @@ def rows_of_groups(
     """
     file = open_parquet(data)
     groups = list(_row_groups(file, key_group_range))
-    table = file.read_row_groups(groups, columns=columns)
+    # Read together, nested columns of more than one array fail.
+    tables = [file.read_row_group(group, columns=columns) for group in groups]
+    table = pa.concat_tables(tables) if tables else file.read_row_groups([], columns=columns)
     table.validate(full=True)
     key_groups = table.column(KEY_GROUP_COLUMN).to_numpy()
     is_inside = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)

@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.errors import UsageError
+from statelog.format.arrow_limits import one_array
 from statelog.state.encoding.converters import (
     ALWAYS_CHECKED,
     Converter,
@@ -61,6 +62,7 @@ class StructCodec:
         self.schema = schema
         self.stored = stored_schema(schema)
         self._what = what
+        self._columns = [f"{what}, field {field.name!r}" for field in schema]
         self._canonical = [
             optional(canonical(field.type, struct_factory), field.nullable) for field in schema
         ]
@@ -132,13 +134,14 @@ class StructCodec:
 
         Raises:
             pyarrow.ArrowException: A value does not fit its type (an integer out of range).
+            CapacityError: The values of a field are too large for one column.
         """
         columns = list(zip(*rows, strict=True)) if rows else [()] * self._width
         return self.encode_columns(columns)
 
     def encode_columns(self, columns: Sequence[Sequence[object]]) -> list[pa.Array]:
         """Return one Arrow column per sequence of values; see `encode`."""
-        return [
+        arrays = (
             pa.array(
                 column
                 if convert is None
@@ -146,7 +149,8 @@ class StructCodec:
                 type=field.type,
             )
             for field, convert, column in zip(self.stored, self._to_arrow, columns, strict=True)
-        ]
+        )
+        return list(map(one_array, arrays, self._columns))
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
         """Return the rows of Arrow columns as tuples."""
@@ -288,7 +292,7 @@ class KeyCodec:
         thawed = keys if not self._nested else [self.thaw(key) for key in keys]
         columns = list(zip(*thawed, strict=True)) if thawed else [()] * len(self.schema)
         return [
-            pa.array(column, type=field.type)
+            one_array(pa.array(column, type=field.type), f"key column {field.name!r}")
             for field, column in zip(self.schema, columns, strict=True)
         ]
 

@@ -82,9 +82,13 @@ class StateKey:
         return batch
 
 
+NULL_TEXT: Final = r"\N"
+"""Text that means null in a key; further backslashes before it make it text."""
+
+
 def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]:
-    """
-    Return the key that text on a command line means.
+    r"""
+    Return the key that text on a command line means: `\N` is null, and `\\N` the text `\N`.
 
     Raises:
         UsageError: There are more or fewer texts than columns, or one is no value of its column.
@@ -95,8 +99,13 @@ def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]
             f"{' '.join(texts):.100}",
             fields=("key",),
         )
-    values = []
+    values: list[object] = []
     for text, field in zip(texts, schema, strict=True):
+        if text == NULL_TEXT:
+            values.append(None)
+            continue
+        if text.endswith(NULL_TEXT) and not text[:-1].strip("\\"):
+            text = text[1:]
         try:
             values.append(pa.scalar(text, pa.string()).cast(field.type).as_py())
         except _REFUSED as error:

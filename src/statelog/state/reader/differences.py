@@ -23,6 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.errors import CapacityError
+from statelog.format.arrow_limits import joined_batches
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.kinds.kind import RowNumbers
@@ -34,6 +36,8 @@ _BEFORE: Final = 0
 _AFTER: Final = 1
 _ROWS: Final = 65_536
 """Key groups are compared together up to about this many rows."""
+_WHAT: Final = "the state of one key group,"
+"""What is compared, in the error that it is too large."""
 
 
 class Differences:
@@ -114,12 +118,12 @@ class Differences:
             for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
                 key_group = int(numbers[start])
                 if held and key_group != held_group:
-                    yield held_group, side, pa.concat_batches(held)
+                    yield held_group, side, joined_batches(held, _WHAT)
                     held = []
                 held_group = key_group
                 held.append(self._selected(batch.slice(start, stop - start), side))
         if held:
-            yield held_group, side, pa.concat_batches(held)
+            yield held_group, side, joined_batches(held, _WHAT)
 
     def _selected(self, batch: pa.RecordBatch, side: int) -> pa.RecordBatch:
         """Return the key and the variables to compare; by position, for keys may be renamed."""
@@ -133,8 +137,14 @@ class Differences:
         self, before: Sequence[pa.RecordBatch], after: Sequence[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some key groups that differ."""
-        old = self._with_state(pa.concat_batches([*before, self._empty(_BEFORE)]))
-        new = self._with_state(pa.concat_batches([*after, self._empty(_AFTER)]))
+        try:
+            old = self._with_state(joined_batches([*before, self._empty(_BEFORE)], _WHAT))
+            new = self._with_state(joined_batches([*after, self._empty(_AFTER)], _WHAT))
+        except CapacityError:
+            if max(len(before), len(after)) < 2:
+                raise
+            yield from self._compared_apart(before, after)
+            return
         width = len(self._key_columns)
         matches = matching_rows(old.columns[1:width], new.columns[1:width], self._key_schema)
         kept = np.flatnonzero(matches >= 0)
@@ -155,6 +165,16 @@ class Differences:
         # Of each key group first what there was before, then what is new.
         order = np.argsort(rows.column(1).to_numpy(), kind="stable")
         yield rows.take(pa.array(order))
+
+    def _compared_apart(
+        self, before: Sequence[pa.RecordBatch], after: Sequence[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what differs, comparing one key group after another."""
+        sides = [{batch.column(0)[0].as_py(): batch for batch in side} for side in (before, after)]
+        for key_group in sorted(sides[0].keys() | sides[1].keys()):
+            yield from self._compared(
+                *([side[key_group]] if key_group in side else [] for side in sides)
+            )
 
     def _differing(
         self, old: pa.RecordBatch, new: pa.RecordBatch, at: RowNumbers, other: RowNumbers

@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from statelog.changelog.reader import read_change_batches
 from statelog.errors import check
+from statelog.format.arrow_limits import one_batch
 from statelog.model import ChangelogStateHandle, CompletedCheckpoint, KeyGroupRange
 from statelog.model.checkpoint import covered_checkpoints
-from statelog.state.columnar.sorted_run import RowLayout, one_batch
+from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.differences import Differences, change_words
@@ -150,9 +151,10 @@ class ChangeFeed:
         if not operations:
             return None
         if base is None:
-            before = self._last.of(self._chain[at - 1])
-            rows = before.keys(key_groups=portion, include_expired=True)
-            base = one_batch(pa.Table.from_batches(rows, schema=self._layout.table_schema))
+            reader = self._last.of(self._chain[at - 1])
+            rows = reader.keys(key_groups=portion, include_expired=True)
+            before = pa.Table.from_batches(rows, schema=self._layout.table_schema)
+            base = one_batch(before, "the state before the changes,")
         times = [as_of_ms(each) for each in self._chain[at:stop]]
         return Window(self._layout, base, operations, times)
 

@@ -158,18 +158,23 @@ class HeldState:
         """The key columns."""
         return self._codec.schema.key_schema
 
-    def versions(self, variables: Sequence[str], keys: Sequence[object]) -> list[KeyVersion]:
-        """Return the state of keys; each value is a dict from variables to what `LocationState.get` returns."""
+    def versions(
+        self, variables: Sequence[str], keys: Sequence[object], now_ms: int
+    ) -> list[KeyVersion]:
+        """
+        Return the state of keys; each value is a dict from variables to what `LocationState.get` returns.
+
+        What expires at or before *now_ms* is left out.
+        """
         rows = {name: self._rows_of(name) for name in variables}
         located = [self._located(key) for key in keys]
         by_group: dict[int, dict[Key, None]] = {}
         for key_group, key in located:
             by_group.setdefault(key_group, {})[key] = None
         batches = self._keyed.table_of_keys(by_group).to_batches() if located and rows else []
-        as_of = self.as_of_ms
         states: dict[Key, dict[str, object]] = {}
         for batch in batches:
-            columns = {name: each.states(batch, as_of) for name, each in rows.items()}
+            columns = {name: each.states(batch, now_ms) for name, each in rows.items()}
             of_keys = (
                 dict(zip(rows, of_key, strict=True))
                 for of_key in zip(*columns.values(), strict=True)
@@ -183,7 +188,7 @@ class HeldState:
             KeyVersion,
             checkpoint_id=self.checkpoint.checkpoint_id,
             batch_id=self.batch_id,
-            as_of_ms=as_of,
+            as_of_ms=now_ms,
         )
         return [
             make(value=states.get(key) or {name: each.empty for name, each in rows.items()})
@@ -201,22 +206,24 @@ class HeldState:
         (frozen,) = self._codec.key.decode(sought.columns())
         return key_group, frozen
 
-    def tables(self, names: Sequence[str]) -> Mapping[str, pa.Table]:
-        """Return the rows of variables by name."""
+    def tables(self, names: Sequence[str], now_ms: int) -> Mapping[str, pa.Table]:
+        """Return the rows of variables by name, without what expires at or before *now_ms*."""
         rows = {name: self._rows_of(name) for name in names}
         return {
-            name: pa.Table.from_batches(self._batches(name, each), schema=each.schema)
+            name: pa.Table.from_batches(self._batches(name, each, now_ms), schema=each.schema)
             for name, each in rows.items()
         }
 
-    def _batches(self, name: str, rows: VariableRows) -> Iterator[pa.RecordBatch]:
+    def _batches(self, name: str, rows: VariableRows, now_ms: int) -> Iterator[pa.RecordBatch]:
         for part in blocks(self.key_groups):
             at = (name, part.start // BLOCK)
             batches = self._rows.get(at)
             if batches is None:
                 keys = self._keys(part)
-                batches = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
-                if not rows.expires:  # else the rows of a later checkpoint may be fewer
+                batches = [
+                    part for batch in keys.to_batches() for part in rows.batches(batch, now_ms)
+                ]
+                if not rows.expires:  # else there may be fewer rows at a later time
                     self._rows[at] = batches
             yield from batches
 

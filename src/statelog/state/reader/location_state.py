@@ -36,6 +36,7 @@ from statelog.state.reader.lookup import (
     KeyVersion,
     has_variable,
     key_history,
+    operator_with,
     rows_of_key,
     state_of_key,
 )
@@ -45,9 +46,10 @@ from statelog.state.reader.side_outputs import (
     kept_side_outputs,
     side_output_rows,
 )
-from statelog.state.reader.sql import run_sql_on
+from statelog.state.reader.sql import run_sql_on, run_sql_on_all
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.recordings.dead_letters import letters_rows, letters_table
+from statelog.state.recordings.dead_letters import ChosenLetters, letters_rows, letters_table
+from statelog.state.recordings.location import UnreadableRecording
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import ObjectStore
 
@@ -81,7 +83,7 @@ class LocationState:
     ) -> None:
         self._store = store
         self._operator = None if operator is None else text(operator, "operator")
-        self._readers: dict[int, StateReader] | None = {}
+        self._readers: dict[tuple[int, str | None], StateReader] | None = {}
 
     def __repr__(self) -> str:
         operator = "" if self._operator is None else f", operator {self._operator}"
@@ -98,7 +100,7 @@ class LocationState:
         }
         facts = {
             "operator": self._operator,
-            "read last": ", ".join(f"checkpoint {each}" for each in readers),
+            "read last": ", ".join(f"checkpoint {each}" for each, _ in readers),
             "variables": ", ".join(f"{name} ({kind})" for name, kind in variables.items()),
             "closed": "yes" if self._readers is None else "",
         }
@@ -137,7 +139,9 @@ class LocationState:
         """
         return self.reader(checkpoint).variables()
 
-    def reader(self, checkpoint: CheckpointName | None = None) -> StateReader:
+    def reader(
+        self, checkpoint: CheckpointName | None = None, *, variable: str | None = None
+    ) -> StateReader:
         """
         Return the reader of a checkpoint, which yields batches of rows.
 
@@ -146,6 +150,8 @@ class LocationState:
         Args:
             checkpoint: Its id, "latest", "earliest", the name of a tag, or a time: a `datetime`, or text of
                 ISO 8601, UTC without a zone.  None for the newest one.
+            variable: Where the query has several operators and none was named, the one that alone
+                has this variable is read.
 
         Raises:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is
@@ -157,25 +163,33 @@ class LocationState:
 
         Blocks: On the store.
         """
+        stored, operator = self._checkpoint(checkpoint), self._operator
+        if operator is None and variable is not None:
+            operator = operator_with(variable, stored)
+        return self._reader_of(stored, operator)
+
+    def _checkpoint(self, name: CheckpointName | None) -> CompletedCheckpoint:
+        """Return a checkpoint, from a reader of it where there is one; blocks on the store."""
         readers = self._open_readers()
-        if checkpoint is None:
-            stored = find_checkpoint(self._store)
-        else:
-            number = checkpoint_id_of(self._store, checkpoint)
-            stored = self._still_stored(number) or find_checkpoint(self._store, number)
-        number = stored.checkpoint_id
-        reader = readers.pop(number, None)
+        if name is None:
+            return find_checkpoint(self._store)
+        number = checkpoint_id_of(self._store, name)
+        if any(of_reader == number for of_reader, _ in readers):
+            return self._still_stored(number) or find_checkpoint(self._store, number)
+        return find_checkpoint(self._store, number)
+
+    def _reader_of(self, stored: CompletedCheckpoint, operator: str | None) -> StateReader:
+        readers, at = self._open_readers(), (stored.checkpoint_id, operator)
+        reader = readers.pop(at, None)
         if reader is None or reader.checkpoint.position != stored.position:
-            reader = StateReader(self._store, stored, operator=self._operator)
-        readers[number] = reader  # the last one used is at the end
+            reader = StateReader(self._store, stored, operator=operator)
+        readers[at] = reader  # the last one used is at the end
         while len(readers) > _READERS:
             readers.pop(next(iter(readers))).close()
         return reader
 
     def _still_stored(self, number: int) -> CompletedCheckpoint | None:
-        """Return a checkpoint that a reader is open for, if the location still has it."""
-        if number not in self._open_readers():
-            return None
+        """Return a checkpoint, if the location still has it."""
         with suppress(ObjectNotFoundError):
             return read_checkpoint(self._store, number).checkpoint
         return None
@@ -207,7 +221,7 @@ class LocationState:
 
         Blocks: On the store.
         """
-        reader = self.reader(checkpoint)
+        reader = self.reader(checkpoint, variable=variable)
         now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
         if key is None:
             return reader.table(variable, now_ms=now_ms)
@@ -215,8 +229,8 @@ class LocationState:
 
     def get(
         self,
-        variable: str,
-        key: object,
+        variable: str | None = None,
+        key: object = (),
         checkpoint: CheckpointName | None = None,
         *,
         now_ms: int | None = None,
@@ -229,7 +243,7 @@ class LocationState:
         times in milliseconds.
 
         Args:
-            variable: Its name; `$timers` for timers.
+            variable: Its name; `$timers` for timers.  None for a dict of all variables.
             key: The values of the key columns as a tuple; for one column the value alone will do.
             checkpoint: As for `reader`; None for the newest one.
             now_ms: As for `table`.
@@ -242,9 +256,12 @@ class LocationState:
 
         Blocks: On the store.
         """
-        reader = self.reader(checkpoint)
+        reader = self.reader(checkpoint, variable=variable)
         now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
-        return state_of_key(reader, variable, key, now_ms)
+        if variable is not None:
+            return state_of_key(reader, variable, key, now_ms)
+        names = [each.name for each in reader.variables()]
+        return {name: state_of_key(reader, name, key, now_ms) for name in names}
 
     def history(self, variable: str, key: object, *, now_ms: int | None = None) -> list[KeyVersion]:
         """
@@ -401,7 +418,8 @@ class LocationState:
         Return the result of an SQL statement over the state variables, through DuckDB.
 
         Each variable is a table of its name, with the columns of `table`; the timers are the table
-        `timers` too.  Variables that the statement names are read whole, others are not.
+        `timers` too.  Without a named operator these are the variables that one operator alone has.
+        Variables that the statement names are read whole, others are not.
 
         Args:
             statement: One statement in the dialect of DuckDB.
@@ -417,13 +435,18 @@ class LocationState:
 
         Blocks: On the store, and while the statement runs.
         """
-        return run_sql_on(self.reader(checkpoint), statement, allow_files=allow_files)
+        stored = self._checkpoint(checkpoint)
+        if self._operator is None and len(BatchRecord.of(stored).operators) > 1:
+            return run_sql_on_all(self._store, stored, statement, allow_files=allow_files)
+        reader = self._reader_of(stored, self._operator)
+        return run_sql_on([reader], statement, allow_files=allow_files)
 
     def dead_letters(
         self,
         checkpoint: CheckpointName | None = None,
         *,
         since_checkpoint: CheckpointName | None = None,
+        unreadable: list[UnreadableRecording] | None = None,
     ) -> pa.Table:
         """
         Return the dead letters that are kept: the calls of the processor that failed and were left out.
@@ -437,9 +460,10 @@ class LocationState:
             checkpoint: As for `reader`; None for the newest one.
             since_checkpoint: Only what failed after this checkpoint, which may be deleted by now; None
                 for all.
+            unreadable: Receives the objects that are damaged, and the others are read.
 
         Raises:
-            CorruptionError: An object is damaged.
+            CorruptionError: An object is damaged, and *unreadable* is not given.
             CheckpointError: As `reader`; or the query deleted dead letters meanwhile.
             ClosedError: The state is closed.
             StoreError: The store failed.
@@ -447,24 +471,29 @@ class LocationState:
         Blocks: On the store.
         """
         stored, since = self._kept_by(checkpoint, since_checkpoint)
-        return letters_table(self._store, stored, self._operator, since)
+        return letters_table(ChosenLetters(self._store, stored, self._operator, since, unreadable))
 
     def dead_letter_rows(
         self,
         checkpoint: CheckpointName | None = None,
         *,
         since_checkpoint: CheckpointName | None = None,
+        unreadable: list[UnreadableRecording] | None = None,
     ) -> pa.Table:
         """
         Return the input rows of the dead letters with the columns and types of the input.
 
         They are in the order in which they failed, so they can be written to the source of the query
-        once its processor is corrected.  For arguments and errors see `dead_letters`.
+        once its processor is corrected.  For arguments and further errors see `dead_letters`.
+
+        Raises:
+            UsageError: They are of several operators (`operator` of `statelog.open` names one), or a
+                column had other types before.
 
         Blocks: On the store.
         """
         stored, since = self._kept_by(checkpoint, since_checkpoint)
-        return letters_rows(self._store, stored, self._operator, since)
+        return letters_rows(ChosenLetters(self._store, stored, self._operator, since, unreadable))
 
     def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
         """
@@ -547,7 +576,7 @@ class LocationState:
             operator_index(self._operator, BatchRecord.of(stored), self._store.url)
         return stored, first
 
-    def _open_readers(self) -> dict[int, StateReader]:
+    def _open_readers(self) -> dict[tuple[int, str | None], StateReader]:
         if self._readers is None:
             raise ClosedError(f"the state of {self._store.url} is closed; open it again")
         return self._readers

@@ -16,10 +16,12 @@ import pyarrow as pa
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
 from statelog.errors import CheckpointError
+from statelog.model import CompletedCheckpoint
 from statelog.state.keys.state_key import StateKey
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.rows import python_states
 from statelog.state.reader.state_reader import StateReader
+from statelog.state.schema.descriptors import OperatorStateSchema
 
 _UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
 _GONE: Final = ("not_found", "subsumed")
@@ -38,6 +40,20 @@ def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) ->
         variable, key_groups=sought.key_groups(reader.key_groups), now_ms=now_ms
     )
     return pa.Table.from_batches(map(sought.select, batches), schema=schema)
+
+
+def operator_with(variable: str, checkpoint: CompletedCheckpoint) -> str | None:
+    """Return the operator of a query that alone has a variable; None for none or several."""
+    operators = BatchRecord.of(checkpoint).operators
+    if len(operators) == 1:
+        return operators[0].operator_id
+    names = [
+        operator.operator_id
+        for operator in operators
+        for state in OperatorStateSchema.from_json(operator.schema).states
+        if state.name == variable and not state.dropped
+    ]
+    return names[0] if len(names) == 1 else None
 
 
 def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> object:
@@ -105,7 +121,9 @@ class _Checkpoints(Protocol):
     """Gives the checkpoints of a location, and a reader of each."""
 
     def checkpoints(self) -> list[CheckpointSummary]: ...
-    def reader(self, checkpoint: int | None = None) -> StateReader: ...
+    def reader(
+        self, checkpoint: int | None = None, *, variable: str | None = None
+    ) -> StateReader: ...
 
 
 def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | None) -> KeyHistory:
@@ -117,7 +135,7 @@ def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | N
         if not entry.is_retained:
             continue
         with _unless_gone():
-            reader = state.reader(entry.checkpoint_id)
+            reader = state.reader(entry.checkpoint_id, variable=variable)
             time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
             present = has_variable(reader, variable)
             value = state_of_key(reader, variable, key, time_ms) if present else None
@@ -131,7 +149,7 @@ def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | N
                 )
             )
     if not was_present:
-        state.reader().arrow_schema(variable)  # raises: it names the variables
+        state.reader(variable=variable).arrow_schema(variable)  # raises: it names the variables
     return KeyHistory(versions, tuple(entry for entry in listed if entry.state in _UNREADABLE))
 
 

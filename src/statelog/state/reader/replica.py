@@ -29,7 +29,7 @@ from statelog.errors import (
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
 from statelog.runtime.background import Poller
-from statelog.runtime.clock import Clock, SystemClock
+from statelog.runtime.clock import Clock, SystemClock, wall_clock_ms
 from statelog.runtime.lock import ThreadLock
 from statelog.state.cache import CatchUp
 from statelog.state.reader.held_state import HeldState
@@ -135,7 +135,8 @@ class Replica:
     The state of one operator, one micro-batch behind the query that writes it.
 
     Made by `LocationState.follow`.  Every answer comes from one whole checkpoint: what
-    `LocationState` returns for it.  The state is held in memory.
+    `LocationState` returns for it.  A time to live ends also while the query is idle: what has expired
+    by the clock is left out, unless the caller names a time.  The state is held in memory.
 
     Args:
         store: Where the location is.
@@ -415,13 +416,15 @@ class Replica:
             )
         return expected
 
-    def get(self, variable: str, key: object) -> Any:
+    def get(self, variable: str, key: object, *, now_ms: int | None = None) -> Any:
         """
         Return the state of one key, as `LocationState.get` does for the checkpoint held.
 
         Args:
             variable: Its name; `$timers` for timers.
             key: The values of the key columns as a tuple; for one column the value alone will do.
+            now_ms: What expires at or before this time is left out; None is the present time, or the
+                time of the checkpoint's micro-batch if it is later.
 
         Raises:
             UsageError: There is no such variable, *key* has other columns or types, or its key group
@@ -431,16 +434,19 @@ class Replica:
 
         Blocks: While changes are applied.
         """
-        (version,) = self.get_all([variable], [key])
+        (version,) = self.get_all([variable], [key], now_ms=now_ms)
         return version.value[variable]
 
-    def get_all(self, variables: Sequence[str], keys: Sequence[object]) -> list[KeyVersion]:
+    def get_all(
+        self, variables: Sequence[str], keys: Sequence[object], *, now_ms: int | None = None
+    ) -> list[KeyVersion]:
         """
         Return several variables of several keys, as of one checkpoint.
 
         Args:
             variables: Their names.
             keys: Keys, each as for `get`.
+            now_ms: As for `get`.
 
         Returns:
             A version for each key, in the order of *keys*.  Its value is a dict from the variables to
@@ -452,9 +458,10 @@ class Replica:
         Blocks: As `get`; other threads wait while the keys are read.
         """
         with self._lock:
-            return self._whole().versions(variables, keys)
+            held = self._whole()
+            return held.versions(variables, keys, _time(held, now_ms))
 
-    def table(self, variable: str) -> pa.Table:
+    def table(self, variable: str, *, now_ms: int | None = None) -> pa.Table:
         """
         Return the rows of a variable, as `LocationState.table` does for the checkpoint held.
 
@@ -462,6 +469,7 @@ class Replica:
 
         Args:
             variable: Its name; `$timers` for timers.
+            now_ms: As for `get`.
 
         Raises:
             UsageError: There is no such variable.
@@ -470,9 +478,11 @@ class Replica:
 
         Blocks: While changes are applied; other threads wait while the rows are made.
         """
-        return self._tables([variable])[variable]
+        return self._tables([variable], now_ms)[variable]
 
-    def sql(self, statement: str, *, allow_files: bool = False) -> pa.Table:
+    def sql(
+        self, statement: str, *, allow_files: bool = False, now_ms: int | None = None
+    ) -> pa.Table:
         """
         Return the result of an SQL statement over the state variables, through DuckDB.
 
@@ -481,6 +491,7 @@ class Replica:
         Args:
             statement: One statement in the dialect of DuckDB.
             allow_files: As for `LocationState.sql`.
+            now_ms: As for `get`.
 
         Raises:
             UsageError: The statement is wrong, or needs *allow_files*.
@@ -492,12 +503,15 @@ class Replica:
         """
         with self._lock:
             schemas = self._whole().schemas()
-        return run_sql(statement, schemas, self._tables, allow_files=allow_files)
+        return run_sql(
+            statement, schemas, lambda names: self._tables(names, now_ms), allow_files=allow_files
+        )
 
-    def _tables(self, names: Sequence[str]) -> Mapping[str, pa.Table]:
+    def _tables(self, names: Sequence[str], now_ms: int | None) -> Mapping[str, pa.Table]:
         """Return the rows of variables, of one checkpoint."""
         with self._lock:
-            return self._whole().tables(names)
+            held = self._whole()
+            return held.tables(names, _time(held, now_ms))
 
     def _whole(self) -> HeldState:
         """Return what is held if it can be read."""
@@ -515,3 +529,8 @@ class Replica:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"the replica of {self._store.url} is closed; follow it again")
+
+
+def _time(held: HeldState, now_ms: int | None) -> int:
+    """Return the time for which expiry is decided."""
+    return max(held.as_of_ms, wall_clock_ms()) if now_ms is None else now_ms

@@ -28,6 +28,8 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint.state_stream import read_materialized
+from statelog.errors import CapacityError
+from statelog.format.arrow_limits import take_rows
 from statelog.model import KeyGroupRange, MaterializedHandle
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.encoding.changes import OperatorCodec
@@ -72,9 +74,25 @@ class VariableRows:
         """
         cells, columns = self._state.kind.rows(self._live(keys, expired_ms))
         at = pa.array(cells)
-        group, *parts = (column.take(at) for column in keys.columns[: self._key_width])
+        group, *parts = (
+            take_rows(column, at, "the keys of rows") for column in keys.columns[: self._key_width]
+        )
         repeated = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*repeated, *columns], schema=self.schema)
+
+    def batches(self, keys: pa.RecordBatch, expired_ms: int | None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as one batch; as several where one array cannot hold the repeated keys."""
+        try:
+            batch = self.of(keys, expired_ms)
+        except CapacityError:
+            half = keys.num_rows // 2
+            if not half:
+                raise
+            yield from self.batches(keys.slice(0, half), expired_ms)
+            yield from self.batches(keys.slice(half), expired_ms)
+            return
+        if batch.num_rows:
+            yield batch
 
     def _live(self, keys: pa.RecordBatch, expired_ms: int | None) -> pa.Array:
         column = keys.column(self._column)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from statelog.checkpoint.batch_record import (
 from statelog.checkpoint.state_stream import check_stream
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, UsageError
 from statelog.format.arrow_data import read_stream_table
+from statelog.format.arrow_limits import rows_of
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.store import ObjectStore, read_verified
 
@@ -104,7 +106,9 @@ def side_output_rows(
             f"the side output {name!r} has rows of different types: {error}. Read the newer ones only, "
             "by since_checkpoint"
         ) from error
-    return rows.sort_by(SIDE_CHECKPOINT) if rows.num_rows else rows
+    if not rows.num_rows:
+        return rows
+    return rows_of(rows, np.argsort(rows.column(SIDE_CHECKPOINT).to_numpy(), kind="stable"))
 
 
 def _tables(

@@ -360,8 +360,7 @@ class StateReader:
         for portion in self.portions(key_groups) if rows else ():
             for keys in self._keys(portion):
                 for name, each in rows.items():
-                    batch = each.of(keys, expired_ms)
-                    if batch.num_rows:
+                    for batch in each.batches(keys, expired_ms):
                         yield name, batch
 
     def _keys(self, portion: KeyGroupRange) -> Iterator[pa.RecordBatch]:

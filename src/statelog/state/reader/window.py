@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.state.columnar.sorted_run import RowLayout, one_batch
+from statelog.format.arrow_limits import joined_arrays, joined_batches, take_rows
+from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.heap.tables import Overlay
@@ -111,7 +112,7 @@ class _Untouched:
         return _list_sizes(self._column, self._rows)
 
     def cells(self, some: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        return _live(self._state, _taken(self._column, self._rows[some]), times)
+        return _live(self._state, _taken(self._state, self._column, self._rows[some]), times)
 
 
 class _Replaced:
@@ -130,7 +131,7 @@ class _Replaced:
         width = len(state.key.schema)
         cleared = batch.column(width).to_numpy() == OP_CLEAR
         cells = state.kind.operation_cells(batch.columns[width + 1 :], state.entry_fields())
-        self._column = pa.concat_arrays([column, cells.cast(column.type)])
+        self._column = joined_arrays([column, cells.cast(column.type)], _what(state))
         # For an index given twice, numpy keeps the last value: the last operation.
         source = np.full(len(key_of), NO_ROW, np.int64)
         source[events] = np.where(cleared, NO_ROW, len(column) + np.arange(len(cleared)))
@@ -148,7 +149,7 @@ class _Replaced:
 
     def cells(self, some: RowNumbers, after: bool, times: Times | None) -> pa.Array:
         rows = self._after if after else self._before
-        return _live(self._state, _taken(self._column, rows[some]), times)
+        return _live(self._state, _taken(self._state, self._column, rows[some]), times)
 
 
 class _Gathered:
@@ -177,7 +178,7 @@ class _Gathered:
         added = state.kind.operation_elements(batch.columns[width + 1 :], element)
         lengths = _lengths(column)
         held = column.flatten()
-        elements = pa.concat_arrays([held, added])
+        elements = joined_arrays([held, added], _what(state))
         owners = np.full(len(column), NO_ROW, np.int64)
         owners[base_rows[base_rows >= 0]] = np.flatnonzero(base_rows >= 0)
         keys = np.concatenate([np.repeat(owners, lengths), key_of[events]])
@@ -236,7 +237,7 @@ class _Gathered:
         bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         return pa.ListArray.from_arrays(
             pa.array(bounds),
-            self._elements.take(pa.array(self._order[places])),
+            take_rows(self._elements, pa.array(self._order[places]), _what(self._state)),
             type=self._type,
             mask=pa.array(counts == 0),
         )
@@ -248,8 +249,12 @@ def _first_of_key(key_of: RowNumbers) -> RowNumbers:
     return np.repeat(starts, np.diff(starts, append=len(key_of)))
 
 
-def _taken(column: pa.Array, rows: RowNumbers) -> pa.Array:
-    return column.take(pa.array(rows, mask=rows == NO_ROW))
+def _taken(state: StateCodec, column: pa.Array, rows: RowNumbers) -> pa.Array:
+    return take_rows(column, pa.array(rows, mask=rows == NO_ROW), _what(state))
+
+
+def _what(state: StateCodec) -> str:
+    return f"state {state.descriptor.name!r} before and after its changes"
 
 
 def _live(state: StateCodec, column: pa.Array, times: Times | None) -> pa.Array:
@@ -324,7 +329,8 @@ class LoggedOperations:
         """Return the operations by state id."""
         operations = {}
         for state_id, parts in self._parts.items():
-            batch = one_batch(pa.Table.from_batches([part for _, _, part in parts]))
+            name = self._codec.states[state_id].descriptor.name
+            batch = joined_batches((part for _, _, part in parts), f"changes of state {name!r},")
             counts = [part.num_rows for _, _, part in parts]
             if batch.num_rows:
                 operations[state_id] = Operations(
@@ -369,7 +375,7 @@ class Window:
         touched = _rows_with(hashes, asked)
         before = base.take(pa.array(touched))
         self._keys = [
-            pa.concat_arrays([before.column(1 + at), *(batch.column(at) for batch in batches)])
+            joined_arrays([before.column(1 + at), *(batch.column(at) for batch in batches)])
             for at in range(width)
         ]
         self._key_groups = np.concatenate(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from statelog.format.arrow_data import one_array
+from statelog.format.arrow_limits import one_array
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.tables import KeyGroupState, Overlay

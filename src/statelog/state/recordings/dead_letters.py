@@ -7,20 +7,32 @@ the call out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
-from statelog.errors import CheckpointError, ObjectNotFoundError
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+    UsageError,
+)
 from statelog.format.arrow_data import python_rows
-from statelog.format.recording_file import damaged_recording
+from statelog.format.recording_file import damaged_recording, part_of
 from statelog.model.checkpoint import CompletedCheckpoint
-from statelog.state.recordings.format import decode_file
+from statelog.runtime.clock import utc_time
+from statelog.state.recordings.format import TaskRecording, decode_file
+from statelog.state.recordings.location import UnreadableRecording
 from statelog.state.recordings.step import RecordedStep, steps_of
 from statelog.store import ObjectStore, read_verified
+
+_Letter = TypeVar("_Letter")
 
 SCHEMA: Final = pa.schema(
     [
@@ -39,20 +51,65 @@ SCHEMA: Final = pa.schema(
         ("initial_rows", pa.string()),
     ]
 )
-"""The columns of `letters_table`; keys and rows are JSON."""
+"""The columns of `letters_table`; keys and rows are JSON.  `failed_at` is null for a time beyond the year 9999."""
 
 
-def letters_table(
-    store: ObjectStore, checkpoint: CompletedCheckpoint, operator: str | None, since: int
-) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class ChosenLetters:
     """
-    Return the dead letters that a checkpoint names, oldest first, in the columns of `SCHEMA`.
+    The dead letters that a checkpoint names, as far as a caller asks for them.
 
     Args:
         store: Where the location is.
         checkpoint: The checkpoint.
         operator: Name of the operator; None for all.
         since: Only of later checkpoints than this.
+        unreadable: Receives the objects that are damaged; the others are read.  Without it damage is
+            raised.
+    """
+
+    store: ObjectStore
+    checkpoint: CompletedCheckpoint
+    operator: str | None
+    since: int
+    unreadable: list[UnreadableRecording] | None = None
+
+    def read(self, convert: Callable[[RecordedStep], _Letter]) -> list[_Letter]:
+        """Return the letters, oldest first; of what is damaged none."""
+        letters: list[_Letter] = []
+        for entry in BatchRecord.of(self.checkpoint).recordings:
+            if not entry.dead_letters or entry.checkpoint <= self.since:
+                continue
+            for task in self._tasks_in(entry):
+                with self._may_be_damaged(entry):
+                    letters += list(map(convert, steps_of(task)))
+        return letters
+
+    def _tasks_in(self, entry: RecordingEntry) -> list[TaskRecording]:
+        tasks: list[TaskRecording] = []
+        with self._may_be_damaged(entry):
+            tasks = _tasks_in(self.store, entry)
+        return [
+            task
+            for task in tasks
+            if self.operator in (None, task.operator_id) and task.checkpoint_id > self.since
+        ]
+
+    @contextmanager
+    def _may_be_damaged(self, entry: RecordingEntry) -> Iterator[None]:
+        if self.unreadable is None:
+            with part_of(entry.path):
+                yield
+            return
+        try:
+            yield
+        except (CorruptionError, IncompatibleFormatError) as error:
+            self.unreadable.append(UnreadableRecording(entry.path, str(error)))
+
+
+def letters_table(chosen: ChosenLetters) -> pa.Table:
+    """
+    Return dead letters, oldest first, in the columns of `SCHEMA`.
 
     Raises:
         CorruptionError: An object is damaged.
@@ -60,43 +117,49 @@ def letters_table(
 
     Blocks: On the store; reads every file with dead letters.
     """
-    rows = [_row(step) for step in _steps(store, checkpoint, operator, since)]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    return pa.Table.from_pylist(chosen.read(_row), schema=SCHEMA)
 
 
-def letters_rows(
-    store: ObjectStore, checkpoint: CompletedCheckpoint, operator: str | None, since: int
-) -> pa.Table:
-    """Return the input rows of dead letters, in their order; arguments and errors as `letters_table`."""
-    steps = _steps(store, checkpoint, operator, since)
-    tables = [_columns(step.input, step.task.first_input) for step in steps]
-    return pa.concat_tables([pa.table({}), *tables], promote_options="default")
+def letters_rows(chosen: ChosenLetters) -> pa.Table:
+    """
+    Return the input rows of dead letters, in their order.
+
+    Raises:
+        UsageError: They are of several operators, or a column had other types before.
+        CorruptionError: An object is damaged.
+        CheckpointError: The query deleted the dead letters meanwhile (`reason` "subsumed").
+
+    Blocks: On the store; reads every file with dead letters.
+    """
+    letters = chosen.read(
+        lambda step: (step.task.operator_id, _columns(step.input, step.task.first_input))
+    )
+    operators = sorted({operator for operator, _ in letters})
+    if len(operators) > 1:
+        raise UsageError(
+            f"the dead letters are of the operators {', '.join(operators)}, whose inputs differ: name "
+            "one (operator=, on the command line --operator)"
+        )
+    tables = [pa.table({}), *(table for _, table in letters)]
+    try:
+        return pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"the rows of the dead letters cannot be one table: {error}. Read those after the change of "
+            "the columns (since_checkpoint=, on the command line --since)"
+        ) from error
 
 
-def _steps(
-    store: ObjectStore, checkpoint: CompletedCheckpoint, operator: str | None, since: int
-) -> Iterator[RecordedStep]:
-    for entry in BatchRecord.of(checkpoint).recordings:
-        if not entry.dead_letters or entry.checkpoint <= since:
-            continue
-        for step in _steps_in(store, entry):
-            is_chosen = operator is None or step.task.operator_id == operator
-            if is_chosen and step.task.checkpoint_id > since:
-                yield step
-
-
-def _steps_in(store: ObjectStore, entry: RecordingEntry) -> Iterator[RecordedStep]:
+def _tasks_in(store: ObjectStore, entry: RecordingEntry) -> list[TaskRecording]:
     path = entry.path
     try:
-        tasks = read_verified(store, path, lambda data: decode_file(data, where=path))
+        return read_verified(store, path, lambda data: decode_file(data, where=path))
     except ObjectNotFoundError as error:
         raise CheckpointError(
             f"the dead letters of checkpoint {entry.checkpoint} no longer exist in {store.url}: {path}. "
             "A query deletes them by their age: read a newer checkpoint",
             reason="subsumed",
         ) from error
-    for task in tasks:
-        yield from steps_of(task)
 
 
 def _columns(table: pa.Table, first: int) -> pa.Table:
@@ -118,7 +181,7 @@ def _row(step: RecordedStep) -> dict[str, object]:
     return {
         "checkpoint_id": task.checkpoint_id,
         "batch_id": task.batch_id,
-        "failed_at": task.recorded_at_ms,
+        "failed_at": utc_time(task.recorded_at_ms),
         "operator": task.operator_id,
         "key": _json(step.key),
         "method": "" if failure is None else failure.method,

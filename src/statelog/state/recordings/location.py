@@ -21,6 +21,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     UsageError,
 )
+from statelog.format.recording_file import part_of
 from statelog.state.recordings.format import (
     TaskRecording,
     decode_file,
@@ -252,8 +253,9 @@ def objects_with_key(store: ObjectStore, key: object, *, operator: str | None = 
     """
     paths = []
     for stored, task in read_recordings(store):
-        if (operator is None or task.operator_id == operator) and _holds(task, key):
-            paths.append(stored.path)
+        with part_of(stored.path):
+            if operator in (None, task.operator_id) and _holds(task, key):
+                paths.append(stored.path)
     return list(dict.fromkeys(paths))
 
 
@@ -284,10 +286,10 @@ def forget_key(
             tasks = read_recording(store, stored)
         except ObjectNotFoundError:
             continue
-        concerned = [
-            (operator is None or task.operator_id == operator) and _holds(task, key)
-            for task in tasks
-        ]
+        with part_of(stored.path):
+            concerned = [
+                operator in (None, task.operator_id) and _holds(task, key) for task in tasks
+            ]
         if not any(concerned):
             continue
         if stored.is_failure:

@@ -159,7 +159,7 @@ def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int |
     """Return the row of *keys*, a table of `cells_table`, with a key, or None."""
     sought = StateKey(key, schema.key_schema)
     rows = pa.array(range(keys.num_rows), pa.int64())
-    numbered = keys.append_column("", rows).combine_chunks()
+    numbered = keys.append_column("", rows)
     try:
         for batch in numbered.to_batches():
             for number in sought.select(batch).column(batch.num_columns - 1).to_pylist():

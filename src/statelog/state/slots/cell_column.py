@@ -38,7 +38,7 @@ class CellColumn:
 
     def __init__(self, state: StateCodec, capacity: int) -> None:
         self.state = state
-        self.heap = EntryHeap(state.row_fields())
+        self.heap = EntryHeap(state.row_fields(), f"state {state.descriptor.name!r}, field")
         self._rows = np.full(capacity, ABSENT, np.int64)
         self._pending = np.full(capacity, _UNCHANGED, np.int64)
         self._written: list[RowNumbers] = []

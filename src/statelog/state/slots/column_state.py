@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import UsageError
+from statelog.format.arrow_limits import one_array
 from statelog.state.encoding.values import stored_field
 from statelog.state.kinds import StateKind
 from statelog.state.slots.keys import Keys, zoned_table
@@ -174,9 +175,7 @@ def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> lis
             raise UsageError(
                 f"{what}: field {field.name!r} takes {field.type}, not {column.type} ({error})"
             ) from error
-        whole = cast.combine_chunks()
-        if isinstance(whole, pa.ChunkedArray):
-            whole = whole.chunk(0) if whole.num_chunks else pa.array([], kind)
+        whole = one_array(cast, f"{what}, field {field.name!r}")
         if null := _forbidden_null(field, whole):
             raise UsageError(f"{what}: field {null!r} is NOT NULL, and has a null")
         columns.append(whole)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.format.arrow_limits import joined_arrays, take_rows
 from statelog.state.kinds.kind import RowNumbers
 
 _CHUNK_BYTES: Final = 1 << 30
@@ -33,10 +34,11 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class ChunkedColumn:
-    """Values of any type, as Arrow arrays."""
+    """Values of any type, as Arrow arrays; *what* they are, for the error that they are too large."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    def __init__(self, kind: pa.DataType, what: str = "") -> None:
         self._kind = kind
+        self._what = what
         self._chunks: list[pa.Array] = []
         self._ends: list[int] = []
 
@@ -71,12 +73,15 @@ class ChunkedColumn:
             return pa.nulls(len(rows), self._kind)
         if len(parts) == 1:
             chunk, start, _ = parts[0]
-            return chunk.take(_numbers(rows - start))
-        pieces = [chunk.take(_numbers(rows[places] - start)) for chunk, start, places in parts]
+            return take_rows(chunk, _numbers(rows - start), self._what)
+        pieces = [
+            take_rows(chunk, _numbers(rows[places] - start), self._what)
+            for chunk, start, places in parts
+        ]
         # Arrow's own look-up in several chunks copies all of them first.
         order = np.empty(len(rows), np.int64)
         order[np.concatenate([places for _, _, places in parts])] = np.arange(len(rows))
-        return pa.concat_arrays(pieces).take(pa.array(order))
+        return joined_arrays(pieces, self._what).take(pa.array(order))
 
     def parts(self, rows: RowNumbers) -> list[Part]:
         """Return the chunks that have some of *rows*; negative numbers are in the first one."""
@@ -94,7 +99,7 @@ class ChunkedColumn:
 
     def keep(self, rows: RowNumbers) -> None:
         """Keep only the values of *rows*; they are at 0, 1, ... then."""
-        kept = ChunkedColumn(self._kind)
+        kept = ChunkedColumn(self._kind, self._what)
         for some in self._blocks(rows):
             kept.append(self.take(some))
         self._chunks, self._ends = kept._chunks, kept._ends
@@ -136,11 +141,13 @@ class _Store(Protocol):
 
 
 class EntryHeap:
-    """Entries of one variable by position."""
+    """Entries of one variable by position; *what* it is, for errors."""
 
-    def __init__(self, fields: Sequence[pa.Field]) -> None:
+    def __init__(self, fields: Sequence[pa.Field], what: str) -> None:
         self.fields = list(fields)
-        self._stores: list[_Store] = [_store_of(field.type) for field in fields]
+        self._stores: list[_Store] = [
+            _store_of(field.type, f"{what} {field.name!r}") for field in fields
+        ]
         self.count = 0
 
     @property
@@ -167,7 +174,12 @@ class EntryHeap:
         return np.arange(self.count - length, self.count)
 
     def take(self, positions: RowNumbers) -> list[pa.Array]:
-        """Return the columns of entries; nulls for a negative position."""
+        """
+        Return the columns of entries; nulls for a negative position.
+
+        Raises:
+            CapacityError: One array cannot hold a column.
+        """
         present = _present(positions)
         return [store.take(positions, present) for store in self._stores]
 
@@ -188,15 +200,15 @@ def _present(positions: RowNumbers) -> npt.NDArray[np.bool_] | None:
     return None if present.all() else present
 
 
-def _store_of(kind: pa.DataType) -> _Store:
+def _store_of(kind: pa.DataType, what: str) -> _Store:
     if pa.types.is_boolean(kind):
         return _Booleans(kind, np.dtype(np.bool_))
     try:
         bits: int = kind.bit_width
     except ValueError:
-        return ChunkedColumn(kind)
+        return ChunkedColumn(kind, what)
     if pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or bits % 8:
-        return ChunkedColumn(kind)
+        return ChunkedColumn(kind, what)
     width = bits // 8
     return _FixedWidth(kind, np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}"))
 

@@ -288,7 +288,7 @@ class KeyColumns:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self._keys = EntryHeap(list(schema))
+        self._keys = EntryHeap(list(schema), "key column")
 
     def __len__(self) -> int:
         return self._keys.count

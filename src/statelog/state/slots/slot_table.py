@@ -14,11 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.errors import UsageError
+from statelog.errors import CapacityError, UsageError
+from statelog.format.arrow_limits import batches_of
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import contiguous, without_expired
-from statelog.state.columnar.sorted_run import RowLayout, group_order, one_batch
+from statelog.state.columnar.sorted_run import (
+    RowLayout,
+    by_key_group,
+    group_order,
+    rows_of_group,
+)
 from statelog.state.encoding.changes import OperatorCodec, joined
 from statelog.state.encoding.snapshot_file import parquet_of
 from statelog.state.heap.expiry import CLOCK_STEP_MS
@@ -82,6 +88,8 @@ class SlotTable:
         self.now_ms = -1
         self.zone = "UTC"
         self._counts = np.zeros(0, np.int64)
+        # Key groups that one array cannot hold: they stay in slots.
+        self._too_large: set[int] = set()
         self._tidy_at = _SPARE_SLOTS
         self._folded = 0
 
@@ -109,10 +117,10 @@ class SlotTable:
         """Take rows of cold runs into slots; return whether there were any."""
         taken = list(rows)
         if taken:
-            self._insert(
-                pa.concat_tables([table for table, _ in taken]),
-                np.concatenate([hashes for _, hashes in taken]),
-            )
+            hashes = np.concatenate([hashes for _, hashes in taken])
+            for batch in batches_of(pa.concat_tables([table for table, _ in taken])):
+                self._insert(batch, hashes[: batch.num_rows])
+                hashes = hashes[batch.num_rows :]
         return bool(taken)
 
     def add(self, keys: Keys) -> RowNumbers:
@@ -242,6 +250,7 @@ class SlotTable:
     def remove(self, key_groups: Collection[int]) -> None:
         """Remove all cells of some key groups."""
         self.cold.forget(key_groups)
+        self._too_large.difference_update(key_groups)
         self._remove_slots(key_groups)
 
     def _remove_slots(self, key_groups: Collection[int]) -> None:
@@ -262,14 +271,21 @@ class SlotTable:
             table: All their rows.
         """
         if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
-            self.cold.place(part, table)
-            return
-        keys = one_batch(table).columns[1 : self.layout.first_state]
-        self._insert(table, hash_columns(keys, self.codec.key.schema))
+            try:
+                self.cold.place(part, table)
+                return
+            except CapacityError:
+                if len(part) > 1:
+                    for key_group in part:
+                        some = rows_of_group(table, key_group)
+                        self.insert(KeyGroupRange(key_group, key_group), some)
+                    return
+        for batch in batches_of(table):
+            keys = batch.columns[1 : self.layout.first_state]
+            self._insert(batch, hash_columns(keys, self.codec.key.schema))
 
-    def _insert(self, table: pa.Table, hashes: Hashes) -> None:
+    def _insert(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
         """Give rows in the columns of a snapshot slots; their keys have none with cells."""
-        batch = one_batch(table)
         keys = self.codec.key.uniform(batch.columns[1 : self.layout.first_state])
         key_groups = batch.column(0).to_numpy()
         slots = self._add(keys, hashes, key_groups)
@@ -283,9 +299,15 @@ class SlotTable:
 
     def apply(self, state_id: int, changes: Sequence[tuple[int, pa.RecordBatch]]) -> None:
         """Take changes of the present schema: key group and operations, no key twice."""
-        batch = one_batch(pa.Table.from_batches([part for _, part in changes]))
         counts = [part.num_rows for _, part in changes]
         key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
+        for batch in batches_of(pa.Table.from_batches([part for _, part in changes])):
+            self._apply(state_id, batch, key_groups[: batch.num_rows])
+            key_groups = key_groups[batch.num_rows :]
+
+    def _apply(
+        self, state_id: int, batch: pa.RecordBatch, key_groups: npt.NDArray[np.int32]
+    ) -> None:
         width = len(self.codec.key.schema)
         keys = self.codec.key.uniform(batch.columns[:width])
         hashes = hash_columns(keys, self.codec.key.schema)
@@ -367,19 +389,33 @@ class SlotTable:
         sizes = np.bincount(blocks)
         keep = len(blocks) * (self.limit_bytes / 2) / self.nbytes
         moved: list[int] = []
+        cold: list[int] = []
         for block in np.argsort(-sizes, kind="stable").tolist():
             if len(blocks) - sizes[moved].sum() <= keep:
                 break
             moved.append(block)
             slots = np.flatnonzero(blocks == block)
             slots = slots[group_order(key_groups[slots])]
-            for part in contiguous(np.unique(key_groups[slots]).tolist()):
-                mine = slots[are_in(key_groups[slots], part)]
-                self.cold.place(part, whole_rows(self, mine, part, self.now_ms))
-        are_moved = np.isin(blocks, moved)
-        self._remove_slots(np.unique(key_groups[are_moved]).tolist())
+            present = np.unique(key_groups[slots]).tolist()
+            for part in contiguous(kg for kg in present if kg not in self._too_large):
+                cold += self._to_cold(part, slots)
+        are_moved = np.isin(key_groups, cold)
+        self._remove_slots(cold)
         self._keep(np.flatnonzero(~are_moved))
         return len(moved)
+
+    def _to_cold(self, part: KeyGroupRange, slots: RowNumbers) -> list[int]:
+        """Copy some of the key groups of slots to cold runs; return those that fit into one array."""
+        mine = slots[are_in(self.index.key_groups(slots), part)]
+        try:
+            self.cold.place(part, whole_rows(self, mine, part, self.now_ms))
+        except CapacityError:
+            if len(part) == 1:
+                self._too_large.update(part)
+                return []
+            singles = [KeyGroupRange(key_group, key_group) for key_group in part]
+            return [cold for single in singles for cold in self._to_cold(single, slots)]
+        return list(part)
 
     def _reserve_counts(self, key_group: int) -> None:
         if key_group >= len(self._counts):
@@ -410,12 +446,25 @@ def whole_rows(table: SlotTable, slots: RowNumbers, part: KeyGroupRange, now_ms:
     cold = [without_expired(table.layout, rows, now_ms) for rows in table.cold.table(part)]
     if not any(rows.num_rows for rows in cold):
         return hot
-    rows = pa.concat_tables([hot, *cold]).combine_chunks()
-    return rows.take(pa.array(group_order(rows.column(0).to_numpy())))
+    return by_key_group(pa.concat_tables([hot, *cold]))
 
 
 def slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
-    """Return the cells of slots in the columns of a snapshot, without what expired long ago."""
+    """
+    Return the cells of slots in the columns of a snapshot, without what expired long ago.
+
+    The table has several chunks if one array cannot hold a column.
+    """
+    try:
+        return _slot_rows(table, slots, now_ms)
+    except CapacityError:
+        half = len(slots) // 2
+        if not half:
+            raise
+        return pa.concat_tables(slot_rows(table, part, now_ms) for part in np.split(slots, [half]))
+
+
+def _slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
     until_ms = now_ms - CLOCK_STEP_MS
     positions_by_state = {
         state_id: column.live(slots, until_ms) if now_ms >= 0 else column.positions(slots)

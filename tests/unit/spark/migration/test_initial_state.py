@@ -156,7 +156,11 @@ def test_timers_fire(pandas: bool) -> None:
         ({"statelog_state": {"dropped": [{"n": 1}]}}, "a variable 'dropped', which init"),
         ({"statelog_state": {"total": [{"n": 1}]}}, "'total' of another kind"),
         ({"statelog_state": {"items": {"n": 1}}}, "'items' of another kind"),
-        ({"statelog_state": {"total": {"n": 1, "m": 2}}}, "2 values where init"),
+        ({"statelog_state": {"total": {"n": 1, "m": 2}}}, r"fields \(n, m\) in 'total', where"),
+        (
+            {"statelog_state": {"counts": [{"key": {"n": 1}, "value": {"n": 1}}]}},
+            r"fields \(n\) in 'counts.key', where init\(\) declares \(item\)",
+        ),
     ],
 )
 def test_state_that_the_processor_has_not_is_refused(
@@ -175,7 +179,7 @@ def test_another_frame_is_refused() -> None:
 
 
 def test_types_that_cannot_be_read_from_text_are_asked_for() -> None:
-    utc = _ValueVariable(None, "n uncommon")
-    assert utc.value({"n": 7}, False) == (7,)
-    with pytest.raises(UsageError, match="declare them as a StructType"):
-        utc.value({"n": 7}, True)
+    variable = _ValueVariable("total", None, "n uncommon")
+    for is_utc in (False, True):
+        with pytest.raises(UsageError, match="declare them as a StructType"):
+            variable.value({"n": 7}, is_utc)

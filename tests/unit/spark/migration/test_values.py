@@ -1,6 +1,7 @@
 """Values as a worker gets them, in every form of Spark's, become those that a state takes."""
 
 import datetime as dt
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,25 +71,59 @@ AWARE = [*PYTHON[:3], [UTC_MOMENT, None], *PYTHON[4:]]
 
 @pytest.mark.parametrize("values", [PYTHON, PANDAS, NUMPY, AWARE])
 def test_every_form_of_a_struct_becomes_one(values: list[Any]) -> None:
-    convert = plain_struct(parse_ddl(SCHEMA), is_utc=True)
+    convert = plain_struct(parse_ddl(SCHEMA), is_utc=True, path="total")
     names = parse_ddl(SCHEMA).names
-    for struct in (dict(zip(names, values, strict=True)), Row(*values), tuple(values)):
+    fields = dict(zip(names, values, strict=True))
+    moved = {name: fields[name] for name in sorted(names)}
+    for struct in (fields, Row(**fields), moved, Row(**moved)):
         found = convert(struct)
         assert found == WANTED
         assert list(map(type, found)) == list(map(type, WANTED))
-    assert convert([None] * len(names)) == (None,) * len(names)
+    assert convert(dict.fromkeys(names)) == (None,) * len(names)
 
 
 def test_a_timestamp_of_another_zone_is_left_to_spark() -> None:
-    convert = plain_struct(T.StructType().add("at", T.TimestampType()), is_utc=False)
-    assert convert((MOMENT,)) == (MOMENT,)
-    assert convert((pd.Timestamp(MOMENT),)) == (MOMENT,)
-    assert convert((pd.NaT,)) == (None,)
+    convert = plain_struct(T.StructType().add("at", T.TimestampType()), is_utc=False, path="total")
+    assert convert({"at": MOMENT}) == (MOMENT,)
+    assert convert({"at": pd.Timestamp(MOMENT)}) == (MOMENT,)
+    assert convert({"at": pd.NaT}) == (None,)
 
 
-def test_another_number_of_fields_is_an_error() -> None:
-    with pytest.raises(UsageError, match="1 values where init"):
-        plain_struct(parse_ddl("a int, b int"), is_utc=True)((1,))
+def test_fields_are_found_by_their_names_at_every_depth() -> None:
+    inner = "struct<a:int,b:int>"
+    schema = f"s {inner}, l array<{inner}>, m map<{inner},array<{inner}>>"
+    convert = plain_struct(parse_ddl(schema), is_utc=True, path="total")
+    moved, named = {"b": 2, "a": 1}, Row(b=2, a=1)
+    for pairs in ({named: [moved]}, [(moved, [named])]):
+        assert convert({"m": pairs, "l": [moved, None, named], "s": moved}) == (
+            (1, 2),
+            [(1, 2), None, (1, 2)],
+            {(1, 2): [(1, 2)]},
+        )
+
+
+@pytest.mark.parametrize(
+    ("struct", "path", "stored"),
+    [
+        ({"s": None}, "total", "s"),
+        ({"s": None, "m": None, "l": None, "x": None}, "total", "s, m, l, x"),
+        ({"s": None, "m": None, "x": None}, "total", "s, m, x"),
+        ((None, None, None), "total", ""),
+        ({"s": {"a": 1, "c": 2}, "m": None, "l": None}, "total.s", "a, c"),
+        ({"s": None, "m": None, "l": [{"b": 1}]}, "total.l.element", "b"),
+        ({"s": None, "m": [({"b": 1}, 1)], "l": None}, "total.m.key", "b"),
+        (
+            {"s": None, "m": [({"a": 1, "b": 1}, {"A": 1, "b": 2})], "l": None},
+            "total.m.value",
+            "A, b",
+        ),
+    ],
+)
+def test_other_fields_are_refused_by_their_names(struct: Any, path: str, stored: str) -> None:
+    inner = "struct<a:int,b:int>"
+    schema = parse_ddl(f"s {inner}, l array<{inner}>, m map<{inner},{inner}>")
+    with pytest.raises(UsageError, match=re.escape(f"fields ({stored}) in {path!r}, where init")):
+        plain_struct(schema, is_utc=True, path="total")(struct)
 
 
 def test_spark_sends_what_it_would_send_for_the_values_of_a_processor() -> None:
@@ -97,9 +132,10 @@ def test_spark_sends_what_it_would_send_for_the_values_of_a_processor() -> None:
     values[1] = Row(a=1, b=["x", None])
     values[2], values[4], values[7] = dict(PYTHON[2]), b"\0\1", {Row(x=1): 2}
     values[3] = [UTC_MOMENT, None]
-    assert schema.toInternal(plain_struct(schema, is_utc=True)(PYTHON)) == schema.toInternal(
-        tuple(values)
+    converted = plain_struct(schema, is_utc=True, path="total")(
+        dict(zip(schema.names, PYTHON, strict=True))
     )
+    assert schema.toInternal(converted) == schema.toInternal(tuple(values))
 
 
 class Nested(StatefulProcessor):
@@ -130,8 +166,8 @@ def test_statelog_takes_the_structs_too() -> None:
 
 def test_whole_numbers_come_back_from_floats_or_are_refused() -> None:
     schema = T.StructType([T.StructField("tags", T.ArrayType(T.LongType()))])
-    convert = plain_struct(schema, is_utc=False)
-    assert ([1, None, 2**53 - 1],) == convert((np.array([1, np.nan, 2**53 - 1]),))
-    assert ([2**60 + 1],) == convert((np.array([2**60 + 1]),))
+    convert = plain_struct(schema, is_utc=False, path="total")
+    assert ([1, None, 2**53 - 1],) == convert({"tags": np.array([1, np.nan, 2**53 - 1])})
+    assert ([2**60 + 1],) == convert({"tags": np.array([2**60 + 1])})
     with pytest.raises(UsageError, match=r"1\.152\d+e\+18.* in an array with nulls"):
-        convert((np.array([2**60 + 1, np.nan]),))
+        convert({"tags": np.array([2**60 + 1, np.nan])})

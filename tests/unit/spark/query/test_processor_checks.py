@@ -14,8 +14,9 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import Row
 
+from statelog.errors import UsageError
 from statelog.spark import ColumnarProcessor, StatefulProcessor
-from statelog.spark.query.processor_checks import missing_yields
+from statelog.spark.query.processor_checks import check_signatures, missing_yields
 
 COLUMNS = ["id", "total"]
 ROWS = [Row(id=1, total=2)]
@@ -185,3 +186,49 @@ def test_columnar_processors() -> None:
         "Totals.initialize",
     ]
     assert not found(Silent())
+
+
+# --- signatures -----------------------------------------------------------------------------------
+
+WRONG = [
+    ("handleInputRows", lambda self, key, rows: iter(()), "none", False, "timerValues"),
+    ("handleExpiredTimer", lambda self, key, timerValues: iter(()), "eventtime", False, "expiredTimerInfo"),
+    ("handleInitialState", lambda self, key: None, "none", True, "initialState"),
+    ("handleInputRows", lambda self, a, b, c, d: iter(()), "none", False, "missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "method", "time_mode", "initial", "said"), WRONG)
+def test_a_method_with_other_parameters_is_rejected_at_the_start(
+    name: str, method: Callable[..., Any], time_mode: str, initial: bool, said: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"Totals\.{name} has the parameters .*{said}"):
+        check_signatures(processor(**{name: method}), time_mode, has_initial=initial)
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {},
+        {"handleInputRows": lambda self, *given: iter(())},
+        {"handleInputRows": lambda self, key, rows, times, more=1: iter(())},
+        {"handleInputRows": staticmethod(lambda key, rows, times: iter(()))},
+        {"handleInputRows": functools.partial(lambda key, rows, times: iter(()))},
+        {"handleInputRows": Mock()},
+        {"handleExpiredTimer": lambda self: None},  # never called
+        {"handleInitialState": lambda self: None},
+    ],
+)
+def test_a_method_that_can_be_called_is_accepted(methods: dict[str, Any]) -> None:
+    check_signatures(processor(**methods), "none", has_initial=False)
+
+
+def test_a_columnar_processor_has_its_own_methods() -> None:
+    class Columns(ColumnarProcessor):
+        def init(self, handle: Any) -> None: ...
+
+        def process(self, keys: Any, rows: Any) -> Any:  # type: ignore[override]
+            yield rows
+
+    with pytest.raises(UsageError, match=r"Columns\.process .*called with \(keys, rows, times\)"):
+        check_signatures(Columns(), "none", has_initial=False)

@@ -7,6 +7,7 @@ import re
 import sqlite3
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +18,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import statelog as sl
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
 from statelog.spark import (
     DatabaseSink,
     ExactlyOnceSink,
+    IcebergSink,
     KafkaSink,
     SinkBatch,
     exactly_once,
+    idempotent,
 )
 from statelog.spark.stream.sinks import exactly_once_sink as module
 from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce
+from statelog.store.encryption import EncryptionKeys
 from statelog.testing.sink_contract import (
     WRITER,
     Killed,
@@ -424,3 +429,25 @@ def test_a_broker_that_does_not_answer_is_unavailable() -> None:
     ):
         sink.last_committed(WRITER)
     sink.close()
+
+
+HIDDEN = "shown-by-mistake"
+WRONG = {
+    "a connection": lambda: exactly_once(functools.partial(sqlite3.connect, password=HIDDEN)),
+    "settings": lambda: exactly_once({"sasl.password": HIDDEN}),
+    "a function": lambda: idempotent({"password": HIDDEN}, "location"),
+    "a text": lambda: DatabaseSink(f"host=example password={HIDDEN}", "totals"),
+    "a secret": lambda: DatabaseSink(HIDDEN, "totals"),
+    "a key": lambda: DatabaseSink(sqlite3.connect, "totals", key=HIDDEN),
+    "properties": lambda: IcebergSink({"token": HIDDEN}),
+    "options": lambda: sl.open("/location", storage_options=f"secret_access_key={HIDDEN}"),
+    "a key as an id": lambda: EncryptionKeys({f"/{HIDDEN}": b""}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_does_not_show_what_may_be_a_password(name):
+    with pytest.raises(UsageError) as caught:
+        WRONG[name]()
+    report = "".join(traceback.format_exception_only(caught.value)) + repr(caught.value.facts)
+    assert HIDDEN not in report

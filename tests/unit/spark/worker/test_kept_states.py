@@ -81,3 +81,15 @@ def test_a_new_run_of_a_query_begins_without_the_state_of_the_run_before(
     query.run(numbers(500, 100), monkeypatch)
     assert state() is None
     assert query.acks[-1].caught_up.replayed
+
+
+def test_a_state_whose_changelog_was_interrupted_is_forgotten_and_restored(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, before, first = started(tmp_path / "interrupted", monkeypatch)
+    storage = task._states._by_name[query.location].storage
+    storage._interrupted(KeyboardInterrupt())
+    rows = query.run(numbers(500, 100), monkeypatch)
+    assert before() is None
+    assert not task._states._by_name[query.location].storage.interrupted
+    assert 2 * first == sum(row["n"] for row in rows)

@@ -114,7 +114,7 @@ def test_a_row_that_does_not_fit_is_reported_with_its_key(
     assert message.startswith(
         f"Faulty.handleInputRows failed for key ('{BAD}',) in batch 0: {what}"
     )
-    assert message.count("Nothing of this batch was committed; the last checkpoint is valid") == 1
+    assert message.count("Nothing of this batch was committed; the state is as before it") == 1
 
 
 def test_a_row_of_a_timer_is_reported_with_its_key(

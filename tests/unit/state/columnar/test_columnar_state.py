@@ -25,6 +25,7 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.inline import InlineStateChangeUploader
 from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.upload.uploader import StateChangeFsUploader
+from statelog.format import arrow_limits
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, split_key_groups
 from statelog.model.checkpoint import (
@@ -172,6 +173,8 @@ class World:
     rng: random.Random
     limits: MemoryLimits
     files: bool = True
+    array_bytes: int = arrow_limits.ARRAY_BYTES
+    """How much one array holds where state is read or a snapshot is written."""
     store: ObjectStore = field(default_factory=lambda: open_store("memory:///"))
     newest: CompletedCheckpoint | None = None
     history: list[CompletedCheckpoint] = field(default_factory=list)
@@ -246,10 +249,17 @@ class World:
             return self.store, base.for_range(part)
 
         columnar, dicts = pair
-        done = columnar.catch_up(part, base_id, committed, load)
+        with self.small_arrays():
+            done = columnar.catch_up(part, base_id, committed, load)
         self.local += done.local
         self.compacted += done.compacted
         dicts.catch_up(part, base_id, committed, load)
+
+    @contextlib.contextmanager
+    def small_arrays(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(arrow_limits, "ARRAY_BYTES", self.array_bytes)
+            yield
 
     def task(
         self,
@@ -267,7 +277,8 @@ class World:
             key_group = key_group_of(key, self.schema.key_schema, GROUPS)
             if key_group in part:
                 touched.setdefault(key_group, []).append(key)
-        columnar.prepare(touched)
+        with self.small_arrays():
+            columnar.prepare(touched)
         seed = self.rng.random()
         overlays = [self.process(state, part, touched, now, random.Random(seed)) for state in pair]
         changes, other = map(self.codec.encode, overlays)
@@ -285,7 +296,8 @@ class World:
                 state.stage(checkpoint_id, base_id, handle.state_handle_id, part, overlay)
         materialized = None
         if snapshot:
-            data = columnar.snapshot(part, overlays[0], now)
+            with self.small_arrays():
+                data = columnar.snapshot(part, overlays[0], now)
             path = f"taskowned/{self.ids.new_id()}"
             self.store.put(path, data)
             where = FileStateHandle(path, len(data), checksum([data]))
@@ -397,6 +409,7 @@ def replay_in_columns(wanted: bool) -> Iterator[None]:
     dict_rows=st.sampled_from([0, 10, 50_000]),
     recent=st.sampled_from([0, 3_000, 1 << 40]),
     in_columns=st.booleans(),
+    array_bytes=st.sampled_from([arrow_limits.ARRAY_BYTES, 120, 45]),
 )
 @settings(max_examples=30, deadline=None)
 def test_columns_and_dict_tables_do_the_same(
@@ -407,11 +420,13 @@ def test_columns_and_dict_tables_do_the_same(
     dict_rows: int,
     recent: int,
     in_columns: bool,
+    array_bytes: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("local")
     folder.chmod(0o700)
     limits = Tiny(64 << 20, dict_rows, recent)
-    world = World(folder, schema_of(growing=growing), random.Random(seed), limits, files)
+    schema = schema_of(growing=growing)
+    world = World(folder, schema, random.Random(seed), limits, files, array_bytes)
     with replay_in_columns(in_columns):
         run(world, 12)
 

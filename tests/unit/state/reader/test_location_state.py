@@ -30,11 +30,11 @@ from tests.unit.state.reader.histories import (
 import statelog as sl
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CheckpointError, ClosedError, UsageError
-from statelog.model import KeyGroupRange
+from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.keys.state_key import StateKey, key_from_text
 from statelog.state.kinds import StateKind
 from statelog.state.reader import LocationState, StateReader, location_state, state_reader
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.store import open_store
 from statelog.testing.faulty_store import FaultyStore
 
@@ -234,20 +234,62 @@ def test_nan_is_no_change_and_minus_zero_is_one() -> None:
 # --- several operators ----------------------------------------------------------------------------
 
 
-def test_an_operator_of_several_is_read_by_name() -> None:
-    history = History("chain", FaultyStore())
-    history.run(5)
+def with_two_operators(
+    history: History, second: OperatorStateSchema | None = None
+) -> CompletedCheckpoint:
+    """Return the newest checkpoint as of a query with two operators, `op` and `second`."""
     latest = history.coordinator.latest
     assert latest is not None
     record = BatchRecord.of(latest)
-    second = replace(history.model.schema, operator_id="second").to_json()
+    other = replace(history.model.schema if second is None else second, operator_id="second")
     two = [
         {"operator_id": name, "schema": schema, "rows": 0, "keys": 0}
         | {"output_rows": 0, "state_entries": 0}
-        for name, schema in (("op", history.model.schema.to_json()), ("second", second))
+        for name, schema in (("op", history.model.schema.to_json()), ("second", other.to_json()))
     ]
     properties = {**record.to_properties(), "version": 2, "operators": two}
-    checkpoint = replace(latest, properties=properties)
+    return replace(latest, properties=properties)
+
+
+def test_a_variable_that_one_operator_has_needs_no_name_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history = History("chain", FaultyStore())
+    history.run(5)
+    first = history.model.schema
+    timers = [each for each in first.states if each.name == "$timers"]
+    other = StateDescriptor("other", StateKind.VALUE, pa.schema([("n", pa.int64())]))
+    checkpoint = with_two_operators(history, replace(first, states=(*timers, other)))
+    monkeypatch.setattr(location_state, "find_checkpoint", lambda *_: checkpoint)
+    key = key_of(1)
+    with LocationState(history.store) as state:
+        named = LocationState(history.store, operator="op")
+        assert named.table("total") == state.table("total")
+        assert named.get("total", key) == state.get("total", key)
+        assert "second" == state.reader(variable="other").schema.operator_id
+        assert 0 == state.table("other").num_rows
+        for use in (
+            lambda: state.table("$timers"),
+            lambda: state.get("missing", key),
+            lambda: state.get(key=key),
+            lambda: state.reader(),
+        ):
+            with pytest.raises(UsageError, match="several operators; name one of op, second"):
+                use()
+        query = (
+            "select (select count(*) from total) as total, (select count(*) from other) as other"
+        )
+        assert [{"total": state.table("total").num_rows, "other": 0}] == state.sql(
+            query
+        ).to_pylist()
+        with pytest.raises(UsageError, match="timers"):
+            state.sql("from timers")
+
+
+def test_an_operator_of_several_is_read_by_name() -> None:
+    history = History("chain", FaultyStore())
+    history.run(5)
+    checkpoint = with_two_operators(history)
     with pytest.raises(UsageError, match="has several operators; name one of op, second"):
         StateReader(history.store, checkpoint)
     half = GROUPS // 2

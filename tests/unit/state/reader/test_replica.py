@@ -14,6 +14,7 @@ from tests.unit.state.reader.histories import (
     GROUPS,
     KEYS,
     NAMES,
+    TTL_MS,
     History,
     Tiny,
     group_of,
@@ -36,6 +37,7 @@ from statelog.errors import (
 from statelog.model import KeyGroupRange
 from statelog.state.kinds import StateKind
 from statelog.state.reader import LocationState, Replica, held_state
+from statelog.state.reader import replica as replica_module
 from statelog.state.reader.held_state import groups_to_reload
 from statelog.store import PATHS, open_store
 from statelog.testing.faulty_store import FaultyStore
@@ -49,10 +51,23 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(held_state, "MemoryLimits", lambda budget: Tiny(budget))
 
 
-def check(replica: Replica, history: History, groups: KeyGroupRange | None = None) -> int:
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list with the present time, which is before that of every checkpoint."""
+    now_ms = [0]
+    monkeypatch.setattr(replica_module, "wall_clock_ms", lambda: now_ms[0])
+    return now_ms
+
+
+def check(
+    replica: Replica,
+    history: History,
+    groups: KeyGroupRange | None = None,
+    now_ms: int | None = None,
+) -> int:
     """Compare all that the replica holds with the model of its checkpoint; return how much it is."""
     model = history.expected[replica.checkpoint]
-    now_ms = history.taken_at_ms[replica.checkpoint]
+    now_ms = now_ms or history.taken_at_ms[replica.checkpoint]
     assert live_names(model) == [one.name for one in replica.variables()]
     found = 0
     numbers = [each for each in range(KEYS) if groups is None or group_of(each) in groups]
@@ -158,6 +173,25 @@ def test_a_failed_refresh_leaves_what_was_held(seed: int) -> None:
         assert replica.status().error is None
         check(replica, history)
     assert failed > 3
+
+
+@pytest.mark.usefixtures("mode")
+def test_what_expires_while_the_query_is_idle_is_left_out(clock: list[int]) -> None:
+    expired = 0
+    for seed in range(4):
+        history = History(f"idle {seed}", FaultyStore())
+        history.run(8)
+        replica = LocationState(history.store).follow(interval=None)
+        before = check(replica, history)
+        time_ms = history.taken_at_ms[replica.checkpoint]
+        for now_ms in (time_ms + TTL_MS // 3, time_ms + 2 * TTL_MS):
+            clock[0] = now_ms
+            expired += before - check(replica, history, now_ms=now_ms)
+        for name in live_names(history.expected[replica.checkpoint]):
+            then = history.expected[replica.checkpoint].rows(name, time_ms)
+            assert then == rows_of(replica.table(name, now_ms=time_ms))
+        clock[0] = 0
+    assert expired > 10
 
 
 def test_only_some_key_groups_are_held() -> None:

@@ -138,11 +138,11 @@ def test_columns_of_a_key_do_not_change_places(names: tuple[str, str]) -> None:
     before = pa.schema([("first", pa.string()), ("second", pa.string())])
     after = pa.schema([(name, pa.string()) for name in names])
     stored, declared = replace(STORED, key_schema=before), replace(STORED, key_schema=after)
-    with pytest.raises(CheckpointError, match="its key is .* is at another place"):
+    with pytest.raises(CheckpointError, match=r"its key is .* is at another place"):
         evolve(stored, declared, now_ms=NOW)
     stored = of(TOTAL, replace(SEEN, user_key_schema=before))
     declared = of(TOTAL, replace(SEEN, user_key_schema=after))
-    with pytest.raises(CheckpointError, match="the map key of state 'seen' is .* another place"):
+    with pytest.raises(CheckpointError, match=r"the map key of state 'seen' is .* another place"):
         evolve(stored, declared, now_ms=NOW)
 
 

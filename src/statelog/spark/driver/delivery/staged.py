@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.state_stream import read_stream
+from statelog.errors import UsageError
 from statelog.format.checkpoint_metadata import decode_streams, encode_streams
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
@@ -58,9 +59,25 @@ def frame_of_rows(
     arrow: pa.Schema,
     inline: Sequence[bytes],
     files: Sequence[FileStateHandle],
+    *,
+    what: str,
 ) -> DataFrame:
-    """Return staged rows of one micro-batch as a frame of a schema, in Spark's and in Arrow's types."""
-    tables = [from_ipc(stream) for stream in inline]
+    """
+    Return staged rows of one micro-batch as a frame.
+
+    Args:
+        session: Where the frame is used.
+        query: The query.
+        schema: The columns of the frame.
+        arrow: The same in Arrow's types.
+        inline: Rows as Arrow IPC streams, whose columns are found by name.
+        files: Files with more of them.
+        what: What the rows are, for the error that they have other columns.
+
+    Raises:
+        UsageError: The rows have other columns than the frame.
+    """
+    tables = [committed_rows(stream, arrow, what) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
     if table.num_rows <= _FEW_ROWS:
         frame = frame_of_few_rows(session, table, schema)
@@ -70,7 +87,7 @@ def frame_of_rows(
     if not files:
         return frame
     names = [(msgspec.json.encode(handle.to_json()).decode("utf-8"),) for handle in files]
-    read = partial(_read_rows, query.location, query.settings.storage_options, arrow)
+    read = partial(_read_rows, query.location, query.settings.storage_options, arrow, what)
     spilled = (
         session.createDataFrame(names, "handle string")
         .repartition(len(names))
@@ -83,6 +100,7 @@ def _read_rows(
     location: str,
     options: Mapping[str, object],
     schema: pa.Schema,
+    what: str,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     with reported_to_driver(location):
@@ -91,7 +109,67 @@ def _read_rows(
             for text in batch.column(0).to_pylist():
                 handle = stream_handle_from_json(msgspec.json.decode(text))
                 data = read_stream(store, handle, what="staged rows")
-                yield from from_ipc(data).cast(schema).to_batches()
+                yield from committed_rows(data, schema, what).cast(schema).to_batches()
+
+
+def committed_rows(data: bytes | memoryview, columns: pa.Schema, what: str) -> pa.Table:
+    """
+    Return committed rows in the columns that the query has now, which are found by name.
+
+    The rows were committed with the columns that the query had then.  A column that was added since is
+    null, and one that was removed is left out.
+
+    Raises:
+        CorruptionError: They cannot be read.
+        UsageError: Some columns were added and others removed, which may be new names, or a column has
+            another type.
+    """
+    table = from_ipc(data)
+    if table.schema.types == columns.types and table.schema.names == columns.names:
+        return table
+    committed = table.schema
+    before, now = set(committed.names), set(columns.names)
+    is_unique = len(before) == len(committed) and len(now) == len(columns)
+    added = [field for field in columns if field.name not in before]
+    if not is_unique or (added and before - now) or not all(field.nullable for field in added):
+        raise _other_columns(committed, columns, what)
+    for field in added:
+        table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    rows = table.select(columns.names)
+    if rows.schema.types == columns.types:
+        return rows
+    pairs = zip(rows.schema.types, columns.types, strict=True)
+    try:
+        if all(_same_names(*pair) for pair in pairs):
+            return rows.cast(columns)
+    except pa.ArrowException as error:
+        raise _other_columns(committed, columns, what) from error
+    raise _other_columns(committed, columns, what)
+
+
+def _same_names(left: pa.DataType, right: pa.DataType) -> bool:
+    """Return whether the structs in two types have the same fields, in any order."""
+    if pa.types.is_struct(left) and pa.types.is_struct(right):
+        names = [field.name for field in left]
+        if len(set(names)) < len(names) or sorted(names) != sorted(field.name for field in right):
+            return False
+        return all(_same_names(left.field(name).type, right.field(name).type) for name in names)
+    if left.num_fields != right.num_fields:
+        return False
+    fields = range(left.num_fields)
+    return all(_same_names(left.field(at).type, right.field(at).type) for at in fields)
+
+
+def _other_columns(committed: pa.Schema, now: pa.Schema, what: str) -> UsageError:
+    return UsageError(
+        f"{what} was committed and must still be delivered: its rows have the columns "
+        f"({_columns(committed)}), and the query now has ({_columns(now)}). Start the query once with the "
+        "columns before, which delivers the rows, and change the columns after that"
+    )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
@@ -156,8 +234,9 @@ class StagedDelivery:
         query = self._query
         files = record.staged_files()
         session, operator = frame.sparkSession, query.output
+        what = f"the output of micro-batch {record.batch_id}"
         output = frame_of_rows(
-            session, query, operator.output, operator.arrow_output, inline, files
+            session, query, operator.output, operator.arrow_output, inline, files, what=what
         )
         self._sink(output, record.batch_id)
         fail_point("after-sink")

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from statelog.arguments import given
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import UnavailableError, UsageError
 from statelog.runtime.fail_points import fail_point
@@ -103,12 +104,12 @@ class DatabaseSink:
         if not callable(connect):
             raise UsageError(
                 f"DatabaseSink takes a function that connects, such as "
-                f"functools.partial(sqlite3.connect, path), not {connect!r}"
+                f"functools.partial(sqlite3.connect, path), not {given(connect)}"
             )
         if isinstance(key, str):
-            raise UsageError(f"key is a list of columns: key=[{key!r}]")
+            raise UsageError("key is a list of columns, such as ['customer'], not one text")
         if paramstyle is not None and paramstyle not in _PLACEHOLDERS:
-            raise UsageError(f"paramstyle is one of {', '.join(_PLACEHOLDERS)}; got {paramstyle!r}")
+            raise UsageError(f"paramstyle is one of {', '.join(_PLACEHOLDERS)}")
         self._connect = connect
         self._table = table
         self._key = tuple(key)

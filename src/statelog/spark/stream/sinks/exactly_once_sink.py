@@ -21,12 +21,14 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from statelog.arguments import given
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.delivery import delivered_batch, query_name
+from statelog.spark.query.keyed_frame import refuse_equal_names
 from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema
 
@@ -149,7 +151,7 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
     """
     if not isinstance(sink, ExactlyOnceSink):
         raise UsageError(
-            f"exactly_once takes a sink with last_committed, write and close, not {sink!r}; for a "
+            f"exactly_once takes a sink with last_committed, write and close, not {given(sink)}; for a "
             "function of frame and batch id use idempotent"
         )
     return ExactlyOnce(sink)
@@ -172,6 +174,7 @@ class ExactlyOnce:
         writer, batch = query_name(frame), delivered_batch(frame, batch_id)
         try:
             if not self.has(writer, batch):
+                refuse_equal_names(frame, "the frame", "A sink finds columns by their names")
                 rows = arrow_of(frame, arrow_schema(frame.schema))
                 self.write(SinkBatch(writer, batch, rows))
         except BaseException:

@@ -20,6 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from statelog import arguments
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import UnavailableError, UsageError
 from statelog.extras import require
@@ -80,7 +81,7 @@ class IcebergSink:
         catalog: str = "default",
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        if "." not in table:
+        if "." not in arguments.text(table, "table"):
             raise UsageError(f"name the table with its namespace: 'sales.{table}', not {table!r}")
         self._table = table
         self._catalog_name = catalog

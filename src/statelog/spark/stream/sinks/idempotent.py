@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 from pyspark.sql import DataFrame
 
+from statelog.arguments import given
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import FencedError, ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
@@ -71,7 +72,7 @@ def idempotent(
     Blocks: The function that is returned, for the store.   Thread: the query's.
     """
     if not callable(sink):
-        raise UsageError(f"idempotent takes a function of frame and batch id, not {sink!r}")
+        raise UsageError(f"idempotent takes a function of frame and batch id, not {given(sink)}")
     if (location is None) == (written is None):
         raise UsageError(
             "idempotent takes either a location for its records, or written=, a function that asks "

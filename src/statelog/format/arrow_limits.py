@@ -1,0 +1,207 @@
+"""
+One array made of several, within the limit of Arrow's 32-bit offsets.
+
+Texts, binary data, lists and maps are found by 32-bit offsets, so that one array holds at most 2 GiB of them.
+Beyond that Arrow returns several chunks, or fails without the name of the data.  What needs one array asks
+here, and gets it or a `CapacityError` with the name.  What can work with several arrays asks for `batches_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import CapacityError
+from statelog.model.state_change import value_bytes
+
+ARRAY_BYTES: Final = 2**31 - 1
+"""Most bytes of text or binary data, and most elements of lists or maps, in one array."""
+
+
+def one_array(column: pa.Array | pa.ChunkedArray, what: str = "") -> pa.Array:
+    """
+    Return a column as one array, which is copied only where it has several chunks.
+
+    Args:
+        column: One array or several.
+        what: What the column is, for the message: "state 'total', field 'text'".
+
+    Raises:
+        CapacityError: One array cannot hold it.
+    """
+    if isinstance(column, pa.Array):
+        return _checked(column, what)
+    if column.num_chunks == 1:
+        return _checked(column.chunk(0), what)
+    if not column.num_chunks:
+        return pa.array([], column.type)
+    return joined_arrays(column.chunks, what)
+
+
+def joined_arrays(arrays: Sequence[pa.Array], what: str = "") -> pa.Array:
+    """Return at least one array of one type as one array; see `one_array`."""
+    if len(arrays) == 1:
+        return _checked(arrays[0], what)
+    try:
+        whole = pa.concat_arrays(arrays)
+    except pa.ArrowInvalid as error:  # an overflow, or types that differ
+        if _widest(arrays) > ARRAY_BYTES:
+            raise capacity_error(what) from error
+        raise
+    return _checked(whole, what)
+
+
+def one_batch(table: pa.Table, what: str = "") -> pa.RecordBatch:
+    """
+    Return a table as one batch.
+
+    Args:
+        table: The rows.
+        what: What the table is, for the message; the name of the column follows.
+
+    Raises:
+        CapacityError: One array cannot hold one of its columns.
+    """
+    try:
+        batches = table.combine_chunks().to_batches()
+    except pa.ArrowInvalid as error:
+        if large := _large_column(table):
+            raise capacity_error(f"{what} column {large!r}".strip()) from error
+        raise
+    if not batches:
+        empty = [pa.array([], field.type) for field in table.schema]
+        return pa.RecordBatch.from_arrays(empty, schema=table.schema)
+    is_large = len(batches) > 1 or batches[0].get_total_buffer_size() > ARRAY_BYTES
+    if is_large and (large := _large_column(table)):
+        raise capacity_error(f"{what} column {large!r}".strip())
+    return batches[0]
+
+
+def take_rows(array: pa.Array, rows: pa.Array, what: str = "") -> pa.Array:
+    """Return rows of an array, which may repeat; see `one_array`."""
+    try:
+        return _checked(array.take(rows), what)
+    except pa.ArrowInvalid as error:  # a row that is missing is an `ArrowIndexError`
+        raise capacity_error(what) from error
+
+
+def joined_batches(batches: Iterable[pa.RecordBatch], what: str = "") -> pa.RecordBatch:
+    """Return at least one batch of one schema as one batch; see `one_batch`."""
+    return one_batch(pa.Table.from_batches(batches), what)
+
+
+def batches_of(table: pa.Table) -> list[pa.RecordBatch]:
+    """
+    Return a table as one batch, or as several if one cannot hold it.
+
+    No array of a batch is a slice of a longer one.
+
+    Raises:
+        CapacityError: One array cannot hold one of its rows.
+    """
+    try:
+        return [one_batch(table)]
+    except CapacityError:
+        if table.num_rows < 2:
+            raise
+    parts = table.to_batches()
+    if len(parts) == 1:
+        half = table.num_rows // 2
+        parts = [parts[0].slice(0, half), parts[0].slice(half)]
+    return [
+        batch for part in parts for batch in batches_of(pa.Table.from_batches([_compact(part)]))
+    ]
+
+
+def rows_of(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """
+    Return rows of a table by number, in this order; several chunks if one array cannot hold a column.
+
+    Raises:
+        CapacityError: One array cannot hold one of the rows.
+    """
+    batches = table.to_batches()
+    ends = np.cumsum([batch.num_rows for batch in batches])
+    which = np.searchsorted(ends, rows, side="right")
+    pieces, places = [table.schema.empty_table()], [np.empty(0, np.int64)]
+    try:
+        for at in np.unique(which).tolist():
+            place = np.flatnonzero(which == at)
+            numbers = rows[place] - (ends[at] - batches[at].num_rows)
+            pieces.append(pa.Table.from_batches([batches[at].take(pa.array(numbers))]))
+            places.append(place)
+        joined = one_batch(pa.concat_tables(pieces))
+    except (CapacityError, pa.ArrowInvalid):
+        half = len(rows) // 2
+        if not half:
+            raise
+        return pa.concat_tables(rows_of(table, part) for part in np.split(rows, [half]))
+    order = np.empty(len(rows), np.int64)
+    order[np.concatenate(places)] = np.arange(len(rows))
+    return pa.Table.from_batches([joined.take(pa.array(order))])
+
+
+def check_size(size_bytes: int, what: str) -> None:
+    """Raise `CapacityError` if one value of this size does not fit into an array."""
+    if size_bytes > ARRAY_BYTES:
+        raise capacity_error(what)
+
+
+def capacity_error(what: str) -> CapacityError:
+    """Return the error that one array cannot hold some data of one task."""
+    gib = ARRAY_BYTES / 2**30
+    return CapacityError(
+        f"{what or 'a column'}: one task has more than {gib:.3g} GiB, which is the most that one Arrow array "
+        "holds. Use more tasks (the option `tasks`); a key is always in one task, so the values of one key "
+        "in one micro-batch must be below the limit too"
+    )
+
+
+def _checked(array: pa.Array, what: str) -> pa.Array:
+    # The size of the buffers is at hand; what counts of them is computed only for a large array.
+    if array.get_total_buffer_size() > ARRAY_BYTES and _widest([array]) > ARRAY_BYTES:
+        raise capacity_error(what)
+    return array
+
+
+def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose arrays are not slices of longer ones."""
+    columns = [pa.concat_arrays([column]) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _large_column(table: pa.Table) -> str:
+    """Return the name of a column that one array cannot hold, or ""."""
+    names = zip(table.schema.names, table.columns, strict=True)
+    return next((name for name, column in names if _widest(column.chunks) > ARRAY_BYTES), "")
+
+
+def _widest(arrays: Sequence[pa.Array]) -> int:
+    """Return the largest number that a 32-bit offset would have in these arrays together."""
+    kind = arrays[0].type if arrays else pa.null()
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return sum(map(value_bytes, arrays))
+    if pa.types.is_struct(kind):
+        fields = range(kind.num_fields)
+        return max((_widest([array.field(at) for array in arrays]) for at in fields), default=0)
+    if pa.types.is_map(kind):
+        spans = [(array, *_bounds(array)) for array in arrays]
+        parts = [[array.keys[start:end] for array, start, end in spans]]
+        parts.append([array.items[start:end] for array, start, end in spans])
+    elif pa.types.is_list(kind):
+        parts = [[array.flatten() for array in arrays]]
+    else:
+        return 0
+    return max(max(sum(map(len, some)), _widest(some)) for some in parts)
+
+
+def _bounds(maps: pa.MapArray) -> tuple[int, int]:
+    """Return where the entries of maps begin and end."""
+    if not len(maps):
+        return 0, 0
+    offsets = maps.offsets
+    return offsets[0].as_py(), offsets[len(maps)].as_py()
