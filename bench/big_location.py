@@ -131,6 +131,8 @@ class BigLocation:
         record = BatchRecord(
             query_id="bench",
             batch_id=checkpoint_id,
+            location=self._coordinator.timeline.location_id,
+            timeline=self._coordinator.timeline.number,
             tasks=len(self._ranges),
             delivery="staged",
             time_mode="none",

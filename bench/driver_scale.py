@@ -328,6 +328,8 @@ class Driver:
             operators=(operator,),
             query_id="simulated",
             batch_id=batch_id,
+            location="",
+            timeline=0,
             tasks=len(acks),
             delivery="direct",
             time_mode="none",

@@ -6,9 +6,10 @@ from pathlib import Path
 from statelog.checkpoint.history import Entry, present_ids, read_entry
 from statelog.errors import ObjectNotFoundError
 from statelog.format.buffers import Buffer
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord
+from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
 from statelog.format.claim_record import ClaimRecord, decode_entry
 from statelog.format.segment import parse_segment
+from statelog.model import CompletedCheckpoint
 from statelog.store import PATHS, open_location
 
 
@@ -22,7 +23,7 @@ def entries(state: Path | str) -> dict[int, Entry]:
     return present
 
 
-def decoded(path: str, data: Buffer) -> CheckpointRecord | ClaimRecord:
+def decoded(path: str, data: Buffer) -> CompletedCheckpoint | ClaimRecord:
     """Return the record in the object of an entry."""
     return decode_entry(parse_segment(data).trailer.sections[CHECKPOINT_TAG], where=path)
 

@@ -213,17 +213,16 @@ class Forger:
         for name, target in {
             **{
                 name: state / name
-                for name in ("dstl", "taskowned", "tags", "owner", "chk-0", "chk-1", "chk-2")
+                for name in ("dstl", "taskowned", "tags", "chk-0", "chk-1", "chk-2")
             },
             **dict.fromkeys(
                 ("tmp", "recordings", "parents", "output", "shared", "audit"), self.victim
             ),
-            "copied-from": self.victim / "secret",
+            f"copied-{FORK_ID}/from": self.victim / "secret",
             "chk-0/_metadata": self.victim / "secret",
             "chk-3/_metadata": state / "chk-1" / "_metadata",
             "chk-4": state / "chk-1",
             "chk-5": state / "chk-0",
-            "owner/99": self.victim / "secret",
             "audit/20260101T000000000Z-0123456789abcdef.begin": self.victim / "secret",
             "trap.py": self.victim / "secret.py",
         }.items():
@@ -283,7 +282,7 @@ def forge_checkpoints(
         entry = read_entry(store, int(metadata.parent.name[4:]))
         if isinstance(entry, ClaimRecord):
             continue
-        changed = replace(entry.record, checkpoint=change(entry.checkpoint))
+        changed = change(entry.checkpoint)
         metadata.write_bytes(
             b"".join(map(bytes, rewrite_metadata(store.get(name), changed).buffers))
         )

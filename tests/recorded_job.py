@@ -237,6 +237,8 @@ class RecordedJob:
             ),
             query_id="q",
             batch_id=self.batch_id,
+            location=self.coordinator.timeline.location_id,
+            timeline=self.coordinator.timeline.number,
             tasks=len(acks),
             delivery="staged",
             time_mode=self.time_mode,

@@ -19,6 +19,8 @@ def one_operator(**values: Any) -> BatchRecord:
     defaults: dict[str, Any] = {
         "query_id": "q",
         "batch_id": 0,
+        "location": "",
+        "timeline": 0,
         "tasks": 1,
         "delivery": "staged",
         "time_mode": "none",

@@ -241,8 +241,8 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "Write output": (
         (
             statelog.spark,
-            "exactly_once IcebergSink KafkaSink DatabaseSink ExactlyOnceSink SinkBatch idempotent "
-            "writer_id",
+            "exactly_once IcebergSink KafkaSink DatabaseSink ExactlyOnceSink SinkBatch DeliveredBatch "
+            "idempotent writer_id",
         ),
     ),
     "Write a processor": (

@@ -103,10 +103,16 @@ def _entry_event(path: str, data: Any) -> dict[str, Any]:
     number = parse_checkpoint_metadata(path)
     entry = decoded(path, joined(data))
     if isinstance(entry, ClaimRecord):
-        return {"kind": "claim", "number": number}
-    parent = entry.checkpoint.parent_id
-    parent = -1 if parent is None else parent
-    return {"kind": "put", "number": number, "parent": parent, "attempt": entry.attempt}
+        return {"kind": "claim", "number": number, "timeline": entry.timeline}
+    parent = -1 if entry.parent_id is None else entry.parent_id
+    return {
+        "kind": "put",
+        "number": number,
+        "parent": parent,
+        "attempt": entry.attempt,
+        "timeline": entry.timeline.number,
+        "ancestors": [(end.number, end.last_id) for end in entry.timeline.ancestors],
+    }
 
 
 def log_requests(journal: Path) -> None:
@@ -167,7 +173,8 @@ def _log_owners(log: RequestLog) -> None:
         found = restore(self, *arguments, **more)
         number = -1 if found is None else found.checkpoint_id
         if self.epoch is not None:
-            log.happened(self._store.url, kind="restored", number=number)
+            timeline = self.timeline.number
+            log.happened(self._store.url, kind="restored", number=number, timeline=timeline)
         return found
 
     def completes(self: Any, checkpoint_id: int, **more: Any) -> Any:

@@ -79,25 +79,29 @@ class Target:
         if not metadata.exists():
             return -1
         query_id = json.loads(metadata.read_text(encoding="utf-8"))["id"]
+        record = self._record(query_id)
+        return -1 if record is None else int(record.split("/")[2])
+
+    def _record(self, query_id: str) -> str | None:
+        """Return the target's record of a query: `location/timeline/batch/plan`."""
         if self.sink in ("sqlite", "postgres"):
-            query = f"select max(batch_id) from {BATCHES} where writer = '{query_id}'"
-            ((newest,),) = self._select(query) or [(None,)]
-            return -1 if newest is None else int(newest)
+            records = self._select(f"select batch from {BATCHES} where writer = '{query_id}'")
+            return records[0][0] if records else None
         if self.sink == "iceberg":
             table = self._iceberg()
-            return -1 if table is None else int(table.properties[f"statelog.batch.{query_id}"])
-        if self.sink == "kafka":
-            return self._committed_offset(f"statelog-{query_id}") - 1
+            return None if table is None else table.properties[f"statelog.batch.{query_id}"]
+        if self.sink == "kafka":  # Tansu does not store the metadata of offsets
+            offset = self._committed_offset(f"statelog-{query_id}")
+            return None if offset is None else f"/{offset >> 32}/{offset & 0xFFFFFFFF}/"
         if self.sink == "delta":
             table = self._delta()
-            version = None if table is None else table.transaction_version(query_id)
-            return -1 if version is None else int(version)
+            return None if table is None else table.history(1)[0]["userMetadata"]
         entry = max(numbers(self.place / "_spark_metadata"), default=None)
         if entry is None:
-            return -1
+            return None
         record = json.loads((self.place / "_statelog" / str(entry)).read_text(encoding="utf-8"))
         assert record["writer"] == query_id
-        return int(record["batch_id"])
+        return str(record["batch"])
 
     def rows(self) -> Rows:
         """Return the rows of the target."""
@@ -183,7 +187,7 @@ class Target:
     def _arrow(self, table: Any) -> Any:
         return table.to_pyarrow_table() if self.sink == "delta" else table.scan().to_arrow()
 
-    def _committed_offset(self, group: str) -> int:
+    def _committed_offset(self, group: str) -> int | None:
         from confluent_kafka import Consumer, TopicPartition
 
         config = {"bootstrap.servers": self.servers["kafka"], "group.id": group}
@@ -191,7 +195,7 @@ class Target:
         try:
             (place,) = consumer.committed([TopicPartition(topic_of(self.name), 0)], 30)
             assert place.error is None, place.error
-            return max(int(place.offset), 0)
+            return int(place.offset) if place.offset >= 0 else None
         finally:
             consumer.close()
 

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ import pytest
 from tests.kafka_reader import committed_records, make_topic
 from tests.target_servers import kafka_broker, postgres_server
 
-from statelog.errors import UnavailableError, UsageError
-from statelog.spark import (
-    DatabaseSink,
-    ExactlyOnceSink,
-    IcebergSink,
-    KafkaSink,
-    SinkBatch,
-    exactly_once,
-)
+from statelog.core.delivered_batch import DeliveredBatch
+from statelog.errors import CheckpointError, UnavailableError, UsageError
+from statelog.spark import DatabaseSink, ExactlyOnceSink, IcebergSink, KafkaSink
 from statelog.spark.stream.sinks import database, iceberg, kafka
-from statelog.testing.sink_contract import WRITER, Killed, SinkContract, batch, key_and_value
+from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce
+from statelog.testing.sink_contract import (
+    LOCATION,
+    WRITER,
+    Killed,
+    SinkContract,
+    batch,
+    deliver,
+    key_and_value,
+)
 
 TABLES = itertools.count()
 CREATE = "create table {} (key text not null, value text not null)"
@@ -82,7 +86,7 @@ class TestSqlite(DatabaseContract):
             impatient.write(batch(0))
         wrong = DatabaseSink(connect, "missing")
         with pytest.raises(sqlite3.OperationalError, match="no such table: missing"):
-            wrong.write(batch(1))
+            self.write(wrong, batch(1))
         self.check(sink, 0)
 
 
@@ -120,12 +124,14 @@ class TestPostgres(DatabaseContract):
         assert sink.last_committed(WRITER) is None
         with self.connect() as slow:
             slow.execute(
-                f"insert into {self.schema}.batches (writer, batch_id) values (%s, 0)", (WRITER,)
+                f"insert into {self.schema}.batches (writer, batch) values (%s, %s)",
+                (WRITER, batch(0).record),
             )
             for row in key_and_value(batch(0)):
                 slow.execute(f"insert into {self.schema}.totals values (%s, %s)", row)
             assert sink.last_committed(WRITER) is None
-            thread = threading.Thread(target=sink.write, args=(batch(0),))
+            driver = ExactlyOnce(sink)
+            thread = threading.Thread(target=deliver, args=(driver, batch(0)))
             thread.start()
             thread.join(0.5)
             assert thread.is_alive(), "it waits"
@@ -144,8 +150,9 @@ class TestPostgres(DatabaseContract):
                 batches=f"{self.schema}.batches",
             )
         ) as upsert:
-            upsert.write(SinkBatch(WRITER, 0, pa.table({"k": [1, 2, 1], "v": ["a", "b", "c"]})))
-            upsert.write(SinkBatch(WRITER, 1, pa.table({"k": [2], "v": [None]})))
+            first = pa.table({"k": [1, 2, 1], "v": ["a", "b", "c"]})
+            self.write(upsert, replace(batch(0), rows=first))
+            self.write(upsert, replace(batch(1), rows=pa.table({"k": [2], "v": [None]})))
         with self.connect() as connection:
             rows = connection.execute(f"select k, v from {self.schema}.t order by k").fetchall()
         assert [(1, "c"), (2, None)] == rows
@@ -163,8 +170,8 @@ class TestPostgres(DatabaseContract):
                 "where pid <> pg_backend_pid() and usename = 'statelog'"
             )
         with pytest.raises(UnavailableError, match="cannot write batch 1"):
-            sink.write(batch(1))
-        sink.write(batch(1))
+            sink.write(batch(1, after=batch(0)))
+        self.write(sink, batch(1))
         self.check(sink, 0, 1)
 
 
@@ -209,7 +216,7 @@ class TestIceberg(SinkContract):
 
     def test_a_snapshot_names_its_batch(self, sink: IcebergSink) -> None:
         sink.write(batch(0))
-        sink.write(batch(7))
+        self.write(sink, batch(7))
         summaries = [snapshot.summary for snapshot in self.table().metadata.snapshots]
         names = ("statelog.writer", "statelog.batch-id")
         assert [(WRITER, "0"), (WRITER, "7")] == [
@@ -228,8 +235,8 @@ class TestIceberg(SinkContract):
         table.maintenance.expire_snapshots().by_ids(old).commit()
         assert 1 == len(self.table().metadata.snapshots)
         later = self.another_sink()
-        assert 4 == later.last_committed(WRITER)
-        later.write(batch(4, "again"))
+        assert batch(4).batch == later.last_committed(WRITER)
+        self.refuses(later, batch(4, "again"))
         expected = [*key_and_value(batch(4)), *[("other", "other")] * 3]
         assert sorted(expected) == sorted(self.stored(sink))
 
@@ -247,20 +254,22 @@ class TestIceberg(SinkContract):
                 return
             raced.append(True)
             if rival == "the same batch":
-                other.write(batch(1))
+                self.write(other, batch(1))
             else:
                 self.table().append(pa.table({"key": ["other"], "value": ["other"]}))
 
         monkeypatch.setattr(iceberg, "fail_point", race)
         if rival == "the same batch":
-            with pytest.raises(UnavailableError, match="another attempt has written batch 1 to"):
-                sink.write(batch(1))
+            with pytest.raises(
+                UnavailableError, match="another driver writes to the Iceberg table"
+            ):
+                sink.write(batch(1, after=batch(0)))
             self.check(sink, 0, 1)
         else:
-            sink.write(batch(1))
+            self.write(sink, batch(1))
             rows = [*key_and_value(batch(0)), *key_and_value(batch(1)), ("other", "other")]
             assert sorted(rows) == sorted(self.stored(sink))
-            assert 1 == sink.last_committed(WRITER)
+            assert batch(1).batch == sink.last_committed(WRITER)
         assert raced
 
     @pytest.mark.parametrize("failures_before", range(6))
@@ -276,7 +285,7 @@ class TestIceberg(SinkContract):
         from pyiceberg.catalog.sql import SqlCatalog
         from pyiceberg.exceptions import CommitFailedException
 
-        sink.write(batch(0))
+        self.write(sink, batch(0))
         self.hasten()
         attempts = 0
 
@@ -296,11 +305,11 @@ class TestIceberg(SinkContract):
         stored = SqlCatalog.commit_table
         monkeypatch.setattr(SqlCatalog, "commit_table", commit)
         expected = [*key_and_value(batch(0)), *key_and_value(batch(1))]
-        exactly_once(sink).write(batch(1))
+        deliver(ExactlyOnce(sink), batch(1))
         assert attempts == failures_before + 1
         other = [("other", "other")] if is_expired else []
         assert sorted([*expected, *other]) == sorted(self.stored(sink))
-        assert 1 == sink.last_committed(WRITER)
+        assert batch(1).batch == sink.last_committed(WRITER)
 
     def test_no_file_of_an_earlier_attempt_that_landed_late_is_deleted(
         self, sink: IcebergSink, monkeypatch: pytest.MonkeyPatch
@@ -309,7 +318,7 @@ class TestIceberg(SinkContract):
         from pyiceberg.catalog.sql import SqlCatalog
         from pyiceberg.exceptions import CommitFailedException
 
-        sink.write(batch(0))
+        self.write(sink, batch(0))
         self.hasten()
         waiting: list[Any] = []
 
@@ -323,7 +332,7 @@ class TestIceberg(SinkContract):
 
         stored = SqlCatalog.commit_table
         monkeypatch.setattr(SqlCatalog, "commit_table", commit)
-        sink.write(batch(1))
+        self.write(sink, batch(1))
         self.check(sink, 0, 1)
 
     def hasten(self) -> None:
@@ -341,7 +350,7 @@ class TestIceberg(SinkContract):
 
     @pytest.mark.parametrize("moment", ["read", "write"])
     def test_a_locked_catalog_is_unavailable(self, sink: IcebergSink, moment: str) -> None:
-        sink.write(batch(0))
+        self.write(sink, batch(0))
         self.properties["uri"] += "?timeout=0"
         impatient = self.another_sink()
         path = self.properties["uri"].removeprefix("sqlite:///").partition("?")[0]
@@ -351,8 +360,8 @@ class TestIceberg(SinkContract):
                 if moment == "read":
                     impatient.last_committed(WRITER)
                 else:
-                    impatient.write(batch(1))
-        impatient.write(batch(1))
+                    self.write(impatient, batch(1))
+        self.write(impatient, batch(1))
         impatient.close()
         self.check(sink, 0, 1)
 
@@ -379,14 +388,14 @@ class TestIceberg(SinkContract):
         def refuse(*arguments: Any) -> None:
             _handle_non_200_response(HTTPError(response=response), {})
 
-        sink.write(batch(0))
+        self.write(sink, batch(0))
         with monkeypatch.context() as patch:
             patch.setattr(SqlCatalog, "load_table", refuse)
             with pytest.raises(UnavailableError if is_unavailable else RESTError):
                 sink.last_committed(WRITER)
             with pytest.raises(UnavailableError if is_unavailable else RESTError):
-                sink.write(batch(1))
-        sink.write(batch(1))
+                self.write(sink, batch(1))
+        self.write(sink, batch(1))
         self.check(sink, 0, 1)
 
     def test_rows_get_the_types_of_the_table(self, sink: IcebergSink) -> None:
@@ -401,7 +410,7 @@ class TestIceberg(SinkContract):
             },
             schema=None,
         )
-        sink.write(SinkBatch(WRITER, 0, batch(0).rows))
+        sink.write(batch(0))
         table = self.another_sink("sales.typed")
         with self.catalog() as catalog:
             from pyiceberg.schema import Schema
@@ -416,12 +425,12 @@ class TestIceberg(SinkContract):
                     NestedField(3, "nested", inner),
                 ),
             )
-            table.write(SinkBatch(WRITER, 0, rows))
+            table.write(replace(batch(0), rows=rows))
             read = catalog.load_table("sales.typed").scan().to_arrow()
         assert [1] == read["small"].to_pylist()
         assert moment.cast(pa.timestamp("us", "UTC")).to_pylist() == read["at"].to_pylist()
         with pytest.raises(UsageError, match="also has extra: select the columns"):
-            table.write(SinkBatch(WRITER, 1, pa.table({"extra": [1]})))
+            self.write(table, replace(batch(1), rows=pa.table({"extra": [1]})))
         table.close()
 
     def test_a_name_without_namespace_is_rejected(self) -> None:
@@ -457,3 +466,24 @@ class TestKafka(SinkContract):
 
     def killed_before_commit(self, sink: ExactlyOnceSink) -> Any:
         return killed_in(kafka)
+
+    def last(self, sink: ExactlyOnceSink, writer: str = WRITER) -> DeliveredBatch | None:
+        """Tansu does not store the metadata of offsets, so location and plan are unknown."""
+        last = sink.last_committed(writer)
+        assert last is None or "" == last.location_id == last.plan
+        return None if last is None else replace(last, location_id=LOCATION)
+
+    def test_a_record_names_location_timeline_and_plan(self, sink: ExactlyOnceSink) -> None:
+        for timeline, number in ((0, 4), (17, 2), (18, 3)):
+            self.write(sink, batch(number, timeline=timeline))
+            assert batch(number, timeline=timeline).batch == self.last(sink)
+
+    @pytest.mark.parametrize("number", [2, 3])
+    def test_another_history_under_the_same_or_an_earlier_number_is_a_gap(  # type: ignore[override]
+        self, sink: ExactlyOnceSink, number: int
+    ) -> None:
+        self.write(sink, batch(4))
+        driver = ExactlyOnce(sink)
+        with pytest.raises(CheckpointError, match="batch 4, which the query has not reached"):
+            deliver(driver, batch(number))
+        self.check(sink, 4)

@@ -23,10 +23,15 @@ def seeds(target_names: list[str]) -> list[bytes]:
     checkpoint = CompletedCheckpoint(
         checkpoint_id=4, parent_id=3, created_at_ms=1, epoch=1, owner_id="o", max_parallelism=8
     )
-    record = record_format.CheckpointRecord(checkpoint, "a")
-    body = record_format.encode_record(record)
+    body = record_format.encode_record(checkpoint)
     claim = ClaimRecord(
-        number=5, owner_id="o", attempt="a", created_at_ms=1, newest=4, next_number=6
+        number=5,
+        owner_id="o",
+        attempt="a",
+        created_at_ms=1,
+        newest=4,
+        next_number=6,
+        location_id="b",
     )
     trailer = parse_segment(encode_claim(claim)).trailer
     assert trailer is not None

@@ -116,8 +116,8 @@ def read_metadata(data: bytes) -> Any:
     """Read all of a `_metadata` object: record, batch record, schemas, changes and staged rows."""
     segment = parse_segment(data)
     sections = {} if segment.trailer is None else segment.trailer.sections
-    record = decode_record(sections.get(CHECKPOINT_TAG, b""))
-    number = record.checkpoint.checkpoint_id
+    checkpoint = decode_record(sections.get(CHECKPOINT_TAG, b""))
+    number = checkpoint.checkpoint_id
     where = PATHS.metadata(number)
     stored = read_checkpoint(store_with(**{where: data}), number)
     staged = decode_streams(stored.sections.get(OUTPUT_TAG), where=where)
@@ -126,7 +126,7 @@ def read_metadata(data: bytes) -> Any:
     for operator in batch.operators:
         OperatorCodec(OperatorStateSchema.from_json(operator.schema))
     changes = kinds.read_sets(segment)
-    rewrite_metadata(data, record)
+    rewrite_metadata(data, checkpoint)
     return repr((stored.checkpoint, rows, batch.staged_files(), changes))
 
 
@@ -317,7 +317,7 @@ def read_claim(data: bytes) -> Any:
     store = store_with(**{PATHS.metadata(0): data})
     entry = read_entry(store, 0, whole=True)
     entries = Entries(store)
-    end = (entries.ids, entries.newest_id(), entries.next_number, entries.is_taken_over)
+    end = (entries.ids, entries.newest_id(), entries.next_number)
     said = describe_claim(entry) if isinstance(entry, ClaimRecord) else ""
     return repr((entry, end, said))
 

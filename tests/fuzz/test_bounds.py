@@ -18,7 +18,7 @@ from statelog.checkpoint.query_files import files_upto
 from statelog.errors import CheckpointError, CorruptionError
 from statelog.format import bounds
 from statelog.format.arrow_data import read_batch, read_stream_table
-from statelog.format.checkpoint_record import CheckpointRecord, decode_record, encode_record
+from statelog.format.checkpoint_record import RECORD_VERSION, decode_record, encode_record
 from statelog.format.recording_file import framed
 from statelog.model import CompletedCheckpoint
 from statelog.state.recordings.format import decode_file, from_stream
@@ -32,7 +32,7 @@ def stored_record(**changes: object) -> bytes:
     checkpoint = CompletedCheckpoint(
         checkpoint_id=4, parent_id=3, created_at_ms=1, epoch=1, owner_id="o", max_parallelism=8
     )
-    body = encode_record(CheckpointRecord(checkpoint, "a"))
+    body = encode_record(checkpoint)
     raw = bounds.decompress_zstd(body[8:], 1 << 20)
     fields = {**msgspec.json.decode(raw), **changes}
     return compressed_record(msgspec.json.encode(fields))
@@ -40,7 +40,7 @@ def stored_record(**changes: object) -> bytes:
 
 def compressed_record(raw: bytes) -> bytes:
     body = pa.Codec("zstd").compress(raw, asbytes=True)
-    return struct.pack(">HBBI", 1, 1, 0, len(raw)) + body
+    return struct.pack(">HBBI", RECORD_VERSION, 1, 0, len(raw)) + body
 
 
 def stream_of(table: pa.Table, compression: str | None = None) -> bytes:
@@ -107,8 +107,8 @@ def test_a_record_that_compresses_well_is_written_so_that_it_is_read() -> None:
         max_parallelism=8,
         properties={"text": "a" * (20 << 20)},
     )
-    data = encode_record(CheckpointRecord(checkpoint, "a"))
-    assert decode_record(data).checkpoint == checkpoint
+    data = encode_record(checkpoint)
+    assert decode_record(data) == checkpoint
 
 
 def test_a_recording_nested_too_deeply_or_with_no_text_is_refused() -> None:

@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.fuzz.targets import ALLOWED, TARGETS
 
-from statelog.format.checkpoint_record import CheckpointRecord, decode_record, encode_record
-from statelog.model import CompletedCheckpoint
+from statelog.format.checkpoint_record import decode_record, encode_record
+from statelog.model import CompletedCheckpoint, Timeline
+from statelog.model.timeline import TimelineEnd
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -19,16 +20,15 @@ GIB = 1 << 30
 
 def small_record() -> bytes:
     return encode_record(
-        CheckpointRecord(
-            CompletedCheckpoint(
-                checkpoint_id=4,
-                parent_id=3,
-                created_at_ms=1,
-                epoch=1,
-                owner_id="o",
-                max_parallelism=8,
-            ),
-            "attempt",
+        CompletedCheckpoint(
+            checkpoint_id=4,
+            parent_id=3,
+            created_at_ms=1,
+            epoch=1,
+            owner_id="o",
+            max_parallelism=8,
+            attempt="a7",
+            timeline=Timeline("b8", 2, (TimelineEnd("b8", 0, 1),)),
         )
     )
 

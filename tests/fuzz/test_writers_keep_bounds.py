@@ -14,7 +14,7 @@ from tests.fuzz.samples import task_recording
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.format import arrow_data, bounds, checkpoint_record, recording_file
 from statelog.format.arrow_data import open_parquet, read_stream_table, write_stream
-from statelog.format.checkpoint_record import CheckpointRecord, decode_record, encode_record
+from statelog.format.checkpoint_record import decode_record, encode_record
 from statelog.model import CompletedCheckpoint
 from statelog.options import CheckpointOptions
 from statelog.state.encoding.snapshot_file import SnapshotWriter
@@ -41,7 +41,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
-def record_of(**values: Any) -> CheckpointRecord:
+def record_of(**values: Any) -> CompletedCheckpoint:
     fields: dict[str, Any] = {
         "checkpoint_id": 4,
         "parent_id": 3,
@@ -50,7 +50,7 @@ def record_of(**values: Any) -> CheckpointRecord:
         "owner_id": "o",
         "max_parallelism": 8,
     }
-    return CheckpointRecord(CompletedCheckpoint(**(fields | values)), "a")
+    return CompletedCheckpoint(**(fields | values))
 
 
 @FEW

@@ -4,6 +4,7 @@ import re
 
 from tests.house.sources import ROOT, tree_of
 from tests.house.test_parity_page import is_there
+from tests.model.campaign import MUTANTS
 from tests.simulation import test_mutants
 from tests.unit.checkpoint import test_simulation_mutants
 from tests.unit.state import test_recovery_mutants
@@ -28,6 +29,11 @@ def test_the_mutants_of_the_simulated_world_are_on_the_page() -> None:
 def test_the_mutants_of_the_owners_are_on_the_page() -> None:
     names = [function.__name__ for _, function, _ in test_simulation_mutants.MUTANTS]
     assert sorted(set(names)) == sorted(ROW.findall(section("Owners and conflicts")))
+
+
+def test_the_mutants_of_timelines_are_on_the_page() -> None:
+    names = [mutant.rule for mutant in MUTANTS if mutant.bounds.rewinds]
+    assert names == ROW.findall(section("Timelines"))
 
 
 def test_the_mutants_of_recovery_are_on_the_page() -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from tests.model.explorer import State
+from tests.model.history import CHECKPOINT, CLAIM
+from tests.model.observers import initial
 from tests.model.sequence import (
     FREE,
     IDLE,
@@ -52,6 +54,9 @@ class Event:
         number: The entry; of "restored" the checkpoint that the owner continues, -1 for none.
         parent: Of "put": the checkpoint that it continues, -1 for none.
         attempt: Of "put": counts the attempts of the owner under this number.
+        timeline: Of "claim" and "put": the timeline that the entry names; of "restored" that of the
+            checkpoints that the owner will commit.
+        ancestors: Of "put": the timelines before, each with its last checkpoint that this one continues.
     """
 
     kind: str
@@ -59,6 +64,8 @@ class Event:
     number: int = -1
     parent: int = -1
     attempt: int = 0
+    timeline: int = 0
+    ancestors: tuple[tuple[int, int], ...] = ()
 
 
 class Replay:
@@ -71,7 +78,15 @@ class Replay:
 
     def __init__(self, numbers: int) -> None:
         self._entries: State = (FREE,) * numbers
-        bounds = Bounds(drivers=1, numbers=numbers, claims=_MANY, lost=_MANY, late=_MANY, tag=False)
+        bounds = Bounds(
+            drivers=1,
+            numbers=numbers,
+            claims=_MANY,
+            lost=_MANY,
+            late=_MANY,
+            tag=False,
+            rewinds=_MANY,
+        )
         self._model = SequenceModel(bounds)
         self._drivers: dict[str, frozenset[State]] = {}
         self._nonces: dict[str, int] = {}
@@ -113,7 +128,7 @@ class Replay:
             if event.kind == "listed":
                 yield driver
             elif event.kind in ("restored", "reported"):
-                if driver[0] == OWNER and driver[3] == event.number:
+                if driver[0] == OWNER and driver[3] == event.number and _is_of(event, driver):
                     yield driver
                 continue
             for label, state in self._model.transitions(self._state(driver, nonce)):
@@ -127,9 +142,12 @@ class Replay:
         self._entries = (*self._entries[:number], entry, *self._entries[number + 1 :])
 
     def _fits(self, event: Event, state: State, nonce: int) -> bool:
-        if event.kind != "put":
+        content: tuple[object, ...] = (CLAIM, nonce, event.timeline)
+        if event.kind == "put":
+            history = (event.timeline, event.ancestors)
+            content = (CHECKPOINT, nonce, event.attempt, event.parent, *history)
+        elif event.kind != "claim":
             return True
-        content = (2, nonce, event.attempt, event.parent)
         return bool(state[0][event.number][1] == content)
 
     def _closure(self, event: Event, nonce: int) -> set[State]:
@@ -153,7 +171,7 @@ class Replay:
         return reached
 
     def _state(self, driver: State, nonce: int) -> State:
-        return (self._entries, (), (driver,), (NO_TAG, 0), (nonce, 0, 0), "")
+        return (self._entries, (), (driver,), (NO_TAG, 0), (nonce, 0, 0, 0), "", initial())
 
 
 def check_trace(events: Iterable[Event]) -> int:
@@ -168,6 +186,11 @@ def check_trace(events: Iterable[Event]) -> int:
     for at, event in enumerate(trace):
         check(replay.take(event), f"event {at} is no step of the model: {event}")
     return len(trace)
+
+
+def _is_of(event: Event, driver: State) -> bool:
+    """Return whether an owner commits on the timeline of an event; "reported" does not say it."""
+    return event.kind == "reported" or bool(driver[9][0] == event.timeline)
 
 
 def attempt_number(attempts: list[str], attempt: str) -> int:

@@ -77,6 +77,8 @@ def locations_of(entries: list[Mapping[str, Any]]) -> dict[str, list[Line]]:
         location, owner = entry["location"], entry["owner"]
         effects = ()
         for fields in map(dict, entry.get("events", (entry.get("event"),))):
+            if "ancestors" in fields:
+                fields["ancestors"] = tuple(map(tuple, fields["ancestors"]))
             if "attempt" in fields:
                 known = attempts[location, owner, fields["number"]]
                 fields["attempt"] = attempt_number(known, fields["attempt"])

@@ -30,14 +30,14 @@ def block(results: Mapping[str, Any]) -> str:
     lines = [
         f"Explored whole: {states:,} states and {steps:,} steps. No invariant was broken.",
         "",
-        "| Protocol | Drivers | Claims | Numbers | Lost answers | Late requests | Tag | States | Depth |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| Drivers | Claims | Numbers | Lost answers | Late requests | Tag | Rewinds | Watched by | States | Depth |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *map(_row, whole),
         "",
         f"Mutants: {len(mutants)}. Each breaks an invariant.",
         "",
-        "| Protocol | Rule left out | What a driver then does | Broken invariant | Steps |",
-        "|---|---|---|---|---|",
+        "| Rule left out | What then happens | Broken invariant | Steps |",
+        "|---|---|---|---|",
         *map(_mutant_row, mutants),
         "",
         *_counterexamples(mutants),
@@ -49,13 +49,14 @@ def _row(run: Mapping[str, Any]) -> str:
     bounds = run["bounds"]
     names = ("drivers", "claims", "numbers", "lost", "late")
     tag = "yes" if bounds["tag"] else "no"
-    cells = [run["protocol"], *(str(bounds[name]) for name in names), tag]
-    return f"| {' | '.join(cells)} | {run['states']:,} | {run['depth']} |"
+    cells = [*(str(bounds[name]) for name in names), tag, str(bounds["rewinds"])]
+    watched_by = bounds["watched_by"] or "nothing"
+    return f"| {' | '.join(cells)} | {watched_by} | {run['states']:,} | {run['depth']} |"
 
 
 def _mutant_row(run: Mapping[str, Any]) -> str:
     mutant = run["mutant"]
-    cells = (mutant["protocol"], f"`{mutant['rule']}`", mutant["slip"], run["broken"])
+    cells = (f"`{mutant['rule']}`", mutant["slip"], run["broken"])
     return f"| {' | '.join(cells)} | {len(run['trace'])} |"
 
 
@@ -65,7 +66,7 @@ def _counterexamples(mutants: list[Mapping[str, Any]]) -> list[str]:
         mutant = run["mutant"]
         lines += [
             "```text",
-            f"{mutant['protocol']} without {mutant['rule']}: {run['broken']}",
+            f"without {mutant['rule']}: {run['broken']}",
             *(f"  {number:2} {label}" for number, label in enumerate(run["trace"], start=1)),
             "```",
             "",

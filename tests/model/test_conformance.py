@@ -12,7 +12,7 @@ from tests.entries import decoded
 from tests.model.conformance import Event, attempt_number, check_trace
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.interleaved_world import InterleavedWorld
-from tests.unit.checkpoint.test_simulation import World, simulate
+from tests.unit.checkpoint.test_simulation import Rewinding, World, simulate
 
 from statelog.checkpoint import clean_up, ownership
 from statelog.checkpoint.history import Entries
@@ -38,16 +38,17 @@ class TracedStore(DictStore):
             return
         entry = decoded(path, self.objects[path][0])
         if isinstance(entry, ClaimRecord):
-            self._world.note("claim", number, entry.owner_id)
+            self._world.note("claim", number, entry.owner_id, timeline=entry.timeline)
             return
-        stored = entry.checkpoint
-        attempts = self._world.attempts.setdefault((stored.owner_id, number), [])
+        attempts = self._world.attempts.setdefault((entry.owner_id, number), [])
         self._world.note(
             "put",
             number,
-            stored.owner_id,
-            parent=-1 if stored.parent_id is None else stored.parent_id,
+            entry.owner_id,
+            parent=-1 if entry.parent_id is None else entry.parent_id,
             attempt=attempt_number(attempts, entry.attempt),
+            timeline=entry.timeline.number,
+            ancestors=tuple((end.number, end.last_id) for end in entry.timeline.ancestors),
         )
 
     def list_folders(self, prefix: str = "") -> Any:
@@ -96,11 +97,16 @@ class TracedWorld(World):
     def note(self, kind: str, number: int, owner: str = "", **more: Any) -> None:
         self.trace.append(Event(kind, owner or self.actors[-1], number, **more))
 
-    def restored(self, owner: str, epoch: int, found: Any) -> None:
-        self.note("restored", -1 if found is None else found.checkpoint_id, owner)
+    def restored(self, owner: str, epoch: int, found: Any, timeline: int) -> None:
+        number = -1 if found is None else found.checkpoint_id
+        self.note("restored", number, owner, timeline=timeline)
 
     def reported(self, owner: str, checkpoint_id: int) -> None:
         self.note("reported", checkpoint_id, owner)
+
+
+class TracedRewindingWorld(TracedWorld, Rewinding):
+    """A world in which owners go back to older checkpoints, with a trace."""
 
 
 class TracedInterleavedWorld(TracedWorld, InterleavedWorld):
@@ -151,14 +157,20 @@ def test_the_trace_of_owners_that_go_on_later_is_a_way_through_the_model() -> No
     assert check_seeds(range(EVERY_DAY), TracedInterleavedWorld) > 20 * EVERY_DAY
 
 
+def test_the_trace_of_owners_that_go_back_is_a_way_through_the_model() -> None:
+    assert check_seeds(range(EVERY_DAY), TracedRewindingWorld) > 20 * EVERY_DAY
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_the_traces_of_many_worlds_are_ways_through_the_model() -> None:
     count = int(os.environ.get("STATELOG_CONFORMANCE_SEEDS", "500"))
     seeds = range(EVERY_DAY, EVERY_DAY + count)
     with evidence.campaign("traces against the model", seeds=seeds, simulated=True) as record:
-        record.counts["events of traces"] += check_seeds(seeds)
-        record.runs = record.counts["conforming traces"] = count
+        for new_world in (TracedWorld, TracedRewindingWorld):
+            record.counts["events of traces"] += check_seeds(seeds, new_world)
+            record.counts["conforming traces"] += count
+        record.runs = record.counts["conforming traces"]
 
 
 @pytest.mark.parametrize("left_out", ["claim", "the look after the claim", "put"])
@@ -173,7 +185,7 @@ def test_a_trace_without_a_step_does_not_conform(left_out: str) -> None:
         check_trace(rest)
 
 
-def test_a_trace_with_another_parent_or_number_does_not_conform() -> None:
+def test_a_trace_with_another_parent_number_or_timeline_does_not_conform() -> None:
     events = traced(2)
     for kind, wrong in (
         ("put", {"parent": 7}),
@@ -181,6 +193,10 @@ def test_a_trace_with_another_parent_or_number_does_not_conform() -> None:
         ("put", {"attempt": 1}),
         ("claim", {"number": 1}),
         ("restored", {"number": 3}),
+        ("put", {"timeline": 1}),
+        ("put", {"ancestors": ((0, 0),)}),
+        ("claim", {"timeline": 1}),
+        ("restored", {"timeline": 1}),
     ):
         at = next(at for at, event in enumerate(events) if event.kind == kind)
         changed = [*events[:at], replace(events[at], **wrong), *events[at + 1 :]]

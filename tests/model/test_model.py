@@ -5,13 +5,14 @@ import json
 import pytest
 from tests.model.campaign import MUTANTS, QUICK, RESULTS, WHOLE, Mutant, explored
 from tests.model.explorer import State, explore
+from tests.model.history import INVARIANTS
 from tests.model.page import PAGE, with_block
-from tests.model.sequence import INVARIANTS, Bounds, Rules, SequenceModel
+from tests.model.sequence import Bounds, Rules, SequenceModel
 
 
-@pytest.mark.parametrize(("protocol", "bounds"), QUICK)
-def test_no_invariant_breaks_within_small_bounds(protocol: str, bounds: Bounds) -> None:
-    result = explored(protocol, bounds)
+@pytest.mark.parametrize("bounds", QUICK)
+def test_no_invariant_breaks_within_small_bounds(bounds: Bounds) -> None:
+    result = explored(bounds)
     assert ("", True) == (result.broken, result.is_whole)
     assert result.states > 5_000, "nothing was explored"
 
@@ -22,9 +23,9 @@ QUICK_MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", QUICK_MUTANTS, ids=lambda m: f"{m.protocol}-{m.rule}")
+@pytest.mark.parametrize("mutant", QUICK_MUTANTS, ids=lambda mutant: mutant.rule)
 def test_each_mutant_breaks_an_invariant(mutant: Mutant) -> None:
-    result = explored(mutant.protocol, mutant.bounds, mutant.rule)
+    result = explored(mutant.bounds, mutant.rule)
     assert result.broken
     assert result.trace
 
@@ -55,7 +56,7 @@ def test_the_explorer_finds_the_shortest_way() -> None:
 
 def test_a_counterexample_is_a_way_through_the_model() -> None:
     mutant = MUTANTS[0]
-    trace = explored(mutant.protocol, mutant.bounds, mutant.rule).trace
+    trace = explored(mutant.bounds, mutant.rule).trace
     model = SequenceModel(mutant.bounds, Rules(**{mutant.rule: False}))
     states = [model.initial()]
     for label in trace:

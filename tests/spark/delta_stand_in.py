@@ -30,6 +30,7 @@ class TransactionWriter(DataSourceArrowWriter):
         self.path = options["path"]
         self.application = options.get("txnAppId")
         self.version = options.get("txnVersion")
+        self.metadata = {"userMetadata": options.get("userMetadata", "")}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
         return Rows(list(iterator))
@@ -47,7 +48,10 @@ class TransactionWriter(DataSourceArrowWriter):
                 known = DeltaTable(self.path).transaction_version(self.application)
                 if known is not None and known >= version:
                     return
-            properties = CommitProperties(app_transactions=[Transaction(self.application, version)])
+            properties = CommitProperties(
+                custom_metadata=self.metadata,
+                app_transactions=[Transaction(self.application, version)],
+            )
         table = pa.Table.from_batches(batches)
         write_deltalake(self.path, table, mode="append", commit_properties=properties)
 

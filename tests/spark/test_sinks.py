@@ -20,6 +20,7 @@ from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.cli.main import run as command
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.spark import (
     DatabaseSink,
@@ -164,7 +165,38 @@ def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
     assert sorted(job.expected) == job.rows("parquet")
     entries = {one.name for one in (job.out / "_spark_metadata").glob("[0-9]*")}
     assert {"5.compact", "6"} <= entries <= {"2.compact", "3", "4", "5.compact", "6"}
-    assert 1 == len(list((job.out / "_statelog").glob("[0-9]*")))
+    assert 2 == len(list((job.out / "_statelog").glob("[0-9]*"))), "the newest of each query"
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_files_are_written_once_although_another_query_writes_before_the_restart(
+    job: SinkJob, delivery: str
+) -> None:
+    job.add(2)
+    job.run("parquet", delivery=delivery)
+    job.forget_commit()
+    job.run("parquet", name="another", delivery=delivery)
+    job.run("parquet", delivery=delivery)
+    assert sorted(job.expected * 2) == job.rows("parquet")
+
+
+@pytest.mark.parametrize("source", ["parquet", "delta"])
+def test_a_query_that_was_restored_from_a_backup_is_refused(job: SinkJob, source: str) -> None:
+    if source == "delta":
+        pytest.importorskip("deltalake")
+        job.spark.dataSource.register(DeltaStandIn)
+    query, backup = job.folder / "query", job.folder / "backup"
+    job.add(1)
+    job.run(source)
+    shutil.copytree(query, backup)
+    job.add(2)
+    job.run(source)
+    shutil.rmtree(query)
+    shutil.move(backup, query)
+    with pytest.raises((CheckpointError, StreamingQueryException), match=r"batch 2.*batch 1"):
+        job.run(source)
+    rows = delta_rows(job.out) if source == "delta" else job.rows(source)
+    assert sorted(job.expected) == rows
 
 
 def test_a_folder_with_other_files_is_refused_or_appended_to(job: SinkJob) -> None:
@@ -218,48 +250,146 @@ def delta_rows(path: Path) -> list[tuple[Any, ...]]:
     return sorted(tuple(row[name] for name in COLUMNS) for row in rows)
 
 
-def test_entries_name_their_micro_batches(spark: "SparkSession", tmp_path: Path) -> None:
-    def entries(planned: int = -1) -> FileEntries:
-        return FileEntries(spark, str(tmp_path), planned)
+class Folder:
+    """A folder of files, whose entries a test writes; each call of `entries` is another driver."""
 
-    log = tmp_path / "_spark_metadata"
-    log.mkdir()
+    def __init__(self, spark: "SparkSession", path: Path) -> None:
+        self._spark = spark
+        self.path = path
+        self.log = path / "_spark_metadata"
+        self.log.mkdir()
+
+    def entries(self, planned: int = -1) -> FileEntries:
+        return FileEntries(self._spark, str(self.path), planned)
+
+    def write(self, delivered: Delivered, entries: FileEntries | None = None) -> int | None:
+        """Write a micro-batch as the sink does; return its entry."""
+        entries = entries or self.entries()
+        entry = entries.begin(delivered)
+        if entry is not None:
+            (self.log / str(entry)).write_text("v1")
+            entries.end(entry)
+        return entry
+
+    def records(self) -> list[str]:
+        return sorted(each.name for each in (self.path / "_statelog").glob("[0-9]*"))
+
+
+@pytest.fixture
+def a_folder(spark: "SparkSession", tmp_path: Path) -> Folder:
+    return Folder(spark, tmp_path)
+
+
+def delivered(
+    writer: str, number: int, timeline: int = 0, location: str = "x", plan: str = ""
+) -> Delivered:
+    return Delivered(writer, DeliveredBatch(location, timeline, number, plan))
+
+
+def test_entries_name_their_micro_batches(a_folder: Folder) -> None:
+    entries, log = a_folder.entries, a_folder.log
     ours = entries()
-    assert 0 == ours.begin(Delivered("a", 7))
-    assert 0 == entries().begin(Delivered("a", 7)), "announced, not written"
-    with pytest.raises(FencedError, match="a has announced entry 0"):
-        entries().begin(Delivered("b", 0))
+    assert 0 == ours.begin(delivered("a", 7))
+    assert 0 == entries().begin(delivered("a", 7)), "announced, not written"
+    with pytest.raises(FencedError, match=r"a has announced batch 7 .* as entry 0"):
+        entries().begin(delivered("b", 0))
     (log / "0").write_text("v1")
     ours.end(0)
-    assert entries().begin(Delivered("a", 7)) is None
-    with pytest.raises(CheckpointError, match="has the rows of batch 7"):
-        entries().begin(Delivered("a", 6))
-    with pytest.raises(CheckpointError, match="has the rows of batch 7"):
-        entries().begin(Delivered("a-rewound-3", 7))
+    assert entries().begin(delivered("a", 7)) is None
     entries(7).check("a")
     with pytest.raises(CheckpointError, match="continues with batch 7"):
         entries(6).check("a")
-    assert 1 == ours.begin(Delivered("a", 9))
+    assert 1 == ours.begin(delivered("a", 9))
     (log / "1").write_text("v1")
     with pytest.raises(FencedError, match="newest entry is 1, this query left it at 0"):
-        ours.begin(Delivered("a", 10))
-    assert entries().begin(Delivered("a", 9)) is None
-    assert ["1"] == [one.name for one in (tmp_path / "_statelog").glob("[0-9]*")]
-    (tmp_path / "_statelog" / "1").write_text("{}")
-    (tmp_path / "_statelog" / ".1.crc").unlink(missing_ok=True)
+        ours.begin(delivered("a", 10))
+    assert entries().begin(delivered("a", 9)) is None
+    assert ["1"] == a_folder.records()
+    (a_folder.path / "_statelog" / "1").write_text("{}")
+    (a_folder.path / "_statelog" / ".1.crc").unlink(missing_ok=True)
     with pytest.raises(UsageError, match="is damaged"):
-        entries().begin(Delivered("a", 9))
+        entries().begin(delivered("a", 9))
 
 
-def test_a_query_of_sparks_own_operator_continues_in_its_folder(
-    spark: "SparkSession", tmp_path: Path
+def test_the_newest_entry_of_each_query_is_remembered(a_folder: Folder) -> None:
+    for number in range(3):
+        a_folder.write(delivered("a", number))
+        a_folder.write(delivered("b", 10 + number))
+    assert ["4", "5"] == a_folder.records()
+    for _ in range(2):
+        assert a_folder.write(delivered("a", 2)) is None
+        assert a_folder.write(delivered("b", 12)) is None
+    for writer, number in (("a", 1), ("b", 11)):
+        with pytest.raises(CheckpointError, match="continues with batch") as caught:
+            a_folder.write(delivered(writer, number))
+        assert ("gap", number) == (caught.value.reason, caught.value.batch_id)
+        with pytest.raises(CheckpointError, match="continues with batch"):
+            a_folder.entries(number).check(writer)
+    assert [6, 7] == [a_folder.write(delivered("b", 13)), a_folder.write(delivered("a", 3))]
+    assert ["6", "7"] == a_folder.records()
+
+
+def test_a_run_that_was_killed_leaves_no_record_behind(a_folder: Folder) -> None:
+    a_folder.write(delivered("a", 0))
+    killed = a_folder.entries()
+    assert 1 == killed.begin(delivered("a", 1))
+    (a_folder.log / "1").write_text("v1")
+    assert ["0", "1"] == a_folder.records()
+    a_folder.write(delivered("b", 0))
+    assert a_folder.write(delivered("a", 1)) is None
+    assert ["1", "2"] == a_folder.records()
+
+
+@pytest.mark.parametrize("others_write", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        delivered("a", 3, 5),
+        delivered("a", 2, 5),
+        delivered("a", 3, location="y"),
+        delivered("a", 3, plan="other"),
+        delivered("a", 2),
+    ],
+)
+def test_given_up_batches_in_a_folder_are_refused(
+    a_folder: Folder, wrong: Delivered, others_write: bool
 ) -> None:
-    log = tmp_path / "_spark_metadata"
-    log.mkdir()
-    (log / "4").write_text("v1")
-    assert FileEntries(spark, str(tmp_path), 4).begin(Delivered("a", 4)) is None
-    assert 5 == FileEntries(spark, str(tmp_path), 5).begin(Delivered("a", 5))
-    assert 5 == FileEntries(spark, str(tmp_path), -1).begin(Delivered("a", 4)), "a new query"
+    a_folder.write(delivered("a", 3, plan="planned"))
+    if others_write:
+        a_folder.write(delivered("b", 0))
+    with pytest.raises(CheckpointError, match=r"has the rows of batch 3 .* cannot be taken out"):
+        a_folder.write(wrong)
+
+
+def test_a_query_that_was_rewound_to_what_the_folder_has_goes_on(a_folder: Folder) -> None:
+    a_folder.write(delivered("a", 3))
+    zombie = a_folder.entries()
+    again = Delivered("a", DeliveredBatch("x", 0, 3, "", 5))
+    assert a_folder.write(again) is None
+    assert 1 == a_folder.write(delivered("a", 4, 5))
+    with pytest.raises(
+        FencedError, match="timeline 5, and this driver is at batch 4 of timeline 0"
+    ):
+        a_folder.write(delivered("a", 4), zombie)
+    assert a_folder.write(delivered("a", 4, 5)) is None
+
+
+def test_an_announcement_of_another_timeline_is_not_overwritten(a_folder: Folder) -> None:
+    """The driver before the rewind may be about to write the entry."""
+    assert 0 == a_folder.entries().begin(delivered("a", 3))
+    assert 0 == a_folder.entries().begin(delivered("a", 3, plan="planned again"))
+    with pytest.raises(FencedError, match=r"announced batch 3 .* delete .*_statelog/0"):
+        a_folder.entries().begin(delivered("a", 2, 5))
+    for name in ("0", ".0.crc"):
+        (a_folder.path / "_statelog" / name).unlink()
+    assert 0 == a_folder.write(delivered("a", 2, 5))
+
+
+def test_a_query_of_sparks_own_operator_continues_in_its_folder(a_folder: Folder) -> None:
+    (a_folder.log / "4").write_text("v1")
+    assert a_folder.entries(4).begin(delivered("a", 4)) is None
+    assert 5 == a_folder.entries(5).begin(delivered("a", 5))
+    assert 5 == a_folder.entries(-1).begin(delivered("a", 4)), "a new query"
 
 
 def test_a_table_of_files_is_created_and_written_once(job: SinkJob) -> None:
@@ -341,7 +471,10 @@ def test_delta_gets_the_ids_of_its_transactions(spark: "SparkSession", job: Sink
     job.run("delta")
     assert sorted(job.expected) == delta_rows(job.out)
     query_id = json.loads((job.folder / "query" / "metadata").read_text())["id"]
-    assert 1 == deltalake.DeltaTable(str(job.out)).transaction_version(query_id)
+    table = deltalake.DeltaTable(str(job.out))
+    location = table.history()[0]["userMetadata"].partition("/")[0]
+    assert location
+    assert 1 == table.transaction_version(f"{query_id}/{location}")
     named = str(job.folder / "named")
     wait(job.writer("b").option("TxnAppId", "mine").start(named, format="delta"))
     assert 1 == deltalake.DeltaTable(named).transaction_version("mine")
@@ -386,6 +519,7 @@ def test_an_idempotent_function_skips_what_it_has_written(job: SinkJob, delivery
     assert sorted(job.expected) == sorted(row[1:] for row in rows)
     (writer,) = records.iterdir()
     assert {"1", "2"} == {one.name for one in writer.iterdir()}
+    assert (writer / "2").read_text().split("/")[1:3] == ["0", "2"]
 
     def fail(frame: DataFrame, batch_id: int) -> None:
         collected(rows)(frame, batch_id)
@@ -453,11 +587,16 @@ def test_a_sink_with_transactions_gets_each_row_once(job: SinkJob, delivery: str
     run_with(exactly_once(database(job.folder)))
     assert sorted(job.expected) == rows()
     (writer,) = (json.loads((job.folder / "query" / "metadata").read_text())["id"],)
-    assert 3 == sink.last_committed(writer)
+    last = sink.last_committed(writer)
+    assert last is not None
+    assert (0, 3) == (last.timeline, last.batch_id)
     query = str(job.folder / "query")
     assert 0 == command(["rewind", query, "--to", "1", "--apply", "--min-age", "0s"])
     run_with(exactly_once(database(job.folder)))
     assert sorted(job.expected + job.expected[4:]) == rows()
+    last = sink.last_committed(writer)
+    assert last is not None
+    assert (3, True) == (last.batch_id, last.timeline > 0), "a rewind begins a timeline"
     with contextlib.closing(sqlite3.connect(job.folder / "d")) as connection:
         connection.execute("drop table totals")
     job.add(1)
@@ -473,7 +612,7 @@ class ClosedSink:
         self._sink = sink
         self.closed = True
 
-    def last_committed(self, writer: str) -> int | None:
+    def last_committed(self, writer: str) -> DeliveredBatch | None:
         self.closed = False
         return self._sink.last_committed(writer)
 

@@ -147,6 +147,6 @@ def test_the_command_line_never_prints_a_secret(verb, capsys, caplog, monkeypatc
 
 def test_a_location_on_memory_is_shown_whole(capsys):
     store = open_store("memory://a@b?c")
-    store.put("owner/1", b"{}")
+    store.put("dstl/1", b"{}")
     assert run(["checkpoints", "memory://a@b?c"]) == 0
     assert "memory://a@b?c is claimed" in capsys.readouterr().out

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from contextlib import suppress
 from typing import Final
 
 from statelog.arguments import whole_number
 from statelog.checkpoint.history import Entries, read_checkpoint
+from statelog.checkpoint.restore import check_continues, find_continuing
 from statelog.checkpoint.tags import TagKind, list_tags, retained_checkpoints
 from statelog.errors import (
     CheckpointError,
@@ -16,6 +18,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     UsageError,
 )
+from statelog.model import CheckpointPosition
 from statelog.runtime.clock import utc_time
 from statelog.store import ObjectStore
 
@@ -33,13 +36,15 @@ def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "che
     Args:
         store: The store of the location.
         given: An id, as a number or as text; "latest" or "earliest" for the newest or the oldest
-            retained one; the name of a tag; or a time, as text of ISO 8601 (without a zone it is UTC)
-            or as a `datetime`: the newest one that was created at or before it.
+            retained one; the name of a tag; a position as `CheckpointPosition.to_text` returns it; or
+            a time, as text of ISO 8601 (without a zone it is UTC) or as a `datetime`: the newest one
+            that was created at or before it.
         name: Name of the argument, for errors.
 
     Raises:
         UsageError: It is none of them.
-        CheckpointError: There is no checkpoint, or none that is old enough (`reason` "not_found").
+        CheckpointError: There is no checkpoint, or none that is old enough (`reason` "not_found").  Or
+            the location does not continue the position ("not_newer").
         StoreError: The store failed.
 
     Blocks: On the store, except for an id.
@@ -51,6 +56,8 @@ def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "che
     text = given.strip()
     if _ID.fullmatch(text):
         return int(text)
+    if "/" in text:
+        return _id_at(store, CheckpointPosition.from_text(text))
     if text == LATEST:
         newest = Entries(store).newest()
         if newest is not None:
@@ -71,6 +78,14 @@ def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "che
             "2026-11-22T10:30:00+01:00"
         ) from error
     return find_checkpoint_at(store, time)
+
+
+def _id_at(store: ObjectStore, position: CheckpointPosition) -> int:
+    """Return the number of a position that the newest checkpoint continues."""
+    find_continuing(store, position)
+    with suppress(ObjectNotFoundError):  # the caller says what a deleted checkpoint means
+        check_continues(store, read_checkpoint(store, position.checkpoint_id).checkpoint, position)
+    return position.checkpoint_id
 
 
 def given_checkpoint_id(store: ObjectStore, given: CheckpointName | None) -> int | None:

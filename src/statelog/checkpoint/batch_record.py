@@ -1,9 +1,7 @@
 """
 The record of a micro-batch in its checkpoint, next to the state.
 
-A query with one operator writes version 1 of the record, which has no version number and the figures of
-the operator with the micro-batch's.  A query with several operators writes version 2, which
-has a list of operators.  Format: docs/reference/formats/checkpoint_metadata.md.
+Format: docs/reference/formats/checkpoint_metadata.md.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.core.source_position import SourceLog
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
@@ -23,22 +22,10 @@ from statelog.model.object_path import checked_path
 SIDE_CHECKPOINT: Final = "checkpoint_id"
 SIDE_BATCH: Final = "batch_id"
 """The first columns of stored rows of a side output: the checkpoint and the micro-batch that has them."""
-_SEVERAL: Final = 2
-"""Version of the record of a query with several operators."""
-_OPTIONAL: Final = (
-    "checkpoint_location",
-    "durations_ms",
-    "task_ms",
-    "previous_ms",
-    "retries",
-    "objects",
-    "object_bytes",
-    "uploads",
-)
-"""Fields that are left out where they are unknown: records of earlier versions do not have them."""
+_VERSION: Final = 3
 
 
-class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     One operator of a query, after a micro-batch.
 
@@ -60,7 +47,7 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     next_due_ms: int | None = None
 
 
-class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True):
+class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     An object with what some keys saw in one micro-batch, or with the dead letters of several.
 
@@ -71,8 +58,7 @@ class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True):
         keys: Number of recorded keys.
         dropped: Number of keys that exceeded a bound and were left out.
         dead_letters: Number of dead letters; 0 for a recording that the setting `record` asked for.
-            Left out where it is 0.
-        oldest: The oldest checkpoint that has dead letters in it; 0, and left out, where there is one.
+        oldest: The oldest checkpoint that has dead letters in it; 0 where there is one.
     """
 
     checkpoint: int
@@ -140,7 +126,7 @@ class BroadcastEntry(msgspec.Struct, frozen=True, kw_only=True):
         return FileStateHandle(self.path, self.size, self.crc)
 
 
-class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     The properties of a checkpoint that a micro-batch made.
 
@@ -148,6 +134,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         operators: The operators of the query, in the order of the data.  The key groups of the
             checkpoint are divided evenly among them, in this order.
         query_id, batch_id: Spark's names of the query and of the micro-batch.
+        location, timeline: The location and the timeline in which the micro-batch was computed.  A
+            later checkpoint of another timeline may have the same record, after a rewind for example.
         tasks: Number of tasks.
         delivery, time_mode: How the query ran.
         now_ms: Processing time of the batch; -1 without.
@@ -161,8 +149,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         output_files: JSON handles of staged rows in separate files.
         went_back_to: The checkpoint of the last rewind of the query, if any.
         checkpoint_location: The query's checkpointLocation, as Spark resolved it; None if unknown.
-        rewound: The checkpoint that the last `statelog rewind` committed, if any.  The numbers of
-            micro-batches after it were used before, for other rows.
         durations_ms: Phases of the driver up to the commit: `plan`, `run`; None if unknown.
         task_ms: Phases of the tasks, of the slowest task in each; None if unknown.
         previous_ms: Phases of the parent's micro-batch from its commit on: `commit`, `deliver`,
@@ -181,6 +167,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorRecord, ...]
     query_id: str
     batch_id: int
+    location: str
+    timeline: int
     tasks: int
     delivery: str
     time_mode: str
@@ -189,7 +177,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int
     output_files: list[JsonObject]
     went_back_to: int | None = None
-    rewound: int | None = None
     watermark_ms: int = -1
     position: str | None = None
     position_before: str | None = None
@@ -206,6 +193,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     recordings: tuple[RecordingEntry, ...] = ()
     side_outputs: tuple[SideOutputEntry, ...] = ()
     broadcasts: tuple[BroadcastEntry, ...] = ()
+
+    @property
+    def delivered(self) -> DeliveredBatch:
+        """The micro-batch, as targets record it."""
+        return DeliveredBatch(self.location, self.timeline, self.batch_id, self.position or "")
 
     @property
     def rows(self) -> int:
@@ -229,24 +221,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_properties(self) -> JsonObject:
         """Return the checkpoint's properties; its staged files are deleted with it."""
-        properties: JsonObject = msgspec.to_builtins(self)
-        for name in _OPTIONAL:
-            if properties[name] is None:
-                del properties[name]
-        if not self.recordings:  # as in a query without them, byte for byte
-            del properties["recordings"]
-        for name in ("side_outputs", "broadcasts"):
-            if not properties[name]:
-                del properties[name]
-        for entry in properties.get("recordings", ()):
-            for name in ("dead_letters", "oldest"):
-                if not entry[name]:
-                    del entry[name]
-        if len(self.operators) == 1:
-            del properties["operators"]
-            properties |= msgspec.to_builtins(self.operators[0])
-        else:
-            properties["version"] = _SEVERAL
+        properties: JsonObject = {**msgspec.to_builtins(self), "version": _VERSION}
         files = [handle.path for handle in self.staged_files()]
         files += [recording.path for recording in self.recordings]
         files += [rows.path for rows in self.side_outputs]
@@ -270,14 +245,13 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             CorruptionError: It names a file outside of its folder, or an object outside of the location.
         """
         properties: JsonObject = dict(stored)
-        version = properties.get("version", 1)
-        if isinstance(version, int) and version > _SEVERAL:
+        version = properties.get("version")
+        if isinstance(version, int) and version != _VERSION:
             raise IncompatibleFormatError(
-                f"checkpoint {checkpoint_id} has version {version} of the record of a "
-                f"micro-batch; this statelog reads versions up to {_SEVERAL}: upgrade statelog"
+                f"checkpoint {checkpoint_id} has version {version} of the record of a micro-batch; this "
+                f"statelog reads version {_VERSION} only: use the statelog that wrote it, or begin with a new "
+                "state location"
             )
-        if version == 1:
-            properties["operators"] = [dict(stored)]
         try:
             record = msgspec.convert(properties, cls)
         except msgspec.ValidationError as error:

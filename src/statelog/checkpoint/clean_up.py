@@ -25,7 +25,6 @@ from itertools import groupby, islice
 from typing import Final, TypeAlias
 
 from statelog.checkpoint.audit import audited
-from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import (
     Entries,
     may_be_claim,
@@ -51,6 +50,7 @@ from statelog.store.paths import (
     TEMPORARY_FOLDER,
     parse_checkpoint_folder,
     parse_checkpoint_metadata,
+    parse_copy_folder,
 )
 
 # Release the parent of a fork: delete there the tag that keeps a checkpoint for the fork.
@@ -59,7 +59,7 @@ _FAILURES_MAX: Final = 3
 FAILED_RECORDING_AGE: Final = dt.timedelta(days=7)
 """The recording of a key that failed is kept this long; no checkpoint names it."""
 _NEVER_GARBAGE: Final = tuple(
-    f"{folder}/" for folder in (PATHS.owners, PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
+    f"{folder}/" for folder in (PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
 )
 _REPEATED_AGE: Final = dt.timedelta(days=7)
 """A version of a broadcast table is kept this long for a restart that repeats its micro-batch."""
@@ -283,7 +283,7 @@ def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
     ids = present_ids(store)
     newest = Entries(store, ids).newest()
     if newest is None:
-        return frozenset() if ids or newest_epoch(store) else None
+        return frozenset() if ids else None
     marked: set[str] = set()
     for checkpoint_id in retained_ids(store, newest, ids):
         try:
@@ -308,8 +308,7 @@ def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
     Args:
         store: The store of the location.
         path: Name of the object.
-        newest: The newest checkpoint.  A number above it may be that of a claim, or of a late commit of
-            statelog 0.2.
+        newest: The newest checkpoint.  A claim may have a number above it.
 
     Blocks: On the store, for an entry.
     """
@@ -359,8 +358,8 @@ def is_ours(path: str) -> bool:
 
 
 def _is_unknown(path: str) -> bool:
-    is_expected = is_ours(path) or path.startswith(_NEVER_GARBAGE) or path == PATHS.copied_from
-    return not is_expected
+    is_never_garbage = path.startswith(_NEVER_GARBAGE) or parse_copy_folder(path) is not None
+    return not (is_ours(path) or is_never_garbage)
 
 
 _Result: TypeAlias = CleanUpRequested | CleanUpReport

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -45,10 +46,10 @@ from statelog.errors import (
     IncompatibleFormatError,
     UsageError,
 )
-from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
+from statelog.format.checkpoint_metadata import MetadataFile, write_metadata
 from statelog.format.claim_record import ClaimRecord
 from statelog.metrics import Metrics
-from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
+from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot, Timeline
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
@@ -108,6 +109,8 @@ class CheckpointCoordinator:
         self._restored = False
         self._clean_ups = BatchedCleanUp(store, clock_ms=clock_ms)
         self._next_id = 0
+        self._timeline = Timeline()
+        """The timeline of the checkpoints that this owner commits, from `restore` on."""
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
         """The object of the checkpoint under way, from the first `complete` on: its put may have succeeded."""
@@ -156,8 +159,7 @@ class CheckpointCoordinator:
         Raises:
             StoreError: The store failed; the claim may be repeated.  Or the store ignores the
                 condition of put-if-absent (`reason` "put_if_absent"), so no commit is possible.
-            CheckpointError: Other owners keep claiming the location (`reason` "contended"), or a driver
-                of statelog 0.2 wrote to it after it was taken over ("two_editions").
+            CheckpointError: Other owners keep claiming the location (`reason` "contended").
             IncompatibleFormatError: A newer statelog wrote the newest entry.
 
         Blocks: On the store: four round trips (two listings, the newest entry, a put; first a probe).
@@ -176,15 +178,25 @@ class CheckpointCoordinator:
         self._restored = False  # `restore` replaces what is left of the history before
         return self._claim.number
 
-    def restore(self, checkpoint_id: int | None = None) -> CompletedCheckpoint | None:
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the checkpoints that this owner commits."""
+        return self._timeline
+
+    def restore(
+        self, checkpoint_id: int | None = None, *, begins_timeline: bool = False
+    ) -> CompletedCheckpoint | None:
         """
         Find the checkpoint to continue from.
 
         A damaged newest checkpoint is reported, never skipped.  Restoring an older one by its id
-        gives up the newer ones: `clean_up` deletes them after the first `complete`.
+        gives up the newer ones, and begins a new timeline: `clean_up` deletes them after the first
+        `complete`.
 
         Args:
             checkpoint_id: None for the newest one, or the id of one.
+            begins_timeline: Begin a new timeline, although no checkpoint is given up: the numbers of
+                micro-batches are used again.
 
         Returns:
             The checkpoint, read whole and verified; None if the location has none.
@@ -214,6 +226,7 @@ class CheckpointCoordinator:
         self._ledger.handle(restored, self._now_ns())
         self._clean_ups.begin(point.leftovers)
         self._next_id = 0 if claim is None else claim.next_number
+        self._timeline = _timeline_after(claim, checkpoint, begins_timeline)
         self._entries, self._pins = Entries(self._store, entries.ids), None
         self._prepared = None
         self._restored = True
@@ -325,7 +338,7 @@ class CheckpointCoordinator:
         except FencedError as conflict:
             self._fence(str(conflict), conflict.__cause__)
         fail_point("after-commit")
-        checkpoint = prepared.record.checkpoint
+        checkpoint = prepared.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._next_id = checkpoint_id + 1
         self._prepared = None
@@ -349,6 +362,7 @@ class CheckpointCoordinator:
             epoch=self.epoch or 0,
             owner_id=self._owner_id,
             max_parallelism=self._max_parallelism,
+            timeline=self._timeline,
             materialized=plan.materialized,
             log=plan.log,
             retained=plan.retained,
@@ -487,9 +501,28 @@ def prepare_commit(
     Raises:
         UsageError: A property is not JSON, or a tag is reserved.
     """
-    record = CheckpointRecord(checkpoint, os.urandom(8).hex())
+    checkpoint = replace(checkpoint, attempt=os.urandom(8).hex())
     path = PATHS.metadata(checkpoint.checkpoint_id)
-    return write_metadata(record, path, compress=compress, sections=sections)
+    return write_metadata(checkpoint, path, compress=compress, sections=sections)
+
+
+def _timeline_after(
+    claim: ClaimRecord | None, base: CompletedCheckpoint | None, begins_timeline: bool
+) -> Timeline:
+    """
+    Return the timeline of the checkpoints that continue *base* under a claim.
+
+    It is a new one if a checkpoint is given up, on request, and in a copy, whose claim names another
+    location than the checkpoint.
+    """
+    if claim is None:
+        return Timeline() if base is None else base.timeline
+    if base is None:
+        return Timeline(claim.location_id, claim.timeline)
+    is_moved = base.timeline.location_id != claim.location_id
+    if is_moved or begins_timeline or claim.newest != base.checkpoint_id:
+        return base.timeline.continued(claim.location_id, claim.number, base.checkpoint_id)
+    return base.timeline
 
 
 def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[float], None]) -> None:
@@ -502,7 +535,7 @@ def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[floa
 
     Blocks: On the store.
     """
-    record, mine = prepared.record, prepared.record.checkpoint
+    mine = prepared.checkpoint
     path = PATHS.metadata(mine.checkpoint_id)
     # A lost answer looks like a fault, or (repeated by the client) like a conflict.
     try:
@@ -513,10 +546,10 @@ def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[floa
         raise FencedError(f"{path} exists and this owner did not write it: {error}") from error
     if isinstance(entry, ClaimRecord):
         raise FencedError(f"another owner has the location: {describe_claim(entry)}")
-    if isinstance(entry, StoredCheckpoint) and entry.record.attempt != record.attempt:
+    if isinstance(entry, StoredCheckpoint) and entry.checkpoint.attempt != mine.attempt:
         other = entry.checkpoint
         raise FencedError(
             f"checkpoint {mine.checkpoint_id} was committed by {other.owner_id!r} in epoch "
-            f"{other.epoch} (attempt {entry.record.attempt}), not by {mine.owner_id!r} in epoch "
-            f"{mine.epoch} (attempt {record.attempt})"
+            f"{other.epoch} (attempt {other.attempt}), not by {mine.owner_id!r} in epoch "
+            f"{mine.epoch} (attempt {mine.attempt})"
         )

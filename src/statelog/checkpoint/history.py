@@ -7,29 +7,27 @@ newest checkpoint, or a claim, which names it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from typing import Final, TypeAlias
 
-from statelog.checkpoint.first_edition import is_zombie
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
     IncompatibleFormatError,
     ObjectNotFoundError,
 )
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord
-from statelog.format.checkpoint_record import FIRST_VERSION
+from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
 from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord, decode_entry
 from statelog.format.segment import parse_segment
 from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
 from statelog.store import PATHS, ObjectStore, ask_at_once, read_verified
 from statelog.store.at_once import read_tail
-from statelog.store.paths import parse_checkpoint_folder
+from statelog.store.paths import parse_checkpoint_folder, parse_copy_folder
 
 _TAIL_SIZE: Final = 64 * 1024
 _NAMED: Final = 10
@@ -40,19 +38,9 @@ _NAMED: Final = 10
 class StoredCheckpoint:
     """A checkpoint as it is stored."""
 
-    record: CheckpointRecord
+    checkpoint: CompletedCheckpoint
     sections: Mapping[bytes, bytes]
     size_bytes: int
-
-    @property
-    def checkpoint(self) -> CompletedCheckpoint:
-        """The checkpoint itself."""
-        return self.record.checkpoint
-
-    @property
-    def is_of_first_edition(self) -> bool:
-        """Whether statelog 0.2 committed it."""
-        return self.record.version == FIRST_VERSION
 
 
 Entry: TypeAlias = StoredCheckpoint | ClaimRecord
@@ -60,7 +48,11 @@ Entry: TypeAlias = StoredCheckpoint | ClaimRecord
 
 def present_ids(store: ObjectStore) -> list[int]:
     """Return the numbers of the folders of all entries, ascending; one may have no metadata."""
-    numbers = (parse_checkpoint_folder(name) for name in store.list_folders())
+    return _numbers(store.list_folders())
+
+
+def _numbers(folders: Iterable[str]) -> list[int]:
+    numbers = map(parse_checkpoint_folder, folders)
     return sorted(number for number in numbers if number is not None)
 
 
@@ -143,7 +135,7 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
         what, number_inside = "the claim", record.number
     else:
         entry = StoredCheckpoint(record, trailer.sections, size)
-        what, number_inside = "checkpoint", record.checkpoint.checkpoint_id
+        what, number_inside = "checkpoint", record.checkpoint_id
     if number_inside != number:
         raise CorruptionError(
             f"{path} contains {what} {number_inside}; the object was moved or copied", path=path
@@ -175,6 +167,8 @@ class Entries:
 
     def __init__(self, store: ObjectStore, ids: list[int] | None = None) -> None:
         self.store = store
+        self.copy_id: str | None = None
+        """The identity of a copy of another location, by the last listing."""
         self._ids = ids
         self._entries: dict[int, Entry] = {}
 
@@ -185,7 +179,9 @@ class Entries:
 
     def list_again(self) -> Entries:
         """List the entries; what was read stays."""
-        self._ids = present_ids(self.store)
+        folders = list(self.store.list_folders())
+        self.copy_id = next(filter(None, map(parse_copy_folder, folders)), None)
+        self._ids = _numbers(folders)
         return self
 
     def end_with(self, claim: ClaimRecord) -> None:
@@ -224,6 +220,10 @@ class Entries:
                 self._ids = [number for number in present_ids(self.store) if number not in missing]
         return None
 
+    def lowest(self) -> Entry | None:
+        """Return the lowest entry, the first claim if the location is no copy; None if it cannot be read."""
+        return readable(self.store, self.ids[0]) if self.ids else None
+
     @property
     def next_number(self) -> int:
         """The first free number."""
@@ -232,29 +232,20 @@ class Entries:
             return top.next_number
         return 0 if top is None else self.ids[-1] + 1
 
-    @property
-    def is_taken_over(self) -> bool:
-        """Whether drivers of statelog 0.2 can no longer write here."""
-        top = self.top()
-        return isinstance(top, ClaimRecord) or (
-            isinstance(top, StoredCheckpoint) and not top.is_of_first_edition
-        )
+    def newest_readable(self) -> Entry | None:
+        """Return the highest entry that can be read; None without one."""
+        for number in reversed(self.ids):
+            entry = readable(self.store, number)
+            if entry is not None:
+                return entry
+        return None
 
     def newest_id(self) -> int | None:
         """Return the id of the newest checkpoint, which may be damaged; None if there is none."""
         top = self.top()
         if isinstance(top, ClaimRecord):
             return top.newest
-        if not isinstance(top, StoredCheckpoint) or not top.is_of_first_edition:
-            return None if top is None else self.ids[-1]
-        try:
-            newest = self.newest()
-        except CheckpointError as error:
-            damaged = error.facts.get("checkpoint_id")
-            if error.reason == "damaged" and isinstance(damaged, int):
-                return damaged
-            raise
-        return None if newest is None else newest.checkpoint_id
+        return None if top is None else self.ids[-1]
 
     def newest(self) -> CompletedCheckpoint | None:
         """Return the checkpoint to continue from, None if there is none; raises as `newest_stored`."""
@@ -267,8 +258,7 @@ class Entries:
 
         Raises:
             CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
-                older one that can be restored (`usable_id`).  Or a driver of statelog 0.2 has written to
-                the location since it was taken over ("two_editions").
+                older one that can be restored (`usable_id`).
             IncompatibleFormatError: A newer statelog wrote the newest one.
         """
         while True:
@@ -280,7 +270,7 @@ class Entries:
                 if isinstance(top, CorruptionError):
                     raise top
                 if isinstance(top, StoredCheckpoint):
-                    return self._newest_of_first_edition() if top.is_of_first_edition else top
+                    return top
                 if top.newest is None:
                     return None
                 number = top.newest
@@ -290,30 +280,6 @@ class Entries:
                     raise self._damaged(number, error) from error
             except CorruptionError as error:
                 raise self._damaged(number, error) from error
-
-    def _newest_of_first_edition(self) -> StoredCheckpoint | None:
-        """Return the newest checkpoint of a location of statelog 0.2; the highest may be a zombie."""
-        reads = [partial(readable, self.store, number) for number in self.ids]
-        entries = [entry for entry in ask_at_once(self.store, reads) if entry is not None]
-        stored = [entry for entry in entries if isinstance(entry, StoredCheckpoint)]
-        if any(not each.is_of_first_edition for each in stored) or len(stored) < len(entries):
-            late = stored[-1].checkpoint
-            raise unusable(
-                late.checkpoint_id,
-                "two_editions",
-                f"checkpoint {late.checkpoint_id} of {self.store.url} was committed by {late.owner_id!r}, a driver of statelog 0.2, after "
-                "the location was taken over by this edition. It is not part of the history. Stop that "
-                f"driver, and delete {PATHS.metadata(late.checkpoint_id)}; then start again",
-            )
-        others = [each.checkpoint for each in stored]
-        for number in reversed(self.ids):
-            try:
-                candidate = self.read_checkpoint(number)
-            except ObjectNotFoundError:
-                continue
-            if not is_zombie(candidate.checkpoint, others):
-                return candidate
-        return None
 
     def _damaged(
         self, checkpoint_id: int, error: CorruptionError | ObjectNotFoundError

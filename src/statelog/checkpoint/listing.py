@@ -23,7 +23,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     StatelogError,
 )
-from statelog.model import CompletedCheckpoint, Json
+from statelog.model import CheckpointPosition, CompletedCheckpoint, Json
 from statelog.notebook import facts_as_html
 from statelog.runtime.clock import utc_time
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
@@ -61,6 +61,8 @@ class CheckpointSummary:
         log_length: Number of log handles.
         log_size_bytes: Summed value bytes of its log.
         snapshot_count: Number of snapshots.
+        position: Its name outside of the location; None if it cannot be read.
+        is_given_up: Whether a rewind gave it up: it is not part of the history of the newest one.
         object_count: Number of objects that it refers to, its metadata not counted.
         properties: What the engine stored with it.
         problem: Why it cannot be read, or "".
@@ -77,6 +79,8 @@ class CheckpointSummary:
     log_size_bytes: int = 0
     snapshot_count: int = 0
     object_count: int = 0
+    position: CheckpointPosition | None = None
+    is_given_up: bool = False
     properties: Mapping[str, Json] = field(default_factory=dict)
     problem: str = ""
 
@@ -168,7 +172,9 @@ def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedC
     listing: list[tuple[CheckpointSummary, CompletedCheckpoint | None]] = []
     for checkpoint_id, entry in entries.items():
         if isinstance(entry, StoredCheckpoint):
-            listing.append((_summary(entry, checkpoint_id in retained), entry.checkpoint))
+            is_given_up = newest is not None and not newest.continues(entry.checkpoint.position)
+            summary = _summary(entry, checkpoint_id in retained, is_given_up)
+            listing.append((summary, entry.checkpoint))
         else:
             damaged = isinstance(entry, CorruptionError)
             unreadable = CheckpointSummary(
@@ -201,7 +207,7 @@ def _newest(entries: Entries) -> CompletedCheckpoint | StatelogError | None:
         return error
 
 
-def _summary(stored: StoredCheckpoint, retained: bool) -> CheckpointSummary:
+def _summary(stored: StoredCheckpoint, retained: bool, is_given_up: bool) -> CheckpointSummary:
     checkpoint = stored.checkpoint
     return CheckpointSummary(
         checkpoint_id=checkpoint.checkpoint_id,
@@ -215,5 +221,7 @@ def _summary(stored: StoredCheckpoint, retained: bool) -> CheckpointSummary:
         log_size_bytes=sum(handle.size_bytes for handle in checkpoint.log),
         snapshot_count=len(checkpoint.materialized),
         object_count=len(checkpoint.referenced_paths()),
+        position=checkpoint.position,
+        is_given_up=is_given_up,
         properties=checkpoint.properties,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import present_ids
 from statelog.store import LocationStore, open_existing_store
 from statelog.store.paths import STATE_FOLDER
@@ -44,4 +43,4 @@ def open_state(
 
 def is_state(store: LocationStore) -> bool:
     """Return whether a store has a checkpoint or a claim of statelog."""
-    return bool(present_ids(store)) or newest_epoch(store) > 0
+    return bool(present_ids(store))

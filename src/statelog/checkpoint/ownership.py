@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from statelog.checkpoint.first_edition import fence_drivers
 from statelog.checkpoint.history import Entries, Entry, exists, present_ids, read_entry
 from statelog.checkpoint.tags import read_pins
 from statelog.core.pins import Pin
@@ -102,19 +101,21 @@ def claim_location(
     Raises:
         StoreError: The store failed, or answers that an entry exists and returns none.
         CheckpointError: Other owners claimed the location first, a thousand times in a row (`reason`
-            "contended").  Or two editions write to it ("two_editions").
+            "contended").  Or a driver of another location has written to it ("foreign_state").
         IncompatibleFormatError: A newer statelog wrote the highest entry.
 
-    Blocks: On the store: four round trips (a listing, the highest entry, the put, a listing).
+    Blocks: On the store: four round trips (a listing, the highest entry and the lowest, the put, a
+        listing).
     """
     store = entries.store
     attempt = os.urandom(8).hex()
     ask_both(store, entries.list_again, verify)
-    fenced = 0 if entries.is_taken_over else fence_drivers(store, owner_id, clock_ms, pause)
-    if fenced:  # a driver of 0.2 may have committed before
-        entries.list_again()
     for _ in range(_ATTEMPTS):
+        _, lowest = ask_both(store, entries.top, entries.lowest)
         number = entries.next_number
+        location_id, timeline = _history(entries, number, attempt)
+        if lowest is not None and entries.copy_id is None:
+            _check_location(entries, lowest, location_id)
         claim = ClaimRecord(
             number=number,
             owner_id=owner_id,
@@ -122,7 +123,8 @@ def claim_location(
             created_at_ms=clock_ms(),
             newest=entries.newest_id(),
             next_number=number + 1,
-            fenced=fenced,
+            location_id=location_id,
+            timeline=timeline,
         )
         if put_claim(store, claim, pause):
             pins = _pins_if_last(entries, claim)
@@ -134,6 +136,58 @@ def claim_location(
         f"could not claim {store.url} in {_ATTEMPTS} attempts: other owners keep taking it over; "
         "is the job started more than once?",
         reason="contended",
+    )
+
+
+def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
+    """
+    Return the identity of the location, and the timeline that its newest entry is of.
+
+    The first claim makes the identity.  The first claim of a copy begins a timeline: the location that
+    it was copied from may go on too.
+
+    Args:
+        entries: The entries of the location.
+        number: The number of the claim.
+        attempt: The name of its attempt, which becomes the identity of a new location.
+    """
+    top = entries.top()
+    if isinstance(top, CorruptionError):
+        top = entries.newest_readable()
+    location_id, timeline = (attempt, number) if top is None else _history_of(top)
+    if entries.copy_id not in (None, location_id):
+        return entries.copy_id, number
+    return location_id, timeline
+
+
+def _history_of(entry: Entry) -> tuple[str, int]:
+    """Return location and timeline of an entry."""
+    if isinstance(entry, ClaimRecord):
+        return entry.location_id, entry.timeline
+    return entry.checkpoint.timeline.location_id, entry.checkpoint.timeline.number
+
+
+def _check_location(entries: Entries, lowest: Entry, location_id: str) -> None:
+    """
+    Check that the newest entry is of this location.
+
+    A driver of a location that was deleted, and made again at the same place, may still run: its next
+    number may be free in the new one.
+
+    Raises:
+        CheckpointError: Such a driver has written it (`reason` "foreign_state").
+    """
+    own_id, _ = _history_of(lowest)
+    if location_id == own_id:
+        return
+    number = entries.ids[-1]
+    path = PATHS.metadata(number)
+    raise CheckpointError(
+        f"{path} of {entries.store.url} was written for another location, {location_id}, that was at this place "
+        f"before; this one is {own_id}. Stop the driver that wrote it, and delete {path}; then start again",
+        reason="foreign_state",
+        checkpoint_id=number,
+        path=path,
     )
 
 

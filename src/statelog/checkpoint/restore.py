@@ -31,7 +31,7 @@ from statelog.errors import (
     ObjectNotFoundError,
 )
 from statelog.format.claim_record import ClaimRecord
-from statelog.model import CompletedCheckpoint
+from statelog.model import CheckpointPosition, CompletedCheckpoint
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
 LEFTOVERS_MAX: Final = 64
@@ -173,6 +173,51 @@ def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> Com
     return newest
 
 
+def find_continuing(store: ObjectStore, position: CheckpointPosition) -> CompletedCheckpoint:
+    """
+    Return the newest checkpoint, which continues one that was remembered outside of the location.
+
+    Args:
+        store: The store of the location.
+        position: The checkpoint that was remembered; it may be deleted by now.
+
+    Raises:
+        CheckpointError: The location was replaced, or the query was rewound to an earlier checkpoint
+            (`reason` "not_newer").  Or there is no checkpoint ("not_found").
+
+    Blocks: On the store.
+    """
+    newest = find_checkpoint(store)
+    check_continues(store, newest, position)
+    return newest
+
+
+def check_continues(
+    store: ObjectStore, checkpoint: CompletedCheckpoint, position: CheckpointPosition
+) -> None:
+    """
+    Check that a checkpoint continues one that was remembered outside of the location.
+
+    Raises:
+        CheckpointError: It does not (`reason` "not_newer"); see `find_continuing`.
+    """
+    if checkpoint.continues(position):
+        return
+    number = position.checkpoint_id
+    if position.location_id != checkpoint.timeline.location_id:
+        why = "the location was deleted and made again, or replaced by a copy"
+    elif position.timeline != checkpoint.timeline.number:
+        why = "the query was rewound to an earlier checkpoint"
+    else:
+        why = "the location was restored from a backup"
+    raise unusable(
+        number,
+        "not_newer",
+        f"checkpoint {checkpoint.checkpoint_id} of {store.url} does not continue checkpoint {number} as it "
+        f"was read before ({position.to_text()}): {why}. Begin again with the whole state",
+    )
+
+
 def keep_tag(store: ObjectStore, tag: Tag) -> None:
     """
     Check that a tag of an earlier call keeps its checkpoint; else delete the tag.
@@ -242,7 +287,7 @@ def kept_checkpoint(store: ObjectStore, checkpoint_id: int) -> RetainedCheckpoin
 
 
 def _leftovers(ids: Sequence[int], retained: Sequence[RetainedCheckpoint]) -> tuple[int, ...]:
-    """Return the newest of *ids* that no retained checkpoint needs: older ones, or late ones of 0.2."""
+    """Return the newest of *ids* that no retained checkpoint needs."""
     needed = {path for each in retained for path in each.objects or ()}
     unneeded = [each for each in ids if PATHS.metadata(each) not in needed]
     return tuple(unneeded[-LEFTOVERS_MAX:])

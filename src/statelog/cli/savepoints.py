@@ -180,10 +180,16 @@ def fork(
                 "batch_id": new.batch_id,
                 "checkpoint_location": None if query is None else query.checkpoint_location,
                 "query_id": None if query is None else query.query_id,
+                "missing_files": list(new.missing_files),
             }
         )
         raise typer.Exit(EXIT_OK)
     out = console()
+    for path in new.missing_files:
+        out.print(
+            Text(f"missing, the new query continues without its rows: {path}", "yellow"),
+            soft_wrap=True,
+        )
     out.print(
         f"{redacted(new_location)} goes on from checkpoint {new.checkpoint_id} of {redacted(location)}, after batch "
         f"{new.batch_id}.",

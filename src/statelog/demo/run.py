@@ -20,7 +20,6 @@ from typing import Protocol
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import Entries, present_ids
 from statelog.demo.check import Verdict
 from statelog.demo.connect_server import batch_workers
@@ -345,7 +344,7 @@ def _refuse_used(location: str) -> None:
     store = open_location(location)
     if store.local_root is not None and not Path(store.local_root).exists():
         return  # the first write creates it
-    if present_ids(store) or newest_epoch(store):
+    if present_ids(store):
         raise UsageError(
             f"{location} holds state already; the demonstration needs an empty location"
         )

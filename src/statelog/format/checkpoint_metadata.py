@@ -23,7 +23,6 @@ from statelog.format.change_set_encoder import EncodedChangeSet
 from statelog.format.change_set_layout import INT_SIZE
 from statelog.format.checkpoint_record import (
     CHECKPOINT_TAG,
-    CheckpointRecord,
     decode_record,
     encode_record,
 )
@@ -33,6 +32,7 @@ from statelog.format.trailer import GroupIndex, SetEntry
 from statelog.model import (
     ByteStreamStateHandle,
     ChangelogStateHandle,
+    CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
 )
@@ -41,7 +41,6 @@ __all__ = [
     "CHECKPOINT_TAG",
     "OUTPUT_TAG",
     "RESERVED_TAGS",
-    "CheckpointRecord",
     "MetadataFile",
     "decode_record",
     "decode_streams",
@@ -62,15 +61,15 @@ class MetadataFile:
 
     Args:
         buffers: The file, in pieces to be written one after another.
-        record: Its record; log handles that were inline now refer to the file.
+        checkpoint: The checkpoint; log handles that were inline now refer to the file.
     """
 
     buffers: tuple[Buffer, ...] = field(repr=False)
-    record: CheckpointRecord
+    checkpoint: CompletedCheckpoint
 
 
 def write_metadata(
-    record: CheckpointRecord,
+    checkpoint: CompletedCheckpoint,
     path: str,
     *,
     compress: bool = True,
@@ -80,7 +79,7 @@ def write_metadata(
     Write a checkpoint and its inline change sets as one file.
 
     Args:
-        record: The checkpoint; its log handles may be inline, each with a changelog file (flag
+        checkpoint: Its log handles may be inline, each with a changelog file (flag
             byte, payload and, if present, a trailer).
         path: Name the file will have.
         compress: Snappy-frame the payload, unless the sections exceed the limit of a framed file.
@@ -97,30 +96,32 @@ def write_metadata(
                 f"section tag {tag!r} is reserved or not four bytes long; choose another"
             )
     moved = _InlineSetRelocator()
-    for handle in record.checkpoint.log:
+    for handle in checkpoint.log:
         for entry in handle.handles_and_offsets:
             moved.take(entry)
-    log = tuple(moved.moved(handle, path) for handle in record.checkpoint.log)
-    record = replace(record, checkpoint=replace(record.checkpoint, log=log))
-    body = encode_record(record)
+    log = tuple(moved.moved(handle, path) for handle in checkpoint.log)
+    checkpoint = replace(checkpoint, log=log)
+    body = encode_record(checkpoint)
     extra[CHECKPOINT_TAG] = body
     beside = sum(len(content) for content in extra.values())
     if compress and beside <= MAX_CHUNK_LENGTH // 2:
         try:
             buffers = moved.writer(compress=True).finish(extra)
-            return MetadataFile(tuple(buffers), record)
+            return MetadataFile(tuple(buffers), checkpoint)
         except UsageError:
             pass  # the index of the sets exceeds the limit, so the file is written plain
-    return MetadataFile(tuple(moved.writer(compress=False).finish(extra)), record)
+    return MetadataFile(tuple(moved.writer(compress=False).finish(extra)), checkpoint)
 
 
-def rewrite_metadata(data: Buffer, record: CheckpointRecord, *, where: str = "") -> MetadataFile:
+def rewrite_metadata(
+    data: Buffer, checkpoint: CompletedCheckpoint, *, where: str = ""
+) -> MetadataFile:
     """
     Return a metadata file with another record; its change sets keep their offsets.
 
     Args:
         data: The file, whole.
-        record: The record to put into it.
+        checkpoint: The record to put into it.
         where: Name of the object, for messages.
 
     Raises:
@@ -130,7 +131,7 @@ def rewrite_metadata(data: Buffer, record: CheckpointRecord, *, where: str = "")
     segment = parse_segment(data, where=where)
     if segment.trailer is None:
         raise CorruptionError(f"{where} has no checkpoint record", path=where)
-    body = encode_record(record)
+    body = encode_record(checkpoint)
     extra = {
         tag: content
         for tag, content in segment.trailer.sections.items()
@@ -147,7 +148,7 @@ def rewrite_metadata(data: Buffer, record: CheckpointRecord, *, where: str = "")
                 )
             )
         try:
-            return MetadataFile(tuple(writer.finish(extra)), record)
+            return MetadataFile(tuple(writer.finish(extra)), checkpoint)
         except UsageError:
             if not compress:
                 raise

@@ -5,11 +5,9 @@ The checkpoint record: the section `CKPT` of a `_metadata` object.
 
     section "CKPT" := version:u16  codec:u8  kind:u8  record_length:u32  record
     codec          := 0 none | 1 zstd
-    kind           := 0 checkpoint | 1 claim (format/claim_record.py), since version 2
+    kind           := 0 checkpoint | 1 claim (format/claim_record.py)
     record         := JSON, `record_length` bytes of it once uncompressed
 
-Versions 1 and 2 of a checkpoint have the same fields.  The version says by which protocol it was
-committed, and keeps statelog 0.2 out of a location of the later one.
 The record is laid out in columns with a table of files, because hundreds of log handles repeat
 the same few names and numbers.  The format is documented in docs/reference/formats/checkpoint_metadata.md.
 Source: Flink, MetadataV6Serializer, for the content.  The bytes are our own.
@@ -55,11 +53,9 @@ from statelog.model import (
 )
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.model.object_path import checked_path
+from statelog.model.timeline import ANCESTORS_MAX, Timeline, TimelineEnd, is_history_name
 
-FIRST_VERSION: Final = 1
-"""Checkpoints and claims have two numberings (statelog 0.2)."""
-RECORD_VERSION: Final = 2
-"""Checkpoints and claims are entries of one sequence."""
+RECORD_VERSION: Final = 3
 CHECKPOINT_TAG: Final = b"CKPT"
 _CHECKPOINT_KIND: Final = 0
 CLAIM_KIND: Final = 1
@@ -71,34 +67,15 @@ _DEFAULT_STORAGE: Final = "filesystem"
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRecord:
-    """
-    The content of the section `CKPT`.
-
-    Args:
-        checkpoint: The checkpoint.
-        attempt: Random name of the attempt that wrote it; distinguishes a lost answer from a lost
-            race.
-        version: `FIRST_VERSION` for one of statelog 0.2.
-    """
-
-    checkpoint: CompletedCheckpoint
-    attempt: str
-    version: int = RECORD_VERSION
-
-
-@dataclass(frozen=True, slots=True)
 class OpenedRecord:
     """
     The body of a section `CKPT`, uncompressed.
 
     Args:
-        version: Its version.
         kind: 0 for a checkpoint, `CLAIM_KIND` for a claim.
         raw: The record in JSON.
     """
 
-    version: int
     kind: int
     raw: Buffer
 
@@ -147,6 +124,9 @@ class _Record(msgspec.Struct, omit_defaults=True):
     files: _Files
     snapshots: _Snapshots
     log: _Log
+    location: str
+    timeline: int = 0
+    ancestors: list[tuple[str, int, int]] = []
     parent: int | None = None
     properties: JsonObject = {}
 
@@ -193,14 +173,14 @@ class _FileTable:
         return files
 
 
-def encode_record(record: CheckpointRecord) -> bytes:
+def encode_record(checkpoint: CompletedCheckpoint) -> bytes:
     """
     Return the body of the section `CKPT`.
 
     Raises:
         UsageError: A property is not JSON.
     """
-    checkpoint = record.checkpoint
+    timeline = checkpoint.timeline
     table = _FileTable()
     snapshots = _Snapshots([], [], [], [])
     for snapshot in checkpoint.materialized:
@@ -216,7 +196,12 @@ def encode_record(record: CheckpointRecord) -> bytes:
                 created_at_ms=checkpoint.created_at_ms,
                 epoch=checkpoint.epoch,
                 owner=checkpoint.owner_id,
-                attempt=record.attempt,
+                attempt=checkpoint.attempt,
+                location=timeline.location_id,
+                timeline=timeline.number,
+                ancestors=[
+                    (end.location_id, end.number, end.last_id) for end in timeline.ancestors
+                ],
                 max_parallelism=checkpoint.max_parallelism,
                 retained=list(checkpoint.retained),
                 files=table.columns(),
@@ -232,15 +217,15 @@ def encode_record(record: CheckpointRecord) -> bytes:
             checkpoint_id=checkpoint.checkpoint_id,
         ) from error
     _check_bounds(checkpoint, raw)
-    return seal_record(raw, _CHECKPOINT_KIND, record.version)
+    return seal_record(raw, _CHECKPOINT_KIND)
 
 
-def seal_record(raw: bytes, kind: int, version: int = RECORD_VERSION) -> bytes:
+def seal_record(raw: bytes, kind: int) -> bytes:
     """Return the body of the section for a record in JSON."""
     body = compress_zstd(raw, _ZSTD_LEVEL)
     if body is None:
-        return _HEADER.pack(version, _CODEC_NONE, kind, len(raw)) + raw
-    return _HEADER.pack(version, _CODEC_ZSTD, kind, len(raw)) + body
+        return _HEADER.pack(RECORD_VERSION, _CODEC_NONE, kind, len(raw)) + raw
+    return _HEADER.pack(RECORD_VERSION, _CODEC_ZSTD, kind, len(raw)) + body
 
 
 def _check_bounds(checkpoint: CompletedCheckpoint, raw: bytes) -> None:
@@ -304,14 +289,21 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
     if len(view) < _HEADER.size:
         raise damaged_record(where, f"the record has {len(view)} bytes")
     version, codec, kind, length = _HEADER.unpack_from(view)
+    if version < RECORD_VERSION:
+        raise IncompatibleFormatError(
+            f"checkpoint metadata {where} has version {version}, by a statelog that was never released; this "
+            f"statelog reads version {RECORD_VERSION} only. Nothing is damaged: use the statelog that wrote "
+            "it, or begin with a new state location",
+            path=where,
+        )
     if (
         version > RECORD_VERSION
         or codec not in (_CODEC_NONE, _CODEC_ZSTD)
-        or (version > FIRST_VERSION and kind not in (_CHECKPOINT_KIND, CLAIM_KIND))
+        or kind not in (_CHECKPOINT_KIND, CLAIM_KIND)
     ):
         raise IncompatibleFormatError(
             f"checkpoint metadata {where} has version {version} (codec {codec}, kind {kind}); this "
-            f"statelog reads up to version {RECORD_VERSION}. Nothing is damaged: upgrade statelog",
+            f"statelog reads version {RECORD_VERSION}. Nothing is damaged: upgrade statelog",
             path=where,
         )
     if length > min(RECORD_BYTES_MAX, largest_expansion(len(view))):
@@ -324,10 +316,10 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
             raise damaged_record(where, f"the record cannot be read ({error})") from error
     if len(raw) != length:
         raise damaged_record(where, f"the record has {len(raw)} bytes instead of {length}")
-    return OpenedRecord(version, kind if version > FIRST_VERSION else _CHECKPOINT_KIND, raw)
+    return OpenedRecord(kind, raw)
 
 
-def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
+def decode_record(body: Buffer, *, where: str = "") -> CompletedCheckpoint:
     """
     Read the body of the section `CKPT` of a checkpoint.
 
@@ -341,14 +333,15 @@ def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
     return checkpoint_of(opened, where=where)
 
 
-def checkpoint_of(opened: OpenedRecord, *, where: str = "") -> CheckpointRecord:
+def checkpoint_of(opened: OpenedRecord, *, where: str = "") -> CompletedCheckpoint:
     """Return the checkpoint of an opened record; raises `CorruptionError` as `decode_record`."""
     try:
         record = decode_json(opened.raw, _decoder)
         check_depth(record.properties, where)
         _check_names(record, where)
         _check_numbers(record, where)
-        return CheckpointRecord(_checkpoint(record), record.attempt, opened.version)
+        _check_history(record, where)
+        return _checkpoint(record)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OSError, IndexError) as error:
         raise damaged_record(where, f"the record cannot be read ({error})") from error
 
@@ -384,6 +377,18 @@ def _check_numbers(record: _Record, where: str) -> None:
         raise damaged_record(where, "a log handle has a negative number of entries")
 
 
+def _check_history(record: _Record, where: str) -> None:
+    """Refuse timelines that no checkpoint has."""
+    names = (record.location, record.attempt, *(name for name, _, _ in record.ancestors))
+    if not all(map(is_history_name, names)):
+        raise damaged_record(where, "the name of its location or attempt is not hexadecimal")
+    if len(record.ancestors) > ANCESTORS_MAX:
+        raise damaged_record(where, f"it continues {len(record.ancestors)} timelines")
+    numbers = [record.timeline, *(number for _, *ends in record.ancestors for number in ends)]
+    if min(numbers) < 0 or max(numbers) > ID_MAX:
+        raise damaged_record(where, "the number of a timeline is below 0 or too high")
+
+
 def _checkpoint(record: _Record) -> CompletedCheckpoint:
     files = _handles(record.files)
     snapshots = record.snapshots
@@ -394,6 +399,12 @@ def _checkpoint(record: _Record) -> CompletedCheckpoint:
         epoch=record.epoch,
         owner_id=record.owner,
         max_parallelism=record.max_parallelism,
+        attempt=record.attempt,
+        timeline=Timeline(
+            record.location,
+            record.timeline,
+            tuple(TimelineEnd(*ancestor) for ancestor in record.ancestors),
+        ),
         materialized=tuple(
             MaterializedHandle(KeyGroupRange(start, end), checkpoint_id, files[number])
             for start, end, checkpoint_id, number in zip(

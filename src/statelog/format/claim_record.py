@@ -19,13 +19,14 @@ from statelog.format.buffers import Buffer
 from statelog.format.checkpoint_record import (
     CHECKPOINT_TAG,
     CLAIM_KIND,
-    CheckpointRecord,
     checkpoint_of,
     damaged_record,
     open_record,
     seal_record,
 )
 from statelog.format.segment import SegmentWriter
+from statelog.model import CompletedCheckpoint
+from statelog.model.timeline import is_history_name
 
 CLAIM_BYTES_MAX: Final = 1024
 """A damaged entry that is larger was a checkpoint."""
@@ -36,7 +37,7 @@ class ClaimRecord(
     frozen=True,
     kw_only=True,
     omit_defaults=True,
-    rename={"owner_id": "owner", "next_number": "next"},
+    rename={"owner_id": "owner", "next_number": "next", "location_id": "location"},
 ):
     """
     A claim.
@@ -45,10 +46,11 @@ class ClaimRecord(
         number: The number of its entry.
         owner_id: Name of the owner.
         attempt: Random name of the attempt; distinguishes a lost answer from a lost race.
+        location_id: The identity of the location: the name of the attempt of its first claim.
+        timeline: The number of the timeline that the owner found, >= 0.
         created_at_ms: Milliseconds since 1970 (UTC).
         newest: The newest checkpoint below it, from which the owner continues; None without one.
         next_number: The number of the entry after it.  Only a fork and a copy leave numbers out.
-        fenced: The newest epoch of `owner/` of a location that statelog 0.2 wrote; 0 otherwise.
     """
 
     number: int
@@ -56,8 +58,9 @@ class ClaimRecord(
     attempt: str
     created_at_ms: int
     next_number: int
+    location_id: str
+    timeline: int = 0
     newest: int | None = None
-    fenced: int = 0
 
 
 _decoder: Final = msgspec.json.Decoder(ClaimRecord)
@@ -82,7 +85,7 @@ def encode_claim(claim: ClaimRecord) -> bytes:
     return data
 
 
-def decode_entry(body: Buffer, *, where: str = "") -> CheckpointRecord | ClaimRecord:
+def decode_entry(body: Buffer, *, where: str = "") -> CompletedCheckpoint | ClaimRecord:
     """
     Read the body of the section `CKPT` of an entry.
 
@@ -100,6 +103,8 @@ def decode_entry(body: Buffer, *, where: str = "") -> CheckpointRecord | ClaimRe
     newest = -1 if claim.newest is None else claim.newest
     if not -1 <= newest < claim.number < claim.next_number <= ID_MAX:
         raise damaged_record(where, "the numbers of the claim do not ascend")
-    if not 0 <= claim.fenced <= ID_MAX:
-        raise damaged_record(where, f"the claim fences epoch {claim.fenced}")
+    if not 0 <= claim.timeline <= claim.number:
+        raise damaged_record(where, "the timeline of the claim is not one of its location")
+    if not (is_history_name(claim.location_id) and is_history_name(claim.attempt)):
+        raise damaged_record(where, "the name of its location or attempt is not hexadecimal")
     return claim

@@ -27,6 +27,7 @@ from statelog.model.key_group import (
 )
 from statelog.model.sequence_number import SequenceNumber, SequenceNumberRange
 from statelog.model.state_change import ChangeBatch, StateChange, StateChangeSet
+from statelog.model.timeline import CheckpointPosition, Timeline
 from statelog.model.upload_result import UploadResult
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ChangeBatch",
     "ChangelogStateBackendHandle",
     "ChangelogStateHandle",
+    "CheckpointPosition",
     "CompletedCheckpoint",
     "FileStateHandle",
     "HandleAndOffset",
@@ -51,6 +53,7 @@ __all__ = [
     "StateChangeSet",
     "StreamStateHandle",
     "TaskStateSnapshot",
+    "Timeline",
     "UploadResult",
     "key_group_range_for_operator",
     "live_log",

@@ -27,6 +27,7 @@ from statelog.model.handles import (
 )
 from statelog.model.json_types import Json
 from statelog.model.key_group import KeyGroupRange
+from statelog.model.timeline import CheckpointPosition, Timeline
 
 _Int64Array = npt.NDArray[np.int64]
 _NO_SNAPSHOT = -1
@@ -110,6 +111,8 @@ class CompletedCheckpoint:
         epoch: Number of the claim under which it was committed, >= 0.
         owner_id: The owner that committed it.
         max_parallelism: Number of key groups of the job.
+        attempt: Random name of the attempt that committed it; tells a lost answer from a lost race.
+        timeline: The history that its number belongs to.
         materialized: Snapshots, ascending by checkpoint.
         log: Log handles, ascending by checkpoint; each has the id of the checkpoint that made it.
         retained: Checkpoints that count when this one is the newest, ascending, itself included.
@@ -122,10 +125,27 @@ class CompletedCheckpoint:
     epoch: int
     owner_id: str
     max_parallelism: int
+    attempt: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
     materialized: tuple[MaterializedHandle, ...] = ()
     log: tuple[ChangelogStateHandle, ...] = ()
     retained: tuple[int, ...] = ()
     properties: Mapping[str, Json] = field(default_factory=dict, hash=False)
+
+    @property
+    def position(self) -> CheckpointPosition:
+        """Its name for what remembers it outside of the location."""
+        timeline = self.timeline
+        return CheckpointPosition(
+            timeline.location_id, timeline.number, self.checkpoint_id, self.attempt
+        )
+
+    def continues(self, position: CheckpointPosition) -> bool:
+        """Return whether a checkpoint is part of the history that ends with this one."""
+        mine = self.position
+        if (position.location_id, position.checkpoint_id) == (mine.location_id, mine.checkpoint_id):
+            return position == mine
+        return self.timeline.has(position, self.checkpoint_id)
 
     def for_range(self, key_group_range: KeyGroupRange) -> ChangelogStateBackendHandle:
         """

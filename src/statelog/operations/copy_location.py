@@ -20,7 +20,6 @@ import msgspec
 from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.audit import audited
-from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import Entries, exists, may_be_claim, present_ids, read_entry
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.ownership import describe_claim, new_owner_id, put_claim
@@ -352,25 +351,31 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
     """Check that the target is empty or a copy of the source, and mark it as one."""
     if source.url == target.url:
         raise UsageError(f"{source.url} cannot be copied onto itself")
-    mark = msgspec.json.encode({"version": 1, "source": source.url})
-    try:
-        content = bytes(target.get(PATHS.copied_from))
-    except ObjectNotFoundError:
-        if present_ids(target) or newest_epoch(target):
-            raise UsageError(
-                f"{target.url} is a state location, and no copy of {source.url}; give an empty one"
-            ) from None
-        target.put(PATHS.copied_from, mark)
-        return
+    mark = msgspec.json.encode({"version": 2, "source": source.url})
+    copy_id = Entries(target).list_again().copy_id
+    if copy_id is None and present_ids(target):
+        raise UsageError(
+            f"{target.url} is a state location, and no copy of {source.url}; give an empty one"
+        )
+    path = PATHS.copied_from(copy_id or os.urandom(8).hex())
+    content = b"" if copy_id is None else _content_of(target, path)
     if content != mark and not _is_part(content, mark):
         raise UsageError(
             f"{target.url} is a copy of another location ({content.decode(errors='replace')}), not of "
             f"{source.url}; give an empty one"
         )
     if content != mark:
-        target.delete([PATHS.copied_from])
-        target.put(PATHS.copied_from, mark)
+        target.delete([path])
+        target.put(path, mark)
     _check_claims(target)
+
+
+def _content_of(target: ObjectStore, path: str) -> bytes:
+    """Return an object; empty bytes if an interrupted call left its folder only."""
+    try:
+        return bytes(target.get(path))
+    except ObjectNotFoundError:
+        return b""
 
 
 def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
@@ -425,14 +430,17 @@ def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
 
 
 def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
-    entries = Entries(target)
+    entries = Entries(target).list_again()
+    attempt = os.urandom(8).hex()
     claim = ClaimRecord(
         number=number,
         owner_id=new_owner_id(_OWNER.removesuffix("-")),
-        attempt=os.urandom(8).hex(),
+        attempt=attempt,
         created_at_ms=wall_clock_ms(),
         newest=entries.newest_id(),
         next_number=newest,
+        location_id=entries.copy_id or attempt,
+        timeline=number,
     )
     if not put_claim(target, claim):
         if _check_claim(target, number):

@@ -26,8 +26,7 @@ from statelog.checkpoint.state_stream import check_stream
 from statelog.checkpoint.tags import TagKind, list_tags
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
 from statelog.format.buffers import Buffer, joined
-from statelog.format.checkpoint_metadata import CheckpointRecord, rewrite_metadata
-from statelog.format.checkpoint_record import RECORD_VERSION
+from statelog.format.checkpoint_metadata import rewrite_metadata
 from statelog.format.segment import parse_whole_file
 from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHandle
 from statelog.model.checkpoint import OBJECTS_PROPERTY
@@ -49,7 +48,7 @@ class CopiedObject:
         size_bytes: Its length in the source; 0 if the listing does not have it.
         kind: How it is verified.
         handle: The handle with size and checksum, where one has them.
-        record: The record to put into a metadata object, where it differs from the source's.
+        record: The checkpoint to put into a metadata object, where it differs from the source's.
     """
 
     path: str
@@ -57,7 +56,7 @@ class CopiedObject:
     size_bytes: int
     kind: str
     handle: FileStateHandle | None = None
-    record: CheckpointRecord | None = None
+    record: CompletedCheckpoint | None = None
 
     def content(self, data: Buffer) -> Buffer:
         """
@@ -147,12 +146,10 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
     needed = needed_objects([stored_kind.checkpoint for stored_kind in stored.values()], sizes)
     # An older checkpoint of the source names others that are deleted by now.
     for checkpoint_id, stored_checkpoint in stored.items():
-        # A copy of a location of statelog 0.2 is one of this edition.
-        record = replace(own_record(stored_checkpoint.record), version=RECORD_VERSION)
-        if checkpoint_id == last.checkpoint_id and not set(record.checkpoint.retained) <= set(kept):
-            trimmed = replace(record.checkpoint, retained=retained)
-            record = replace(record, checkpoint=trimmed)
-        if record != stored_checkpoint.record:
+        record = own_record(stored_checkpoint.checkpoint)
+        if checkpoint_id == last.checkpoint_id and not set(record.retained) <= set(kept):
+            record = replace(record, retained=retained)
+        if record != stored_checkpoint.checkpoint:
             metadata_path = PATHS.metadata(checkpoint_id)
             needed[metadata_path] = replace(needed[metadata_path], record=record)
     for path in sizes:
@@ -254,9 +251,8 @@ def own_path(path: str) -> str:
     return path
 
 
-def own_record(record: CheckpointRecord) -> CheckpointRecord:
-    """Return a record whose handles have the names of a copy."""
-    checkpoint = record.checkpoint
+def own_record(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
+    """Return a checkpoint whose handles have the names of a copy."""
     log = tuple(
         replace(
             each,
@@ -278,10 +274,7 @@ def own_record(record: CheckpointRecord) -> CheckpointRecord:
         ]
         properties["output_files"] = [file.to_json() for file in files]
         properties[OBJECTS_PROPERTY] = [own_path(str(each)) for each in listed]
-    return replace(
-        record,
-        checkpoint=replace(checkpoint, log=log, materialized=materialized, properties=properties),
-    )
+    return replace(checkpoint, log=log, materialized=materialized, properties=properties)
 
 
 def own_handle(handle: StreamStateHandle) -> StreamStateHandle:

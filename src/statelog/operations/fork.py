@@ -29,7 +29,7 @@ from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import keep_tag
 from statelog.checkpoint.tags import Tag, TagKind, find_tag, put_tag, read_tag
 from statelog.errors import FencedError, UsageError
-from statelog.format.checkpoint_metadata import RESERVED_TAGS, CheckpointRecord
+from statelog.format.checkpoint_metadata import RESERVED_TAGS
 from statelog.format.claim_record import ClaimRecord
 from statelog.model import (
     ChangelogStateHandle,
@@ -86,6 +86,8 @@ class Fork:
         checkpoint_id: The checkpoint that both have.
         batch_id: The micro-batch after which the new query begins.
         query: The new query; None if only the state was forked.
+        missing_files: Input files that the new query has to read and that no longer exist on local disk:
+            it continues without their rows.
     """
 
     fork_id: str
@@ -94,6 +96,7 @@ class Fork:
     checkpoint_id: int
     batch_id: int
     query: NewQuery | None
+    missing_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +211,12 @@ def apply_fork(
         query = NewQuery(query_id_of(fork_id), new_query.url)
         write_query(new_query, source.files, query.query_id)
     fail_point("fork-query-written")
-    record = CheckpointRecord(_moved_checkpoint(checkpoint, fork_id, reference, query), fork_id)
+    first = _moved_checkpoint(checkpoint, fork_id, reference, query)
     if copy:
-        _copy_objects(new, record.checkpoint)
-        record = own_record(record)
+        _copy_objects(new, first)
+        first = own_record(first)
     fail_point("fork-copied")
-    _commit(fork_id, record.checkpoint, source.stored.sections, new, clock_ms)
+    _commit(fork_id, first, source.stored.sections, new, clock_ms)
     if copy:
         release_parent(new, fork_id)
     return Fork(
@@ -304,6 +307,7 @@ def _moved_checkpoint(
     return replace(
         checkpoint,
         parent_id=None,
+        timeline=checkpoint.timeline.continued(fork_id, _CLAIM, checkpoint.checkpoint_id),
         materialized=tuple(_moved_snapshot(each, fork_id) for each in checkpoint.materialized),
         log=tuple(_moved_log(each, fork_id) for each in checkpoint.log),
         retained=(checkpoint.checkpoint_id,),
@@ -329,7 +333,7 @@ def _commit(
     meanwhile wants the same number.
     """
     owner = owner_of(fork_id)
-    _leave_out(new, owner, checkpoint.checkpoint_id, clock_ms)
+    _leave_out(new, fork_id, checkpoint.checkpoint_id, clock_ms)
     prepared = prepare_commit(
         replace(checkpoint, parent_id=None, owner_id=owner, epoch=_CLAIM),
         {tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS},
@@ -345,9 +349,10 @@ def _commit(
 
 
 def _leave_out(
-    new: LocationStore, owner: str, checkpoint_id: int, clock_ms: Callable[[], int]
+    new: LocationStore, fork_id: str, checkpoint_id: int, clock_ms: Callable[[], int]
 ) -> None:
     """Put the claim after which *checkpoint_id* is the next number, unless an earlier call did."""
+    owner = owner_of(fork_id)
     if checkpoint_id == _CLAIM:
         return  # it is the next number of an empty location
     claim = ClaimRecord(
@@ -357,6 +362,7 @@ def _leave_out(
         created_at_ms=clock_ms(),
         newest=None,
         next_number=checkpoint_id,
+        location_id=fork_id,
     )
     if is_own_claim(new, owner) or put_claim(new, claim):
         return
@@ -370,7 +376,6 @@ def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> Ba
         record,
         output_files=files,
         went_back_to=None,
-        rewound=None,
         recordings=(),
         side_outputs=(),
         broadcasts=(),

@@ -242,7 +242,7 @@ class TablePublisher:
         self._retain = whole_number(retain, "retain", low=1)
         self._variables = None if variables is None else list(variables)
         self._rows = TableRows(variables, self._url_of, table.deletes)
-        self._published_id: int | None = None
+        self._published: CompletedCheckpoint | None = None
         self._written_bytes = 0
         self._until_clean_up = 0
 
@@ -274,14 +274,14 @@ class TablePublisher:
         """
         Publish the newest checkpoint; return None if it is the one published last.
 
-        Without a newer one, one request is made.
+        Without a newer one, two requests are made, at once.
 
         Raises:
             Exception: As `publish`.
 
         Blocks: On the store and the catalog.
         """
-        newest = newest_after(self._store, self._published_id)
+        newest = newest_after(self._store, self._published)
         return None if newest is None else self._attempted(None, newest)
 
     def _attempted(self, given: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
@@ -322,7 +322,7 @@ class TablePublisher:
         if published is None or not due:
             published = self._table.commit(None, {}, tags, retain=self._retain)
         self._release(published, pins)
-        self._published_id = published.newest
+        self._published = target if published.newest == target.checkpoint_id else None
         return self._report(published, due)
 
     def _source(self, reader: StateReader) -> dict[str, str]:
@@ -331,6 +331,7 @@ class TablePublisher:
             reader.arrow_schema(name)  # raises: it names the variables
         return {
             LOCATION: self._store.url,
+            "statelog.location-id": reader.checkpoint.timeline.location_id,
             "statelog.operator": reader.schema.operator_id,
             "statelog.variables": "all" if self._variables is None else json.dumps(self._variables),
         }

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -177,6 +177,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
         _check_log(query, folder, entry)
         logs += query.files_above(f"{_LOGS}/{folder}", entry)
     listed = _input_files(query, logs)
+    missing = _missing(listed)
     return RewindPlan(
         batch_id=batch_id,
         checkpoint_id=summary.checkpoint_id,
@@ -186,8 +187,30 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
         offsets=tuple(query.files_above(OFFSETS, batch_id)),
         logs=tuple(logs),
         input_files=len(listed),
-        missing_files=tuple(sorted(path for path in listed if _is_gone(path))),
+        missing_files=missing,
     )
+
+
+def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
+    """
+    Return the input files that a query reads again after the micro-batch of *record*, and that are gone.
+
+    Only files on local disk are looked for.
+
+    Raises:
+        CheckpointError, CorruptionError, StoreError: As `check_sources`.
+
+    Blocks: On the files.
+    """
+    offsets = check_sources(query, record, record.batch_id)
+    logs: list[str] = []
+    for folder, entry in kept_entries(record.source_folders, offsets).items():
+        logs += query.files_above(f"{_LOGS}/{folder}", entry)
+    return _missing(_input_files(query, logs))
+
+
+def _missing(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(path for path in paths if _is_gone(path)))
 
 
 def _newest_id(state: ObjectStore, checkpoint_id: int) -> int:
@@ -201,8 +224,8 @@ def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary
     others = set()
     checkpoints = []
     for summary in list_checkpoints(state):
-        if summary.state is not CheckpointState.RETAINED:
-            continue
+        if summary.state is not CheckpointState.RETAINED or summary.is_given_up:
+            continue  # a batch number names a micro-batch of the query's history
         record = _record(summary.properties)
         if record is not None and record.query_id == query_id:
             checkpoints.append((summary, record))
@@ -414,7 +437,8 @@ def _rewound(
     if plan_rewind(query, state, plan.batch_id) != plan:
         refuse("the query ran after the rewind was planned", "active")
     goes_on_from = plan.checkpoint_id
-    if plan.changes_state:
+    if plan.changes_state or plan.offsets:
+        # Also without a later checkpoint: a sink may have rows of a micro-batch that was not committed.
         goes_on_from = commit_again(coordinator, state, plan.checkpoint_id, newest.went_back_to)
     fail_point("rewind-committed")
     query.delete(plan.commits)
@@ -451,7 +475,7 @@ def commit_again(
 
     Blocks: On the store.
     """
-    base = coordinator.restore(older_id)
+    base = coordinator.restore(older_id, begins_timeline=True)
     if base is None:
         refuse(f"checkpoint {older_id} does not exist", "not_found")
     stored = read_checkpoint(state, older_id)
@@ -465,7 +489,6 @@ def commit_again(
     properties: JsonObject = {
         **base.properties,
         "went_back_to": went_back_to,
-        "rewound": checkpoint_id,
     }
     coordinator.complete(checkpoint_id, properties=properties, sections=sections)
     return checkpoint_id

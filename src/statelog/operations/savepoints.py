@@ -7,8 +7,11 @@ Tags and forks by the names of locations: what the command line and Python calle
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
@@ -16,6 +19,7 @@ from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import find_checkpoint, keep_tag
 from statelog.checkpoint.tags import (
     Tag,
@@ -26,7 +30,7 @@ from statelog.checkpoint.tags import (
     put_tag,
     read_tag,
 )
-from statelog.errors import CheckpointError, UsageError
+from statelog.errors import CheckpointError, StatelogError, UsageError
 from statelog.model import Json
 from statelog.operations.begun_fork import begun_fork
 from statelog.operations.fork import (
@@ -37,6 +41,7 @@ from statelog.operations.fork import (
     fork_source,
     tagged_source,
 )
+from statelog.operations.rewind import missing_inputs
 from statelog.redaction import redacted
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.store import (
@@ -54,6 +59,8 @@ from statelog.store.paths import STATE_FOLDER
 __all__ = ["Fork", "Tag", "TagKind", "fork", "tag", "tags", "untag"]
 
 Location = str | os.PathLike[str]
+
+_log = logging.getLogger("statelog")
 
 _SINK_ATTEMPTS: Final = 100
 _SINK_PAUSE_S: Final = 0.1
@@ -324,7 +331,22 @@ def fork(
         forked = apply_fork(source, new, new_query, wall_clock_ms, copy=copy)
         for each in (line, new_line):
             each.result(fork_id=forked.fork_id, checkpoint_id=forked.checkpoint_id)
-    return forked
+    if source.files is None:
+        return forked
+    record = BatchRecord.of(source.stored.checkpoint)
+    missing: tuple[str, ...] = ()
+    with suppress(StatelogError):  # the query of a tag may be deleted by now
+        query = query_store(store, checkpoint_location, record.checkpoint_location, storage_options)
+        missing = missing_inputs(StoredQuery(query), record)
+    if missing:
+        _log.warning(
+            "the query of the fork %s has to read %d input files that no longer exist, and continues "
+            "without their rows; first %s",
+            new.url,
+            len(missing),
+            missing[0],
+        )
+    return replace(forked, missing_files=missing)
 
 
 def _tagged_source(store: LocationStore, tag: str, state_only: bool) -> ForkSource:

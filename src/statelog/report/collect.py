@@ -34,10 +34,9 @@ _KINDS: Final = {
     "taskowned": "snapshots",
     "shared": "snapshots",
     "output": "output",
-    "owner": "claims",
-    "tags": "claims",
+    "tags": "tags",
 }
-_ORDER: Final = ("commits", "log", "snapshots", "output", "claims", "other")
+_ORDER: Final = ("commits", "log", "snapshots", "output", "tags", "other")
 _Listing = Sequence[tuple[CheckpointSummary, CompletedCheckpoint | None]]
 
 
@@ -245,6 +244,7 @@ def _of_parts(
         created_at_ms=checkpoint.created_at_ms,
         epoch=checkpoint.epoch,
         commit_bytes=summary.size_bytes,
+        rewound=parent_id is not None and checkpoint.timeline.number > parent_id,
         objects=len(created),
         snapshots=len(fresh),
         snapshot_bytes=sum(max(each.handle.size_bytes, 0) for each in fresh),
@@ -266,9 +266,6 @@ def _of_record(
         objects = 1 + record.objects
     else:
         objects += len(record.output_files)
-    went_back = parent is not None and (
-        (record.went_back_to, record.rewound) != (parent.went_back_to, parent.rewound)
-    )
     return replace(
         figures,
         batch_id=record.batch_id,
@@ -289,7 +286,6 @@ def _of_record(
         upload_bytes=uploads.get("bytes"),
         slowest_upload_ms=uploads.get("slowest_ms"),
         upload_wait_ms=uploads.get("wait_ms"),
-        rewound=went_back or record.rewound == figures.checkpoint_id,
     )
 
 

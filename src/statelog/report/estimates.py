@@ -16,7 +16,7 @@ _STORED = {
     "log": "Log files",
     "snapshots": "Snapshots",
     "output": "Staged output",
-    "claims": "Tags, and claims of statelog 0.2",
+    "tags": "Tags",
     "other": "Other",
 }
 

@@ -12,6 +12,7 @@ from statelog.first_use import names_on_first_use
 require_spark("statelog.spark")
 
 if TYPE_CHECKING:
+    from statelog.core.delivered_batch import DeliveredBatch
     from statelog.options import SnapshotPolicy
     from statelog.spark.aggregation import (
         Aggregate,
@@ -72,6 +73,7 @@ else:
     __getattr__ = names_on_first_use(
         __name__,
         {
+            "statelog.core.delivered_batch": "DeliveredBatch",
             "statelog.options": "SnapshotPolicy",
             "statelog.spark.aggregation": "Aggregate aggregate approx_count_distinct count first last latest_row max_ mean min_ sum_ top_k variance",
             "statelog.spark.api": "transform_with_state transform_with_state_in_pandas",
@@ -109,6 +111,7 @@ __all__ = [
     "ColumnarHandle",
     "ColumnarProcessor",
     "DatabaseSink",
+    "DeliveredBatch",
     "Difference",
     "ExactlyOnceSink",
     "ExpiredTimerInfo",

@@ -21,11 +21,12 @@ TEMPORARY_FOLDER = "tmp"
 RECORDINGS_FOLDER = "recordings"
 FAILED_FOLDER = "failed"
 BROADCASTS_FOLDER = "broadcasts"
+_COPIED_FOLDER = "copied-"
+_COPIED = re.compile(r"copied-([0-9a-f]{16})(?:/from)?$")
 _CHECKPOINT_FOLDER = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)$")
 _CHECKPOINT_METADATA = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)/_metadata$")
-_OWNER = re.compile(r"(?:^|/)owner/([1-9][0-9]*)$")
 _OBJECT = re.compile(
-    r"(?:chk-\d+/_metadata|(?:dstl|shared|taskowned|output|owner|parents|probed|tmp|broadcasts)/[^/]+|copied-from"
+    r"(?:chk-\d+/_metadata|(?:dstl|shared|taskowned|output|parents|probed|tmp|broadcasts|copied-[0-9a-f]+)/[^/]+"
     r"|recordings/(?:failed/)?[^/]+|audit/[^/]+|tags/[^/]+/[^/]+/[^/]+)$"
 )
 _TAGS_FOLDER = "tags"
@@ -96,15 +97,6 @@ class LocationPaths:
         """Return the name of an object that is needed only during one call."""
         return self._join(TEMPORARY_FOLDER, name)
 
-    def owner(self, epoch: int) -> str:
-        """Return the name of the object that claims *epoch* (>= 1)."""
-        return self._join("owner", str(epoch))
-
-    @property
-    def owners(self) -> str:
-        """Folder of all claims."""
-        return self._join("owner")
-
     @property
     def tags(self) -> str:
         """Folder of all tags."""
@@ -161,10 +153,14 @@ class LocationPaths:
         """Return the name of the object that says that a server passed the probe."""
         return self._join(_PROBES_FOLDER, name)
 
-    @property
-    def copied_from(self) -> str:
-        """Name of the object that says of which location this one is a copy."""
-        return self._join("copied-from")
+    def copied_from(self, location_id: str) -> str:
+        """
+        Return the name of the object that says of which location this one is a copy.
+
+        Args:
+            location_id: The identity of the copy, 16 hexadecimal digits.
+        """
+        return self._join(f"{_COPIED_FOLDER}{location_id}", "from")
 
     def checkpoint(self, checkpoint_id: int) -> str:
         """Return the exclusive folder of a checkpoint; raises `UsageError` for a negative id."""
@@ -193,6 +189,12 @@ def parse_checkpoint_folder(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def parse_copy_folder(path: str) -> str | None:
+    """Return the identity of the copy if *path* is the folder or the object of its mark, else None."""
+    match = _COPIED.match(path)
+    return match[1] if match else None
+
+
 def parse_checkpoint_metadata(path: str) -> int | None:
     """Return N if *path* is `chk-N/_metadata`, else None."""
     match = _CHECKPOINT_METADATA.search(path)
@@ -214,9 +216,3 @@ def parse_audit_part(path: str) -> tuple[str, str] | None:
 def is_audit_end(path: str) -> bool:
     """Return whether *path* is the second object of an audit line."""
     return (parse_audit_part(path) or ("", ""))[1] == "end"
-
-
-def parse_owner(path: str) -> int | None:
-    """Return the epoch if *path* is a claim, else None."""
-    match = _OWNER.search(path)
-    return int(match[1]) if match else None

@@ -37,7 +37,7 @@ def filled() -> DictStore:
         one, 2, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"b")]]), snapshot)]
     )
     small_checkpoint(one, 3)
-    for path in (*ORPHANS, "README", "other/file", "owner/9x"):
+    for path in (*ORPHANS, "README", "other/file"):
         store.put(path, b"12345")
     return store
 
@@ -50,7 +50,7 @@ def test_orphans_go_and_all_else_stays(filled):
     assert set(report.deleted) == {*ORPHANS, *subsumed} - needed
     assert len(needed) == 1
     kept = {"chk-2/_metadata", "chk-3/_metadata", "taskowned/s", "chk-0/_metadata", *needed}
-    assert set(filled.objects) == {*kept, "README", "other/file", "owner/9x"}
+    assert set(filled.objects) == {*kept, "README", "other/file"}
     assert (report.unknown, report.too_young, report.failed) == (2, 0, ())
     assert report.deleted_bytes > 5 * len(ORPHANS)
     assert swept(filled).deleted == ()
@@ -122,11 +122,11 @@ def test_a_claimed_location_without_checkpoint_loses_only_old_orphans():
 
 
 def test_another_location_in_a_folder_of_this_one_is_not_touched(filled):
-    filled.put("inner/owner/1", b"{}")
+    filled.put("inner/parents/1", b"{}")
     filled.put("inner/dstl/o", b"x")
     filled.put("inner/tmp/o", b"x")
     assert not [path for path in swept(filled).deleted if path.startswith("inner/")]
-    assert {"inner/owner/1", "inner/dstl/o", "inner/tmp/o"} <= set(filled.objects)
+    assert {"inner/parents/1", "inner/dstl/o", "inner/tmp/o"} <= set(filled.objects)
 
 
 def test_what_is_committed_during_the_sweep_is_kept(filled):

@@ -19,7 +19,6 @@ from statelog.checkpoint.verify import SoundCheckpoints, VerifiedObject, verify_
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import (
     RESERVED_TAGS,
-    CheckpointRecord,
     encode_record,
     write_metadata,
 )
@@ -256,7 +255,7 @@ def rewritten(
     assert isinstance(changed, CompletedCheckpoint)
     sections = {tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS}
     path = PATHS.metadata(checkpoint_id)
-    written = write_metadata(CheckpointRecord(changed, "x"), path, sections=sections)
+    written = write_metadata(changed, path, sections=sections)
     store.objects[path] = b"".join(map(bytes, written.buffers))
     return store
 
@@ -317,7 +316,7 @@ def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
     store = planted(tree)
     path = PATHS.metadata(5)
     stored = read_checkpoint(store, 5)  # type: ignore[arg-type]
-    body = bytearray(encode_record(stored.record))
+    body = bytearray(encode_record(stored.checkpoint))
     body[0:2] = (99).to_bytes(2, "big")
     writer = SegmentWriter()
     store.objects[path] = b"".join(map(bytes, writer.finish({b"CKPT": bytes(body)})))

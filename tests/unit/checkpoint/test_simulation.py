@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.entries import decoded
 from tests.simulation.replay import command_of
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import ManualClock, log_in_file, log_inline
@@ -40,6 +41,7 @@ from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import parse_segment, verify_set
 from statelog.model import (
     ByteStreamStateHandle,
+    CompletedCheckpoint,
     FileStateHandle,
     KeyGroupRange,
     MaterializedHandle,
@@ -47,6 +49,7 @@ from statelog.model import (
     split_key_groups,
 )
 from statelog.store import PATHS
+from statelog.store.paths import parse_checkpoint_metadata
 
 pytestmark = pytest.mark.campaign
 
@@ -116,6 +119,8 @@ class World:
         # Model: per attempt (token) the state it stands for and the attempt it continues.
         self.state_of: dict[int, dict[int, list[str]]] = {}
         self.parent_of: dict[int, int | None] = {}
+        self.gave_up: dict[int, set[int]] = {}
+        """Per attempt: the attempts that it gives up, because its owner went back to an older one."""
         self.acknowledged: dict[int, int] = {}
         self.finished = self.fenced = self.died = self.lost = self.given_up = 0
 
@@ -177,7 +182,11 @@ class World:
     def rested(self, owner: "Owner") -> None:
         """An owner is between two checkpoints; some worlds let it go on later."""
 
-    def restored(self, owner: str, epoch: int, found: Any) -> None:
+    def restore(self, owner: "Owner") -> CompletedCheckpoint | None:
+        """Let an owner restore after its claim; some worlds let it go back."""
+        return owner.coordinator.restore()
+
+    def restored(self, owner: str, epoch: int, found: Any, timeline: int) -> None:
         """An owner restored; a trace notes it."""
 
     def reported(self, owner: str, checkpoint_id: int) -> None:
@@ -208,13 +217,45 @@ class World:
                 missing = [p for p in checkpoint.referenced_paths() if p not in self.store.objects]
                 assert missing == [], f"checkpoint {checkpoint_id} lost {missing}"
                 assert read_state(self.store, checkpoint) == self.state_of[token_of(checkpoint)]
-            token = token_of(newest)
-            while token is not None:
-                line.append(token)
-                token = self.parent_of[token]
+            line = self.line(token_of(newest))
+            self.check_histories(newest, line)
         forgotten = set(self.acknowledged.values()) - set(line)
+        forgotten -= self.given_up_by(line)
         assert forgotten == set(), f"attempts {forgotten} were acknowledged, then forgotten"
         self.quiet = quiet
+
+    def line(self, token: int | None) -> list[int]:
+        """Return an attempt and those that it continues, newest first."""
+        line = []
+        while token is not None:
+            line.append(token)
+            token = self.parent_of[token]
+        return line
+
+    def given_up_by(self, line: list[int]) -> set[int]:
+        """Return the attempts that those of a line gave up, and that the given-up ones gave up before."""
+        given_up: set[int] = set()
+        waiting = [*line]
+        while waiting:
+            fresh = self.gave_up.get(waiting.pop(), set()) - given_up
+            given_up |= fresh
+            waiting += fresh
+        return given_up
+
+    def check_histories(self, newest: CompletedCheckpoint, line: list[int]) -> None:
+        """What the newest checkpoint says of any other one is what happened."""
+        for path in [*self.store.objects]:
+            number = parse_checkpoint_metadata(path)
+            entry = None if number is None else decoded(path, self.store.objects[path][0])
+            if isinstance(entry, CompletedCheckpoint):
+                is_part = token_of(entry) in line
+                assert newest.continues(entry.position) is is_part, f"{number} is given up, or not"
+
+    def check_winner(self, token: int) -> None:
+        """No other attempt that was acknowledged continues the same checkpoint."""
+        parent = self.parent_of[token]
+        winners = [each for each in self.acknowledged if self.parent_of[each] == parent]
+        assert winners == [token], f"{winners} all continue the same checkpoint"
 
     def coordinator(self, name: str, retained: int = 2) -> CheckpointCoordinator:
         return CheckpointCoordinator(
@@ -263,6 +304,7 @@ class Owner:
         self.coordinator = world.coordinator(self.name, self.rng.randint(1, 3))
         self.state: dict[int, list[str]] = {key_group: [] for key_group in ALL}
         self.token: int | None = None
+        self.gives_up: set[int] = set()
         self.may_decline = True
         self.has_begun = False
         if world.batched:
@@ -297,8 +339,8 @@ class Owner:
         epoch = self.coordinator.claim()
         other = self.world.owner_of.setdefault(epoch, self.name)
         assert other == self.name, f"{other} and {self.name} both own epoch {epoch}"
-        found = self.coordinator.restore()
-        self.world.restored(self.name, epoch, found)
+        found = self.world.restore(self)
+        self.world.restored(self.name, epoch, found, self.coordinator.timeline.number)
         self.token = None if found is None else token_of(found)
         known = self.world.state_of.get(self.token, {})
         self.state = {key_group: list(known.get(key_group, ())) for key_group in ALL}
@@ -324,6 +366,7 @@ class Owner:
             return
         self.world.state_of[token] = state
         self.world.parent_of[token] = self.token
+        self.world.gave_up[token] = self.gives_up
         if not self.commit(checkpoint_id, token):
             return
         self.state, self.token = state, token
@@ -391,12 +434,8 @@ class Owner:
             raise DiedError
         self.world.reported(self.name, checkpoint_id)
         assert self.world.acknowledged.setdefault(token, token) == token
-        winners = [
-            other
-            for other in self.world.acknowledged
-            if other != token and self.world.parent_of[other] == self.world.parent_of[token]
-        ]
-        assert winners == [], f"{winners} and {token} both continue the same checkpoint"
+        self.world.check_winner(token)
+        self.gives_up = set()
         self.world.finished += 1
         return True
 
@@ -444,6 +483,38 @@ def test_requests_of_batches_may_come_at_any_time(block, monkeypatch):
         late += world.late_runs
         deleted += len(world.store.deleted)
     assert min(late, deleted) > 0, "no batch ran"
+
+
+class Rewinding(World):
+    """A world in which many owners go back to an older checkpoint, or begin a timeline."""
+
+    rewinds = 0
+
+    def check_winner(self, token: int) -> None:
+        """A checkpoint is continued again after each rewind to it."""
+
+    def restore(self, owner: Owner) -> CompletedCheckpoint | None:
+        found = owner.coordinator.restore()
+        owner.gives_up = set()
+        if found is None or self.conflict_rng.random() < 0.4:
+            return found
+        self.rewinds += 1
+        older = self.conflict_rng.choice(owner.coordinator.checkpoints())
+        begins = self.conflict_rng.random() < 0.3
+        try:
+            base = owner.coordinator.restore(older, begins_timeline=begins)
+        except CheckpointError as error:
+            numbers = map(parse_checkpoint_metadata, [*self.store.objects])
+            assert max(filter(None, numbers)) > owner.coordinator.next_checkpoint_id - 1
+            raise FencedError("another owner deleted it meanwhile") from error
+        assert base is not None
+        owner.gives_up = {*self.line(token_of(found))}.difference(self.line(token_of(base)))
+        return base
+
+
+def test_owners_that_go_back_are_told_from_those_they_gave_up():
+    worlds = [simulate(seed, new_world=Rewinding) for seed in range(60)]
+    assert sum(world.rewinds for world in worlds) > 100
 
 
 class Unlucky(World):

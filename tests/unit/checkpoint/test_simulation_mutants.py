@@ -112,6 +112,7 @@ def claims_nothing(entries, owner_id, clock_ms, pause, *, verify) -> Any:
         created_at_ms=0,
         newest=entries.newest_id(),
         next_number=entries.next_number,
+        location_id="",
     )
     return claim, read_pins(entries.store)
 

@@ -63,7 +63,7 @@ def test_what_is_provably_not_needed_is_removed(call, place):
         put(place, "output/orphan"): "orphan",
         put(place, "chk-9/exclusive"): "orphan",
     }
-    kept = {put(place, "notes.txt"), put(place, "owner/77x"), put(place, "notes#1")}
+    kept = {put(place, "notes.txt"), put(place, "other/77x"), put(place, "notes#1")}
     found = lines(call("repair", str(place), "--min-age", "0s", "--json"))
     assert planted == {one["path"]: one["kind"] for one in found[:-1]}
     assert {"would-remove"} == {one["action"] for one in found[:-1]}

@@ -13,7 +13,6 @@ from statelog.format.change_set_decoder import decode_change_set, group_index
 from statelog.format.checkpoint_metadata import (
     CHECKPOINT_TAG,
     OUTPUT_TAG,
-    CheckpointRecord,
     decode_record,
     encode_record,
     write_metadata,
@@ -34,7 +33,7 @@ from statelog.store import open_store
 ALL = KeyGroupRange(0, 7)
 
 
-def record_of(log=(), materialized=(), **more) -> CheckpointRecord:
+def record_of(log=(), materialized=(), **more) -> CompletedCheckpoint:
     fields = {
         "checkpoint_id": 40,
         "parent_id": 39,
@@ -43,11 +42,11 @@ def record_of(log=(), materialized=(), **more) -> CheckpointRecord:
         "owner_id": "owner",
         "max_parallelism": 128,
         "retained": (39, 40),
+        "attempt": "a7",
     }
-    checkpoint = CompletedCheckpoint(
+    return CompletedCheckpoint(
         **{**fields, "log": tuple(log), "materialized": tuple(materialized), **more}
     )
-    return CheckpointRecord(checkpoint, "attempt")
 
 
 def file_of(record, **more) -> bytes:
@@ -66,9 +65,9 @@ def in_full(checkpoint):
 @settings(max_examples=150, deadline=None)
 @given(checkpoints())
 def test_a_record_comes_back_as_it_was(checkpoint):
-    back = decode_record(encode_record(CheckpointRecord(checkpoint, "x")))
-    assert back == CheckpointRecord(checkpoint, "x")
-    assert in_full(back.checkpoint) == in_full(checkpoint)
+    back = decode_record(encode_record(checkpoint))
+    assert back == checkpoint
+    assert in_full(back) == in_full(checkpoint)
 
 
 def test_odd_handles_come_back_as_they_were():
@@ -95,7 +94,7 @@ def test_odd_handles_come_back_as_they_were():
     )
     back = decode_record(encode_record(record))
     assert back == record
-    assert in_full(back.checkpoint) == in_full(record.checkpoint)
+    assert in_full(back) == in_full(record)
 
 
 def test_a_log_entry_costs_at_most_forty_bytes():
@@ -127,9 +126,9 @@ def test_the_file_is_a_changelog_file(compress):
     assert segment.compressed is compress
     assert segment.trailer.sections[OUTPUT_TAG] == b"rows"
     assert segment.trailer.sections[b"MORE"] == b""
-    assert decode_record(segment.trailer.sections[CHECKPOINT_TAG]) == written.record
+    assert decode_record(segment.trailer.sections[CHECKPOINT_TAG]) == written.checkpoint
     assert [[g.key_group for g in one.groups] for one in segment.trailer.sets] == [[-1, 1], [2]]
-    [handle] = written.record.checkpoint.log
+    [handle] = written.checkpoint.log
     assert {entry.handle.path for entry in handle.handles_and_offsets} == {"chk-41/_metadata"}
     assert handle.state_handle_id == log[0].state_handle_id
     store = open_store("memory://metadata-format")
@@ -203,7 +202,7 @@ def test_properties_must_be_json():
         encode_record(record_of(properties={"a": object()}))
 
 
-@pytest.mark.parametrize("header", [b"\x00\x03\x01\x00", b"\x00\x01\x07\x00", b"\x00\x02\x01\x02"])
+@pytest.mark.parametrize("header", [b"\x00\x04\x01\x00", b"\x00\x03\x07\x00", b"\x00\x03\x01\x02"])
 def test_a_newer_record_is_not_called_damaged(header):
     body = header + encode_record(record_of())[4:]
     with pytest.raises(IncompatibleFormatError, match="upgrade statelog"):

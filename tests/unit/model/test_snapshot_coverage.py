@@ -15,12 +15,19 @@ from statelog.model import (
     HandleAndOffset,
     KeyGroupRange,
     MaterializedHandle,
+    Timeline,
     live_log,
     live_snapshots,
     split_key_groups,
 )
+from statelog.model.timeline import TimelineEnd
 
 KEY_GROUPS = 12
+
+
+names = st.text("0123456789abcdef", max_size=16)
+ends = st.builds(TimelineEnd, names, st.integers(0, 9), st.integers(0, 9))
+timelines = st.builds(Timeline, names, st.integers(0, 9), st.lists(ends, max_size=3).map(tuple))
 
 
 @st.composite
@@ -44,6 +51,8 @@ def checkpoints(draw) -> CompletedCheckpoint:
         epoch=1,
         owner_id="o",
         max_parallelism=KEY_GROUPS,
+        attempt=draw(names),
+        timeline=draw(timelines),
         log=tuple(log_handle(i, number, own) for number, (i, own) in enumerate(log)),
         materialized=tuple(
             MaterializedHandle(own, i, FileStateHandle(f"s{number}", 1))

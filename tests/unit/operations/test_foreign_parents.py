@@ -182,7 +182,10 @@ def test_a_moved_tree_of_forks_is_read_by_the_new_place_of_the_parent(
     assert run(["verify", moved]) == 1
     assert "--parent" in capsys.readouterr().err
     assert run(["verify", "--parent", str(tmp_path / "nowhere"), moved]) == 1
-    for parents in ([parent], [made.parent, parent] if not is_copy else [parent, str(other / "no")]):
+    for parents in (
+        [parent],
+        [made.parent, parent] if not is_copy else [parent, str(other / "no")],
+    ):
         named = open_existing_store(moved, options={"parents": parents})
         assert values(named) == [b"0", b"1", b"2", b"3", b"4"]
     (other / "state").rename(other / "again")
@@ -261,7 +264,7 @@ def test_a_fork_of_another_store_works_for_its_caller(
 
 HOSTILE = [
     "../offsets/1", "/etc/passwd", "offsets/%2e%2e/1", "offsets\\1", "offsets/1\x00", "a" * 1025,
-    "statelog/owner/7", "statelog/chk-7/_metadata", "metadata", "state/0/0/1.delta", "offsets/1/2",
+    "statelog/chk-7/_metadata", "metadata", "state/0/0/1.delta", "offsets/1/2",
     "sources/0", "sources/../../x/y", "offsets/x", "",
 ]  # fmt: skip
 

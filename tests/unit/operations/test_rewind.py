@@ -11,7 +11,9 @@ from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoin
 
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import Entries
+from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.query_files import StoredQuery, entries_digest
+from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.cli.main import run
 from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
@@ -19,6 +21,7 @@ from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.operations import rewind
 from statelog.operations.rewind import apply_rewind, plan_rewind, rewind_points
+from statelog.spark.source.opened import Location
 from statelog.store import ObjectStore, open_store
 
 ALL = KeyGroupRange(0, 7)
@@ -178,7 +181,11 @@ def test_a_planned_batch_that_was_never_committed_goes_without_a_change_of_state
     assert ("offsets/5", "offsets/.5.crc") == plan.offsets
     assert ("sources/0/5", "sources/0/.5.crc") == plan.logs
     assert ("commits/4", "commits/.4.crc") == plan.commits
-    assert 5 == apply_rewind(query.stored, query.state, plan, ManualClock())
+    # The same state is committed again on a new timeline: a sink may have rows of the planned batch.
+    assert 7 == apply_rewind(query.stored, query.state, plan, ManualClock())
+    newest = Entries(query.state).newest()
+    assert newest is not None
+    assert (5, 6) == (newest.parent_id, newest.timeline.number)
     assert [4, 3, 4] == [
         max(query.stored.numbers(folder)) for folder in ("offsets", "commits", "sources/0")
     ]
@@ -289,3 +296,29 @@ def test_the_command_shows_first_and_acts_when_told(
     assert run(["rewind", str(tmp_path / "nope"), "--to", "1"]) == 2
     assert run(["rewind", str(query.folder), "--to", "1"]) == 2  # no state at the default place
     assert "Pass the query's stateLocation with --state-location" in capsys.readouterr().err
+
+
+def test_the_number_of_a_batch_never_takes_a_checkpoint_that_was_given_up(tmp_path: Path) -> None:
+    """Wrong code ran batches 0 to 4; a tag keeps the checkpoint of batch 4."""
+    query = Query(tmp_path, retained=2)
+    query.run(0, 4)
+    tag = Tag(kind=TagKind.TAG, name="wrong", checkpoint_id=5)
+    put_tag(query.state, tag, clock_ms=ManualClock())
+    apply_rewind(
+        query.stored, query.state, plan_rewind(query.stored, query.state, 3), ManualClock()
+    )
+    query.entry = 3
+    query.driver = started(query.state, retained=2)
+    query.run(4, 9)
+    query.driver.clean_up()
+    given_up = [one.checkpoint_id for one in list_checkpoints(query.state) if one.is_given_up]
+    assert [5] == given_up
+    assert [8, 9] == [point.batch_id for point in rewind_points(query.stored, query.state)]
+    with pytest.raises(CheckpointError, match="batch 4 is no longer retained") as refused:
+        plan_rewind(query.stored, query.state, 4)
+    assert "subsumed" == refused.value.reason
+    with pytest.raises(
+        CheckpointError, match="batch 4"
+    ) as refused:  # the option batchId of a reader
+        Location(str(tmp_path / "state")).checkpoint_of_batch(4)
+    assert "not_found" == refused.value.reason

@@ -307,16 +307,16 @@ def test_a_location_is_encrypted_by_option_or_environment(tmp_path, monkeypatch)
     monkeypatch.setenv("THE_KEY", text(KEY))
     place = str(tmp_path / "job")
     by_option = open_location(place, options={"encryption": "env:THE_KEY"})
-    by_option.put("owner/1", b"claimed")
-    assert b"claimed" not in (tmp_path / "job/owner/1").read_bytes()
+    by_option.put("dstl/1", b"claimed")
+    assert b"claimed" not in (tmp_path / "job/dstl/1").read_bytes()
     again = pickle.loads(pickle.dumps(by_option))
-    assert bytes(again.get("owner/1")) == b"claimed"
+    assert bytes(again.get("dstl/1")) == b"claimed"
     assert again.local_root == place
     monkeypatch.setenv(ENVIRONMENT, "env:THE_KEY")
-    assert bytes(open_location(place).get("owner/1")) == b"claimed"
+    assert bytes(open_location(place).get("dstl/1")) == b"claimed"
     plain = open_location(place, options={"encryption": "none"})
     with pytest.raises(InvalidOptionsError, match="is encrypted, and no keys were given"):
-        plain.get("owner/1")
+        plain.get("dstl/1")
     (tmp_path / "query").mkdir()
     (tmp_path / "query/metadata").write_bytes(b"Spark's")
     files = open_query_files(str(tmp_path / "query"), options={"encryption": "env:THE_KEY"})
@@ -353,10 +353,10 @@ def test_objects_are_split_into_location_and_name():
     for name in (
         "chk-12/_metadata",
         "dstl/x",
-        "owner/3",
+        "parents/0123456789abcdef",
         "recordings/failed/x",
         "tags/tag/release/3-0123456789abcdef",
-        "copied-from",
+        "copied-0123456789abcdef/from",
     ):
         assert split_object(f"s3://b/jobs/totals/{name}") == ("s3://b/jobs/totals", name)
     assert split_object("file:///a/b") == ("file:///a", "b")

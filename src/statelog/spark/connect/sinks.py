@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 from statelog.errors import InvariantError, UsageError
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.stream.sinks import OptionValue, RowFunction, Target
+from statelog.spark.stream.sinks.delta import written_by_spark
 from statelog.spark.stream.sinks.simple import (
     Memory,
-    batch_writer,
     columns_of,
     looking_sink,
     no_path,
@@ -52,7 +52,7 @@ def sink_of(
             raise _no_file_sink(source)
         if target.table is None:
             _check_folder(session, source, target.option("path", None))
-    return batch_writer(target, source)
+    return written_by_spark(target, source)
 
 
 def _memory_in_worker(session: SparkSession, name: str, schema: StructType) -> MemoryInWorker:

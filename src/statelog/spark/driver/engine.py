@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import StatelogError
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.runtime.clock import wall_clock_ms
@@ -33,7 +35,7 @@ from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.side_outputs import SideDelivery
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.driver.task_runner import TaskRunner
-from statelog.spark.query.delivery import Delivery, Sink, set_rewound
+from statelog.spark.query.delivery import Delivery, Sink, set_batch
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import TaskAck
@@ -231,8 +233,6 @@ class MicroBatchEngine:
         if self._location.epoch is None:
             first = FirstBatch(query_id, batch_id, times, self._query_times)
             is_committed = self._location.take_over(first)
-            if self._location.rewound is not None:
-                set_rewound(frame, self._location.rewound)
             if is_committed:
                 self._deliver_again(frame, batch_id)
                 return None
@@ -254,6 +254,9 @@ class MicroBatchEngine:
         snapshots = {} if times.is_idle else self._location.snapshots.choose(every, wall_clock_ms())
         checkpoint_id = self._coordinator.next_checkpoint_id
         broadcasts = self._location.broadcasts(batch_id, checkpoint_id)
+        timeline = self._coordinator.timeline
+        position = times.position or ""
+        set_batch(frame, DeliveredBatch(timeline.location_id, timeline.number, batch_id, position))
         self._coordinator.trigger(checkpoint_id, every)
         return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id, broadcasts)
 
@@ -315,7 +318,8 @@ class MicroBatchEngine:
         watch: Stopwatch,
     ) -> BatchRecord:
         """Return what the checkpoint says of the micro-batch."""
-        times, acks = batch.times, [*chain(*answers)]
+        times, timeline = batch.times, self._coordinator.timeline
+        acks = [*chain(*answers)]
         recordings = self._location.recordings(batch.checkpoint_id, acks)
         return BatchRecord(
             operators=tuple(
@@ -324,6 +328,8 @@ class MicroBatchEngine:
             ),
             query_id=batch.query_id,
             batch_id=batch.batch_id,
+            location=timeline.location_id,
+            timeline=timeline.number,
             tasks=sum(map(len, batch.ranges)),
             delivery=self._query.settings.delivery.value,
             time_mode=self._query.time_mode,
@@ -332,7 +338,6 @@ class MicroBatchEngine:
             output_bytes=len(rows.section or b"") + sum(file.size_bytes for file in rows.files),
             output_files=[handle.to_json() for handle in rows.files],
             went_back_to=self._location.went_back_to,
-            rewound=self._location.rewound,
             watermark_ms=times.watermark_ms,
             position=times.position,
             position_before=times.position_before,
@@ -396,6 +401,8 @@ class MicroBatchEngine:
         base, record = self._location.base, self._location.record
         if base is None or record is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
+        run_timeline = self._coordinator.timeline.number
+        set_batch(frame, replace(record.delivered, run_timeline=run_timeline))
         plan = self._query.source.plan
         if plan.has_watermark or not plan.is_stateless:
             # The state of Spark's own operators advances only when the rows are evaluated.

@@ -120,7 +120,6 @@ class StateLocation:
         self.record: BatchRecord | None = None
         """The record of the base checkpoint's micro-batch."""
         self.went_back_to: int | None = None
-        self.rewound: int | None = None
         self.due_ms: list[int | None] = [NEVER_MS] * len(query.operators)
         """When the next timer of each operator is due, in the time of the time mode; None if
         unknown."""
@@ -205,7 +204,6 @@ class StateLocation:
             self.due_ms = [operator.next_due_ms for operator in record.operators]
             self._last_runs = [last_run_of(self.base)] * len(query.operators)
             self.went_back_to = record.went_back_to if older_id is None else older_id
-            self.rewound = record.rewound
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, delivery %s",

@@ -1,16 +1,17 @@
 """
-How output rows are delivered to the user's sink, and the name under which sinks record micro-batches.
+How output rows are delivered to the user's sink, and the names under which sinks record micro-batches.
 
 *staged*: the driver commits the rows with the state and calls the sink after the commit; a replay
 delivers the same rows.  *direct*: the sink evaluates the tasks in one Spark job, and the driver
 commits the state after it.
 
-The name is Spark's id of the query, which is the same over restarts.  After `statelog rewind` the
-numbers of micro-batches are used again for other rows, so the name has the rewind in it too.  On a
-classic session it is in the local properties of Spark's context, of which each query has its own.
-Spark Connect does not have local properties; there each query has a separate process, so the name is
-stored in this module.  While the sink of a side output is called, the name has the side output in it,
-because its rows are others of the same micro-batch.
+A sink of statelog records the newest `DeliveredBatch` for each query.  The query's name is Spark's id
+of it, which is the same over restarts.  While the sink of a side output is called, the name has the
+side output in it, because its rows are others of the same micro-batch.
+
+On a classic session both are in the local properties of Spark's context, and each query has separate
+ones.  Spark Connect does not have local properties; there each query has a separate process, so they
+are stored in this module.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from pyspark.sql import DataFrame
 
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.spark.jvm.gateway import is_connect, query_of
 
 Sink = Callable[[DataFrame, int], object]
@@ -43,9 +46,9 @@ class FileOutput(enum.Enum):
 
 
 _QUERY_ID: Final = "query"
-_REWOUND: Final = "statelog.rewound"
+_BATCH: Final = "statelog.batch"
 _SIDE: Final = "statelog.side"
-_SEPARATOR: Final = "-rewound-"
+_SEPARATOR: Final = "-timeline-"
 
 _of_process: dict[str, str] = {}
 """On Spark Connect: the properties of the one query of this process."""
@@ -56,9 +59,9 @@ def set_query(query_id: str) -> None:
     _of_process[_QUERY_ID] = query_id
 
 
-def set_rewound(frame: DataFrame, rewound: int) -> None:
-    """Store that the query of a micro-batch was rewound, see `BatchRecord.rewound`."""
-    _set(frame, _REWOUND, str(rewound))
+def set_batch(frame: DataFrame, batch: DeliveredBatch) -> None:
+    """Store which micro-batch is delivered, for `delivered_batch`."""
+    _set(frame, _BATCH, f"{batch.timeline} {batch.to_text()}")
 
 
 @contextlib.contextmanager
@@ -78,9 +81,31 @@ def _set(frame: DataFrame, key: str, value: str) -> None:
         frame.sparkSession.sparkContext.setLocalProperty(key, value)
 
 
+def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
+    """
+    Return the micro-batch that a sink was called with, with its history.
+
+    Args:
+        frame: The frame that `foreachBatch` was called with.
+        batch_id: The number that it was called with.
+
+    Thread: the call's, which has the local properties of the query.
+    """
+    timeline, _, text = _get(frame, _BATCH).partition(" ")
+    if not text:  # a query of Spark's own, which has no state location
+        return DeliveredBatch("", 0, batch_id)
+    batch = DeliveredBatch.from_text(text, where="the query's properties")
+    return replace(batch, timeline=int(timeline), batch_id=batch_id, run_timeline=batch.timeline)
+
+
+def query_name(frame: DataFrame) -> str:
+    """Return Spark's id of the query; in the sink of a side output with its name."""
+    return _query_id(frame) + _get(frame, _SIDE)
+
+
 def writer_id(frame: DataFrame) -> str:
     """
-    Return the name under which a sink records the micro-batches of a query.
+    Return a name under which a function for `foreachBatch` can record the numbers of micro-batches.
 
     It is Spark's id of the query.  `statelog rewind`, after which the numbers of micro-batches are
     used again, changes it.  In the sink of a side output it has the name of the side output too.
@@ -96,24 +121,18 @@ def writer_id(frame: DataFrame) -> str:
 
     Thread: the call's, which has the local properties of the query.
     """
-    query_id, rewound = _query_and_rewound(frame)
-    query_id += _side(frame)
-    return f"{query_id}{_SEPARATOR}{rewound}" if rewound else query_id
+    timeline = _get(frame, _BATCH).partition(" ")[0]
+    name = query_name(frame)
+    return f"{name}{_SEPARATOR}{timeline}" if timeline not in ("", "0") else name
 
 
-def query_of_writer(writer: str) -> str:
-    """Return the name without the rewind: Spark's id of the query, and the side output."""
-    return writer.partition(_SEPARATOR)[0]
-
-
-def _side(frame: DataFrame) -> str:
+def _query_id(frame: DataFrame) -> str:
     if is_connect(frame):
-        return _of_process.get(_SIDE, "")
-    return frame.sparkSession.sparkContext.getLocalProperty(_SIDE) or ""
+        return _of_process.get(_QUERY_ID, "")
+    return query_of(frame.sparkSession)
 
 
-def _query_and_rewound(frame: DataFrame) -> tuple[str, str]:
+def _get(frame: DataFrame, key: str) -> str:
     if is_connect(frame):
-        return _of_process.get(_QUERY_ID, ""), _of_process.get(_REWOUND, "")
-    session = frame.sparkSession
-    return query_of(session), session.sparkContext.getLocalProperty(_REWOUND) or ""
+        return _of_process.get(key, "")
+    return frame.sparkSession.sparkContext.getLocalProperty(key) or ""

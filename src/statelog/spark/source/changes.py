@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from statelog.checkpoint.history import Entries
-from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.restore import check_continues, find_checkpoint
 from statelog.checkpoint.tags import ReaderPosition
-from statelog.errors import CheckpointError
-from statelog.model import KeyGroupRange
+from statelog.errors import CheckpointError, UsageError
+from statelog.model import CheckpointPosition, CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit
 from statelog.spark.source.columns import spark_batch
@@ -21,11 +21,34 @@ from statelog.spark.source.opened import Location
 from statelog.state.reader import LocationState
 from statelog.state.reader.chain import chain_before
 
-_OFFSET: Final = "checkpoint"
+_Offset = dict[str, int | str]
+"""An offset of the stream: the number of a checkpoint, for people, and its position."""
+_NUMBER: Final = "checkpoint"
+_POSITION: Final = "position"
 _STARTING: Final = ".start"
 """Suffix of the name that keeps the checkpoint whose whole state a new reader begins with."""
-_NOTHING: Final = -1
+_BEFORE_ALL: Final[_Offset] = {_NUMBER: -1}
 """The offset before the whole state was read."""
+
+
+def _offset_of(checkpoint: CompletedCheckpoint) -> _Offset:
+    """Return the offset up to a checkpoint."""
+    return {_NUMBER: checkpoint.checkpoint_id, _POSITION: checkpoint.position.to_text()}
+
+
+def _position_in(offset: _Offset) -> CheckpointPosition:
+    """
+    Return the checkpoint up to which an offset was read.
+
+    Raises:
+        UsageError: Another version of statelog wrote the offset.
+    """
+    if _POSITION not in offset:
+        raise UsageError(
+            f"the stream's offset {offset} has no position: another version of statelog wrote it. Begin "
+            "again with another checkpointLocation"
+        )
+    return CheckpointPosition.from_text(str(offset[_POSITION]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +72,16 @@ class ChangesRead:
 
 
 class ChangesPart(InputPartition):
-    """The changes of some key groups, after one checkpoint and up to another."""
+    """
+    The changes of some key groups, after one checkpoint and up to another.
 
-    def __init__(self, after: int | None, upto: int, key_groups: KeyGroupRange) -> None:
+    Args:
+        after: The checkpoint before, as its number or the text of its position; None for the whole state.
+        upto: The last checkpoint.
+        key_groups: The key groups.
+    """
+
+    def __init__(self, after: int | str | None, upto: int, key_groups: KeyGroupRange) -> None:
         super().__init__((after, upto, key_groups))
 
 
@@ -84,8 +114,9 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
     """
     Follows the changes of a location.
 
-    An offset is the checkpoint up to which was read.  Spark 4.0 and 4.1 do not tell a source where the
-    next micro-batch begins, so it is remembered here.
+    An offset is the checkpoint up to which was read, with its position: a location that was made
+    again, or restored from a backup, has other checkpoints of the same numbers.  Spark 4.0 and 4.1 do
+    not tell a source where the next micro-batch begins, so it is remembered here.
 
     Args:
         read: What to read.
@@ -109,18 +140,20 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         self._start = start
         self._limit = limit
         self._reader = reader
-        self._known: int | None = None
-        self._last: int | None = None
+        self._begin: _Offset | None = None
+        self._last: CompletedCheckpoint | None = None
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> _Offset:
         """Return where a new query begins: at the named position, if there is one."""
         position = self._position()
         newest = None if position is None else position.current()
         begin = newest if newest is not None else self._start
         if position is not None and begin is not None:
             position.move(begin)
-        self._known = _NOTHING if begin is None else begin
-        return {_OFFSET: self._known}
+        self._begin = _BEFORE_ALL
+        if begin is not None:
+            self._begin = _offset_of(find_checkpoint(self._read.location.store(), begin))
+        return self._begin
 
     def getDefaultReadLimit(self) -> Any:
         """Return the limit of `maxCheckpointsPerTrigger`."""
@@ -130,9 +163,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         """Note the newest checkpoint, at which the query ends."""
         self._last = self._read.location.newest()
 
-    def latestOffset(
-        self, start: dict[str, int] | None = None, limit: object = None
-    ) -> dict[str, int]:
+    def latestOffset(self, start: _Offset | None = None, limit: object = None) -> _Offset:
         """
         Return up to which checkpoint the next micro-batch reads.
 
@@ -141,63 +172,83 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             limit: Spark's read limit; None on Spark 4.0 and 4.1.
 
         Raises:
-            CheckpointError: Checkpoints that were not read yet are gone.
+            CheckpointError: Checkpoints that were not read yet are gone, or the location was replaced.
         """
-        begin = self._known if start is None else start[_OFFSET]
+        begin = self._begin if start is None else start
         most = self._limit if limit is None else limit_of(limit)
-        end = self._read.location.newest() if self._last is None else self._last
-        if begin is not None and begin != _NOTHING:
-            if end <= begin:
-                return {_OFFSET: begin}
+        last = self._read.location.newest() if self._last is None else self._last
+        end = _offset_of(last)
+        if begin is not None and begin != _BEFORE_ALL:
+            position = _position_in(begin)
+            self._check_continues(last, position)
+            if position == last.position:
+                return begin
             if most is not None:
-                ids = self._chain(begin, end)
-                end = ids[min(most, len(ids)) - 1]
+                chain = self._chain(position, last.checkpoint_id)
+                end = _offset_of(chain[min(most, len(chain)) - 1])
         elif (starting := self._position(_STARTING)) is not None:
             # Until the whole state was processed, nothing but this keeps it.
-            starting.move(end)
-        self._known = end
-        return {_OFFSET: end}
+            starting.move(last.checkpoint_id)
+        self._begin = end
+        return end
 
-    def reportLatestOffset(self) -> dict[str, int] | None:
+    def reportLatestOffset(self) -> _Offset | None:
         """Return the newest checkpoint, for the progress of the query."""
-        return {_OFFSET: self._read.location.newest()}
+        return _offset_of(self._read.location.newest())
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
         """Return one partition for each range of key groups."""
-        begin, upto = start[_OFFSET], end[_OFFSET]
-        self._known = upto
-        if begin == upto:
+        self._begin = end
+        if start == end:
             return []
-        after = None if begin == _NOTHING else begin
-        if after is not None:
-            self._chain(after, upto)  # a clear error now, instead of one of each task
-        return [ChangesPart(after, upto, key_range) for key_range in self._read.ranges]
+        upto = _position_in(end)
+        self._check_continues(self._read.location.newest(), upto)
+        after: str | None = None
+        if start != _BEFORE_ALL:
+            position = _position_in(start)
+            self._chain(
+                position, upto.checkpoint_id
+            )  # a clear error now, instead of one of each task
+            after = position.to_text()
+        return [
+            ChangesPart(after, upto.checkpoint_id, key_range) for key_range in self._read.ranges
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition."""
         return read_part(self._read, self._target, partition)
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: _Offset) -> None:
         """Move the named position: all up to *end* was processed."""
         position = self._position()
-        if position is not None and end[_OFFSET] != _NOTHING:
+        if position is not None and end != _BEFORE_ALL:
+            upto = _position_in(end)
             try:
-                position.move(end[_OFFSET])
+                position.move(upto.checkpoint_id)
             except CheckpointError as error:
-                raise self._behind(end[_OFFSET], error) from error
+                raise self._behind(upto.checkpoint_id, error) from error
             if (starting := self._position(_STARTING)) is not None:
                 starting.remove()
 
-    def _chain(self, after: int, upto: int) -> list[int]:
+    def _chain(self, after: CheckpointPosition, upto: int) -> list[CompletedCheckpoint]:
         """Return the checkpoints after one, up to another."""
         store = self._read.location.store()
         try:
-            find_checkpoint(store, after)  # its state is where the changes begin
+            # Its state is where the changes begin.
+            check_continues(store, find_checkpoint(store, after.checkpoint_id), after)
             with self._read.location.reader(upto, self._read.operator) as last:
-                chain = chain_before(store, last.checkpoint, after)
+                chain = chain_before(store, last.checkpoint, after.checkpoint_id)
         except CheckpointError as error:
-            raise self._behind(after, error) from error
-        return [*(each.checkpoint_id for each in chain[1:]), upto]
+            raise self._behind(after.checkpoint_id, error) from error
+        return [*chain[1:], last.checkpoint]
+
+    def _check_continues(
+        self, checkpoint: CompletedCheckpoint, position: CheckpointPosition
+    ) -> None:
+        try:
+            check_continues(self._read.location.store(), checkpoint, position)
+        except CheckpointError as error:
+            raise self._behind(position.checkpoint_id, error) from error
 
     def _behind(self, after: int, error: CheckpointError) -> CheckpointError:
         """Return the error for a stream that cannot go on, with what to do about it."""

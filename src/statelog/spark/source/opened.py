@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from statelog.checkpoint.at_time import checkpoint_id_of
-from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, InvalidOptionsError
-from statelog.model import KeyGroupRange
+from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.reader import StateReader
 from statelog.store import ObjectStore
 
@@ -29,20 +29,16 @@ class Location:
         """Open the store; raises `UsageError` if there is no such directory."""
         return open_state(self.path, options=self.options)
 
-    def newest(self) -> int:
+    def newest(self) -> CompletedCheckpoint:
         """
-        Return the id of the newest checkpoint.
+        Return the newest checkpoint.
 
         Raises:
             CheckpointError: There is none, or it is damaged.
 
         Blocks: On the store.
         """
-        store = self.store()
-        newest = Entries(store).newest()
-        if newest is None:
-            raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
-        return newest.checkpoint_id
+        return find_checkpoint(self.store())
 
     def checkpoint(self, given: str | None) -> int | None:
         """
@@ -58,14 +54,18 @@ class Location:
 
     def checkpoint_of_batch(self, batch_id: int) -> int:
         """
-        Return the newest retained checkpoint that a micro-batch committed.
+        Return the newest retained checkpoint that a micro-batch committed, in the query's history.
 
         Raises:
             CheckpointError: No retained checkpoint is of that micro-batch (`reason` "not_found").
 
         Blocks: On the store.
         """
-        retained = [each for each in list_checkpoints(self.store()) if each.is_retained]
+        retained = [
+            summary
+            for summary in list_checkpoints(self.store())
+            if summary.is_retained and not summary.is_given_up
+        ]
         for each in reversed(retained):
             if each.batch_id == batch_id:
                 return each.checkpoint_id

@@ -386,7 +386,7 @@ def _load(
 ) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
     # The whole object: the task most likely needs the change sets inside.
     stored = fetch_checkpoint(kept.store, spec.restore_id)
-    return kept.store, stored.record.checkpoint.for_range(key_group_range)
+    return kept.store, stored.checkpoint.for_range(key_group_range)
 
 
 def _snapshot(task: _Task, checkpoint_id: int) -> _Snapshot:

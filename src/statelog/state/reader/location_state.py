@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,10 +17,11 @@ import pyarrow as pa
 from statelog.arguments import text
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
+from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.errors import ClosedError
+from statelog.errors import ClosedError, ObjectNotFoundError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
 from statelog.state.reader.broadcasts import (
@@ -169,23 +171,28 @@ class LocationState:
     def _checkpoint(self, name: CheckpointName | None) -> CompletedCheckpoint:
         """Return a checkpoint, from a reader of it where there is one; blocks on the store."""
         readers = self._open_readers()
-        if name is not None:
-            checkpoint_id = checkpoint_id_of(self._store, name)
-            for (of_reader, _), reader in readers.items():
-                if of_reader == checkpoint_id:
-                    return reader.checkpoint
-            return find_checkpoint(self._store, checkpoint_id)
-        return find_checkpoint(self._store)
+        if name is None:
+            return find_checkpoint(self._store)
+        number = checkpoint_id_of(self._store, name)
+        if any(of_reader == number for of_reader, _ in readers):
+            return self._still_stored(number) or find_checkpoint(self._store, number)
+        return find_checkpoint(self._store, number)
 
     def _reader_of(self, stored: CompletedCheckpoint, operator: str | None) -> StateReader:
         readers, at = self._open_readers(), (stored.checkpoint_id, operator)
         reader = readers.pop(at, None)
-        if reader is None:
+        if reader is None or reader.checkpoint.position != stored.position:
             reader = StateReader(self._store, stored, operator=operator)
         readers[at] = reader  # the last one used is at the end
         while len(readers) > _READERS:
             readers.pop(next(iter(readers))).close()
         return reader
+
+    def _still_stored(self, number: int) -> CompletedCheckpoint | None:
+        """Return a checkpoint, if the location still has it."""
+        with suppress(ObjectNotFoundError):
+            return read_checkpoint(self._store, number).checkpoint
+        return None
 
     def table(
         self,

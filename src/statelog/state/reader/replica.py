@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statelog.arguments import instance, number, text, whole_number
-from statelog.checkpoint.history import Entries, present_ids
+from statelog.checkpoint.history import Entries, StoredCheckpoint, present_ids, readable
 from statelog.errors import (
     CheckpointError,
     ClosedError,
@@ -37,7 +37,7 @@ from statelog.state.reader.lookup import KeyVersion
 from statelog.state.reader.sql import run_sql
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
-from statelog.store import CachedStore, ObjectStore
+from statelog.store import CachedStore, ObjectStore, ask_both
 
 ATTEMPTS: Final = 5
 """How often a checkpoint is looked for again that was deleted while it was read."""
@@ -78,15 +78,18 @@ class ReplicaStatus:
     reloads: int
 
 
-def newest_after(store: ObjectStore, held_id: int | None) -> CompletedCheckpoint | None:
+def newest_after(
+    store: ObjectStore, held: CompletedCheckpoint | None
+) -> CompletedCheckpoint | None:
     """
     Return the newest checkpoint, or None if it is the one held.
 
-    Without a newer one, that costs one request.
+    Without a newer one, that costs two requests at once: a listing, and the entry of the one held,
+    because a location that was made again may have another checkpoint of its number.
 
     Args:
         store: Where the location is.
-        held_id: The checkpoint held; None for none.
+        held: The checkpoint held; None for none.
 
     Raises:
         CheckpointError: There is no checkpoint (`reason` "not_found"), or the newest is damaged.
@@ -96,19 +99,28 @@ def newest_after(store: ObjectStore, held_id: int | None) -> CompletedCheckpoint
     Blocks: On the store.
     """
     for _ in range(ATTEMPTS):
-        ids = _present(store)
-        if ids and ids[-1] == held_id:
+        ids, is_stored = ask_both(store, lambda: _present(store), lambda: _is_stored(store, held))
+        if held is not None and is_stored and ids[-1:] == [held.checkpoint_id]:
             return None
         newest = Entries(store, ids).newest() if ids else None
         if newest is not None:
-            return None if newest.checkpoint_id == held_id else newest
+            is_same = held is not None and newest.position == held.position
+            return None if is_same else newest
         if not ids:
             break
         # The query may have deleted every checkpoint of the listing before one could be read.
     text = "has no checkpoint"
-    if held_id is not None:
-        text = f"no longer has a checkpoint; {held_id} was the last one read"
+    if held is not None:
+        text = f"no longer has a checkpoint; {held.checkpoint_id} was the last one read"
     raise CheckpointError(f"{store.url} {text}", reason="not_found")
+
+
+def _is_stored(store: ObjectStore, held: CompletedCheckpoint | None) -> bool:
+    """Return whether the location still has the checkpoint held, and not another one of its number."""
+    if held is None:
+        return False
+    entry = readable(store, held.checkpoint_id)
+    return isinstance(entry, StoredCheckpoint) and entry.checkpoint.position == held.position
 
 
 def _present(store: ObjectStore) -> list[int]:
@@ -245,7 +257,7 @@ class Replica:
         """
         Come to the newest checkpoint; return its id.
 
-        Without a newer one, one request is made.  After an error the state is the
+        Without a newer one, two requests are made, at once.  After an error the state is the
         checkpoint held before, and a later call tries again.
 
         Raises:
@@ -343,8 +355,7 @@ class Replica:
             # What is read of the store for one checkpoint is kept until its changes are applied.
             fetched = CachedStore(self._store, 2**62)
             current = None if self._broken is not None else self._current
-            held_id = None if current is None else current.checkpoint.checkpoint_id
-            newest = newest_after(fetched, held_id)
+            newest = newest_after(fetched, None if current is None else current.checkpoint)
             if newest is None:
                 return
             try:

@@ -3,10 +3,13 @@
 import contextlib
 import functools
 import pickle
+import re
 import sqlite3
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import statelog as sl
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
 from statelog.spark import (
     DatabaseSink,
@@ -40,11 +44,12 @@ from statelog.testing.sink_contract import (
 
 
 class Target:
-    """Rows and numbers in memory, which all sinks of a test share."""
+    """Rows and records in memory, which all sinks of a test share."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, str]] = []
-        self.numbers: dict[str, int] = {}
+        self.records: dict[str, str] = {}
+        self.lock = threading.Lock()
         self.commit_fault: BaseException | None = None
 
 
@@ -65,20 +70,23 @@ class MemorySink:
     def __reduce__(self) -> tuple[Any, ...]:
         return _another, (id(self._target),)
 
-    def last_committed(self, writer: str) -> int | None:
+    def last_committed(self, writer: str) -> DeliveredBatch | None:
         self.calls.append("ask")
         self._fail("before")
-        return self._target.numbers.get(writer)
+        record = self._target.records.get(writer)
+        return None if record is None else DeliveredBatch.from_text(record, where="the target")
 
     def write(self, rows: SinkBatch) -> None:
         self.calls.append(f"write {rows.batch_id}")
         fault = self._fail("before")
-        if self._target.numbers.get(rows.writer, -1) >= rows.batch_id:
-            return
-        staged = [*self._target.rows, *key_and_value(rows)]
-        if self._target.commit_fault is not None:
-            raise self._target.commit_fault
-        self._target.rows, self._target.numbers[rows.writer] = staged, rows.batch_id
+        with self._target.lock:
+            record = self._target.records.get(rows.writer)
+            last = None if record is None else DeliveredBatch.from_text(record, where="the target")
+            rows.check_next(last, target="the target")
+            staged = [*self._target.rows, *key_and_value(rows)]
+            if self._target.commit_fault is not None:
+                raise self._target.commit_fault
+            self._target.rows, self._target.records[rows.writer] = staged, rows.record
         if fault == "lost answer":
             raise UnavailableError("the answer was lost")
         if fault == "late error":
@@ -152,6 +160,11 @@ def test_each_row_is_once_in_the_target_whatever_fails(
     assert expected == target.rows
 
 
+def batch_of(number: int, rows: pa.Table) -> SinkBatch:
+    after = batch(number - 1) if number else None
+    return replace(batch(number, after=after), rows=rows)
+
+
 def run(faults: Sequence[str | None], *numbers: int) -> MemorySink:
     sink = MemorySink(Target(), iter(faults))
     function = ExactlyOnce(sink)
@@ -199,27 +212,52 @@ def test_a_driver_that_was_fenced_does_not_ask_again() -> None:
     assert ["ask", "write 0"] == sink.calls
 
 
-def test_a_driver_that_another_one_has_overtaken_is_fenced() -> None:
+@pytest.mark.parametrize("record", [batch(3).record, batch(0, location="b").record, None])
+def test_a_driver_that_another_one_has_overtaken_is_fenced(record: str | None) -> None:
     target = Target()
-    function = ExactlyOnce(MemorySink(target, iter([None, None, "before"])))
+    function = ExactlyOnce(MemorySink(target))
     deliver(function, batch(0))
-    target.numbers[WRITER] = 3
-    with pytest.raises(FencedError, match=r"has batch 3 .* this driver is at batch 1: another"):
+    target.records = {} if record is None else {WRITER: record}
+    with pytest.raises(FencedError, match=r"this driver is at batch 1 .*: another driver runs"):
         deliver(function, batch(1))
+    assert list(key_and_value(batch(0))) == target.rows
 
 
 def test_a_query_that_went_back_is_rejected() -> None:
     target = Target()
-    target.numbers[WRITER] = 7
-    with pytest.raises(CheckpointError, match="has batch 7, and the query is at batch 5") as caught:
+    target.records[WRITER] = batch(7).record
+    with pytest.raises(CheckpointError, match=r"has batch 7, .* the query is at batch 5") as caught:
         deliver(ExactlyOnce(MemorySink(target)), batch(5))
     assert ("gap", 5) == (caught.value.reason, caught.value.batch_id)
+
+
+@pytest.mark.parametrize(("number", "is_warned"), [(5, True), (7, True), (8, False)])
+def test_a_query_that_was_rewound_is_told_of_batches_that_were_given_up(
+    number: int, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target()
+    target.records[WRITER] = batch(7).record
+    deliver(ExactlyOnce(MemorySink(target)), batch(number, timeline=2))
+    warning = f"has batches up to 7 of timeline 0, .* with batch {number}: delete the rows"
+    assert is_warned == (re.search(warning, caplog.text) is not None)
+    assert batch(number, timeline=2).record == target.records[WRITER]
+
+
+def test_a_batch_that_the_driver_before_a_rewind_wrote_meanwhile_is_not_written_again() -> None:
+    """The record is that driver's; the next batch is written after it."""
+    target = Target()
+    function = ExactlyOnce(MemorySink(target))
+    assert not function.has(WRITER, batch(1, run_timeline=4).batch)
+    deliver(ExactlyOnce(MemorySink(target)), batch(1))
+    function.write(batch(1, run_timeline=4))
+    deliver(function, batch(2, timeline=4))
+    assert [*key_and_value(batch(1)), *key_and_value(batch(2))] == target.rows
 
 
 def test_a_batch_without_rows_is_not_written() -> None:
     sink = MemorySink(Target())
     function = ExactlyOnce(sink)
-    deliver(function, SinkBatch(WRITER, 0, batch(0).rows.slice(0, 0)))
+    deliver(function, replace(batch(0), rows=batch(0).rows.slice(0, 0)))
     assert ["ask"] == sink.calls
 
 
@@ -229,7 +267,7 @@ def test_close_closes_the_sink_and_forgets_what_it_said() -> None:
     function = ExactlyOnce(sink)
     deliver(function, batch(0))
     function.close()
-    target.numbers[WRITER] = 1
+    target.records[WRITER] = batch(1).record
     deliver(function, batch(1))
     assert ["ask", "write 0", "close", "ask"] == sink.calls
 
@@ -264,20 +302,20 @@ def test_rows_of_a_key_replace_each_other(tmp_path: Path) -> None:
         [[("a", 1, "x"), ("b", 1, "x"), ("a", 1, "y")], [("a", 1, "z"), ("a", 2, "new")]]
     ):
         table = pa.table(dict(zip(("the key", "n", "v"), zip(*rows, strict=True), strict=True)))
-        sink.write(SinkBatch(WRITER, number, table))
+        sink.write(batch_of(number, table))
     assert [("a", 1, "z"), ("a", 2, "new"), ("b", 1, "x")] == select(
         path, "select * from t order by 1, 2"
     )
     with pytest.raises(UsageError, match="lack the key of the key; they have n, v"):
-        sink.write(SinkBatch(WRITER, 2, table.drop(["the key"])))
-    assert 1 == sink.last_committed(WRITER)
+        sink.write(batch_of(2, table.drop(["the key"])))
+    assert batch(1).batch == sink.last_committed(WRITER)
     sink.close()
 
 
 def test_rows_that_are_all_key_are_kept_once(tmp_path: Path) -> None:
     path = tmp_path / "d"
     sink = DatabaseSink(database(path, "create table t (v int primary key)"), "main.t", key=["v"])
-    sink.write(SinkBatch(WRITER, 0, pa.table({"v": [1, 2, 1]})))
+    sink.write(batch_of(0, pa.table({"v": [1, 2, 1]})))
     assert [(1,), (2,)] == select(path, "select * from t")
     sink.close()
 
@@ -315,7 +353,7 @@ def test_an_error_of_the_rows_is_raised_as_it_is(tmp_path: Path) -> None:
     sink = DatabaseSink(database(path, "create table t (key text check (key < 'x'))"), "t")
     rows = pa.table({"key": ["a", "z"]})
     with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
-        sink.write(SinkBatch(WRITER, 0, rows))
+        sink.write(batch_of(0, rows))
     assert ([], None) == (select(path, "select * from t"), sink.last_committed(WRITER))
     sink.close()
 
@@ -361,7 +399,7 @@ def test_the_function_can_be_pickled(tmp_path: Path) -> None:
     function = exactly_once(DatabaseSink(connect, "t"))
     deliver(function, batch(0))
     copy = pickle.loads(pickle.dumps(function))
-    assert copy.has(WRITER, 0)
+    assert copy.has(WRITER, batch(0).batch)
     copy.close()
     function.close()
 
@@ -379,9 +417,9 @@ def test_wrong_settings_of_a_kafka_sink() -> None:
 def test_rows_that_are_no_records_are_rejected_before_the_broker_is_asked() -> None:
     sink = KafkaSink("topic", {"bootstrap.servers": "127.0.0.1:1"}, timeout_s=0.1)
     with pytest.raises(UsageError, match="a column value, and perhaps key; the output has key, n"):
-        sink.write(SinkBatch(WRITER, 0, pa.table({"key": ["a"], "n": [1]})))
+        sink.write(batch_of(0, pa.table({"key": ["a"], "n": [1]})))
     with pytest.raises(UsageError, match="the column value of Kafka's records is int64: cast it"):
-        sink.write(SinkBatch(WRITER, 0, pa.table({"value": [1]})))
+        sink.write(batch_of(0, pa.table({"value": [1]})))
 
 
 def test_a_broker_that_does_not_answer_is_unavailable() -> None:

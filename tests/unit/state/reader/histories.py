@@ -29,6 +29,7 @@ from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
 from statelog.runtime.driver import system_runtime
+from statelog.runtime.ids import IdSource
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import MemoryLimits
@@ -136,13 +137,16 @@ class History:
         seed: Decides the changes, schemas and tasks, and the names of files.
         store: Where the location is.
         retained: Checkpoints that can be read.
+        ids: Names files; None for names that the seed decides.
     """
 
-    def __init__(self, seed: int | str, store: ObjectStore, retained: int = 3) -> None:
+    def __init__(
+        self, seed: int | str, store: ObjectStore, retained: int = 3, ids: IdSource | None = None
+    ) -> None:
         self.rng = random.Random(seed)
         self.store = store
         self.now_ms = START_MS
-        self.ids = SimulatedIds(self.rng)
+        self.ids = SimulatedIds(self.rng) if ids is None else ids
         uploader = StateChangeFsUploader(store, paths=PATHS, ids=self.ids)
         self.storage = FsStateChangelogStorage(
             store,

@@ -281,7 +281,7 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
 def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "state", 3)
     store = open_store(str(tmp_path / "state"), fsync=False)
-    body = bytearray(encode_record(read_checkpoint(store, 3).record))
+    body = bytearray(encode_record(read_checkpoint(store, 3).checkpoint))
     body[0:2] = (99).to_bytes(2, "big")
     newer = b"".join(map(bytes, SegmentWriter().finish({b"CKPT": bytes(body)})))
     (tmp_path / "state" / "chk-3" / "_metadata").write_bytes(newer)

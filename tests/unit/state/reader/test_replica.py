@@ -375,7 +375,7 @@ def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
 
 def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> None:
     store = open_store(str(tmp_path), fsync=False)
-    store.put("owner/1", b"{}")
+    store.put("dstl/x", b"{}")
     with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
         sl.open(tmp_path).follow()
     assert caught.value.reason == "not_found"

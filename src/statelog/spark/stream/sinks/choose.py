@@ -13,11 +13,11 @@ from statelog.checkpoint.query_files import QueryFiles, newest_batch, recorded_q
 from statelog.errors import UsageError
 from statelog.spark.jvm.sinks import Tables, is_format_of_files
 from statelog.spark.query.delivery import FileOutput, Sink
+from statelog.spark.stream.sinks.delta import written_by_spark
 from statelog.spark.stream.sinks.file_sink import FileEntries, FilePlace, FileSink
 from statelog.spark.stream.sinks.simple import (
     Memory,
     Target,
-    batch_writer,
     columns_of,
     looking_sink,
     no_path,
@@ -61,7 +61,7 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
     if target.table is not None:
         return _table_sink(context, target, source, is_of_files=is_of_files)
     if not is_of_files:
-        return batch_writer(target, source)
+        return written_by_spark(target, source)
     path = target.option("path", None)
     if path is None:
         raise no_path(source)
@@ -82,14 +82,14 @@ def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_file
         create_of_files(tables, target, source, context.schema)
         table = find_table(tables, name)
     if table is None:
-        return batch_writer(target, source)
+        return written_by_spark(target, source)
     if target.source is not None and table.source not in ("", source):
         raise UsageError(
             f"the table {name} has the format {table.source}, and the query writes {source}: leave "
             "format out, or name the table's"
         )
     if not _is_table_of_files(context.session, table):
-        return batch_writer(replace(target, source=table.source or target.source), table.source)
+        return written_by_spark(replace(target, source=table.source or target.source), table.source)
     return _sink_of_files(context, target, place_of(tables, table, target, context.schema))
 
 
@@ -106,7 +106,7 @@ def _sink_of_files(context: SinkContext, target: Target, place: FilePlace) -> Si
                 f"{place.path} has a log of streaming output, which would hide appended files from "
                 "Spark's readers: leave fileSink='append' out, or write to another folder"
             )
-        return batch_writer(target, place.source)
+        return written_by_spark(target, place.source)
     entries = FileEntries(context.session, place.path, newest_batch(context.files))
     entries.check(recorded_query_id(context.files))
     _warn_of_short_log(context.session)

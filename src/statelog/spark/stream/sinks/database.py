@@ -1,8 +1,8 @@
 """
-`DatabaseSink`: rows and the number of their micro-batch in one transaction of a database.
+`DatabaseSink`: rows and the record of their micro-batch in one transaction of a database.
 
-A table of the sink has one row for each writer.  The first statement of a transaction raises the
-number in it, and does nothing if another transaction has raised it further: of two drivers that write
+A table of the sink has one row for each writer.  The first statement of a transaction replaces the
+record that this driver knows, and does nothing if there is another one: of two drivers that write
 a micro-batch, the second waits for the first, and then writes nothing.
 """
 
@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from statelog.arguments import given
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import UnavailableError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
@@ -27,6 +28,7 @@ _TRANSIENT: Final = ("OperationalError", "InterfaceError")
 them for a statement that is wrong, such as one that names a missing table: its code is `SQLITE_ERROR`."""
 _PLACEHOLDERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 _PROBE: Final = "statelog tries whether the connection rolls back"
+_PROBE_BATCH: Final = DeliveredBatch("", 0, 0)
 
 
 class Cursor(Protocol):
@@ -83,7 +85,7 @@ class DatabaseSink:
             On Spark Connect it is pickled.
         table: The table, perhaps with its schema: "sales.totals".
         key: Columns of the key; empty to append.
-        batches: The table of micro-batches, which the sink creates.
+        batches: The table of the records of micro-batches, which the sink creates.
         paramstyle: "qmark", "format" or "pyformat"; None for the one of the driver.
 
     Raises:
@@ -118,26 +120,23 @@ class DatabaseSink:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_connection": None}
 
-    def last_committed(self, writer: str) -> int | None:
+    def last_committed(self, writer: str) -> DeliveredBatch | None:
         """Return the newest micro-batch of *writer* in the table of batches."""
         with self._transaction(f"cannot read the batches of {writer}") as connection:
             return self._last(connection, writer)
 
     def write(self, batch: SinkBatch) -> None:
-        """Write rows and number in one transaction."""
-        table, batches = _quoted(self._table), _quoted(self._batches)
+        """Write rows and record in one transaction."""
         with self._transaction(f"cannot write batch {batch.batch_id}") as connection:
             mark = self._placeholder(connection)
             cursor = connection.cursor()
-            cursor.execute(
-                f"insert into {batches} as stored (writer, batch_id) values ({mark}, {mark}) "
-                "on conflict (writer) do update set batch_id = excluded.batch_id "
-                "where stored.batch_id < excluded.batch_id",
-                (batch.writer, batch.batch_id),
-            )
-            if cursor.rowcount < 1:  # another driver has written it
-                return
-            statement = self._insert(table, batch.rows.column_names, mark)
+            if not self._replace_record(connection, batch):
+                last = self._last(connection, batch.writer)
+                batch.check_next(last, target=self._table)
+                raise UnavailableError(
+                    f"the record of {batch.writer} in {self._batches} has changed"
+                )
+            statement = self._insert(_quoted(self._table), batch.rows.column_names, mark)
             for rows in _rows(batch.rows):
                 cursor.executemany(statement, rows)
             fail_point("before-sink-commit")
@@ -148,6 +147,23 @@ class DatabaseSink:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _replace_record(self, connection: Connection, batch: SinkBatch) -> bool:
+        """Replace the record that the driver knows; return whether it was the one in the table."""
+        batches, mark = _quoted(self._batches), self._placeholder(connection)
+        cursor = connection.cursor()
+        if batch.after is None:
+            cursor.execute(
+                f"insert into {batches} (writer, batch) values ({mark}, {mark}) "
+                "on conflict (writer) do nothing",
+                (batch.writer, batch.record),
+            )
+        else:
+            cursor.execute(
+                f"update {batches} set batch = {mark} where writer = {mark} and batch = {mark}",
+                (batch.record, batch.writer, batch.after.to_text()),
+            )
+        return cursor.rowcount == 1
 
     def _insert(self, table: str, columns: Sequence[str], mark: str) -> str:
         names = [_quoted_name(column) for column in columns]
@@ -192,7 +208,7 @@ class DatabaseSink:
             cursor = connection.cursor()
             cursor.execute(
                 f"create table if not exists {_quoted(self._batches)} "
-                "(writer varchar(200) primary key, batch_id bigint not null)"
+                "(writer varchar(200) primary key, batch varchar(400) not null)"
             )
             connection.commit()
             self._check_rolls_back(connection)
@@ -202,12 +218,12 @@ class DatabaseSink:
         return connection
 
     def _check_rolls_back(self, connection: Connection) -> None:
-        """Reject a connection in autocommit mode, on which rows and number are two transactions."""
+        """Reject a connection in autocommit mode, on which rows and record are two transactions."""
         batches, mark = _quoted(self._batches), self._placeholder(connection)
         cursor = connection.cursor()
         cursor.execute(
-            f"insert into {batches} (writer, batch_id) values ({mark}, 0) on conflict do nothing",
-            (_PROBE,),
+            f"insert into {batches} (writer, batch) values ({mark}, {mark}) on conflict do nothing",
+            (_PROBE, _PROBE_BATCH.to_text()),
         )
         connection.rollback()
         if self._last(connection, _PROBE) is not None:
@@ -215,18 +231,18 @@ class DatabaseSink:
             connection.commit()
             raise UsageError(
                 f"the connection for {self._table} does not roll back: it is in autocommit mode, so "
-                "rows and the number of their batch would be two transactions. Connect without it"
+                "rows and the record of their batch would be two transactions. Connect without it"
             )
         connection.rollback()
 
-    def _last(self, connection: Connection, writer: str) -> int | None:
+    def _last(self, connection: Connection, writer: str) -> DeliveredBatch | None:
         mark = self._placeholder(connection)
         cursor = connection.cursor()
         cursor.execute(
-            f"select batch_id from {_quoted(self._batches)} where writer = {mark}", (writer,)
+            f"select batch from {_quoted(self._batches)} where writer = {mark}", (writer,)
         )
         row = cursor.fetchone()
-        return None if row is None else int(row[0])
+        return None if row is None else DeliveredBatch.from_text(row[0], where=self._batches)
 
     def _placeholder(self, connection: Connection) -> str:
         style = self._paramstyle

@@ -1,7 +1,11 @@
 """
 `exactly_once`: a function for `foreachBatch` that writes each micro-batch to a sink once.
 
-A sink writes the rows of a micro-batch and its number together, and can be asked for the newest number.
+A sink stores the rows of a micro-batch and its record in one step, and returns the newest record on request.
+The record names the micro-batch and its history, see `DeliveredBatch`.  A write replaces the record that
+this driver read or wrote last, and no other: a driver that was replaced, or that slept during a rewind,
+meets the record of the next driver.
+
 All else is here: the question before the first micro-batch of a run, and after each error, because
 a write whose answer was lost may have been done.
 """
@@ -11,18 +15,19 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from statelog.arguments import given
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.query.delivery import writer_id
+from statelog.spark.query.delivery import delivered_batch, query_name
 from statelog.spark.query.keyed_frame import refuse_equal_names
 from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema
@@ -39,20 +44,56 @@ class SinkBatch:
     The rows of one micro-batch.
 
     Args:
-        writer: The name of the query, see `writer_id`.
-        batch_id: The number of the micro-batch; numbers rise, and may have gaps.
+        writer: The name of the query: Spark's id of it, the same over restarts and rewinds.
+        batch: The micro-batch.  Numbers rise, may have gaps, and fall after a rewind.
         rows: At least one row.
+        after: The newest micro-batch of *writer* in the target, as this driver left or read it; None
+            if the target does not have one.
     """
 
     writer: str
-    batch_id: int
+    batch: DeliveredBatch
     rows: pa.Table
+    after: DeliveredBatch | None = None
+
+    @property
+    def batch_id(self) -> int:
+        """The number that Spark gave."""
+        return self.batch.batch_id
+
+    @property
+    def record(self) -> str:
+        """The record to store with the rows; `DeliveredBatch.from_text` reads it."""
+        return self.batch.to_text()
+
+    def is_next(self, last: DeliveredBatch | None) -> bool:
+        """Return whether *last* is the record that this driver left or read in the target."""
+        return last is None if self.after is None else self.after.is_recorded_as(last)
+
+    def check_next(self, last: DeliveredBatch | None, *, target: str) -> None:
+        """
+        Check, in the transaction of the write, that the rows may be written.
+
+        Args:
+            last: What `ExactlyOnceSink.last_committed` would return now.
+            target: The target, for the error.
+
+        Raises:
+            UnavailableError: Another driver has written since this one looked.
+        """
+        if self.is_next(last):
+            return
+        newest = "no micro-batch" if last is None else f"batch {last.batch_id} ({last.to_text()})"
+        raise UnavailableError(
+            f"another driver writes to {target}: it has {newest} of {self.writer}, and this driver left "
+            f"{'none' if self.after is None else self.after.to_text()}"
+        )
 
 
 @runtime_checkable
 class ExactlyOnceSink(Protocol):
     """
-    A target that stores rows and the number of their micro-batch together.
+    A target that stores rows and the record of their micro-batch together.
 
     Implement it for a target of your own, test it with `statelog.testing.sink_contract`, and pass it
     to `exactly_once`.  Open connections at the first call, not in `__init__`, so that the sink can be
@@ -64,7 +105,7 @@ class ExactlyOnceSink(Protocol):
     Thread: The calls of one sink follow each other, possibly in different threads.
     """
 
-    def last_committed(self, writer: str) -> int | None:
+    def last_committed(self, writer: str) -> DeliveredBatch | None:
         """
         Return the newest micro-batch of *writer* that the target has; None without one.
 
@@ -74,10 +115,11 @@ class ExactlyOnceSink(Protocol):
 
     def write(self, batch: SinkBatch) -> None:
         """
-        Write the rows and the number of a micro-batch, all of it or nothing.
+        Write the rows and the record of a micro-batch, all of it or nothing.
 
-        If the target has this micro-batch or a later one of the writer, leave it unchanged, and
-        return or raise.  It may have come since `last_committed` was called, from another driver.
+        The record replaces the one that is equal to `batch.after`.  If the target has another record
+        of the writer, leave the target unchanged and raise, as `SinkBatch.check_next` does.  It may
+        have come since `last_committed` was called, from another driver.
         """
 
     def close(self) -> None:
@@ -120,7 +162,7 @@ class ExactlyOnce:
 
     def __init__(self, sink: ExactlyOnceSink) -> None:
         self._sink = sink
-        self._last: dict[str, int | None] = {}
+        self._last: dict[str, DeliveredBatch | None] = {}
         """The newest micro-batch by writer, for writers that this run has asked for."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -129,12 +171,12 @@ class ExactlyOnce:
 
         An error ends the query, so the sink is closed.
         """
-        writer = writer_id(frame)
+        writer, batch = query_name(frame), delivered_batch(frame, batch_id)
         try:
-            if not self.has(writer, batch_id):
+            if not self.has(writer, batch):
                 refuse_equal_names(frame, "the frame", "A sink finds columns by their names")
                 rows = arrow_of(frame, arrow_schema(frame.schema))
-                self.write(SinkBatch(writer, batch_id, rows))
+                self.write(SinkBatch(writer, batch, rows))
         except BaseException:
             with contextlib.suppress(Exception):
                 self.close()
@@ -143,63 +185,82 @@ class ExactlyOnce:
     def __reduce__(self) -> tuple[object, ...]:
         return ExactlyOnce, (self._sink,)
 
-    def has(self, writer: str, batch_id: int) -> bool:
+    def has(self, writer: str, batch: DeliveredBatch) -> bool:
         """
         Return whether the sink has a micro-batch.
 
         Raises:
             CheckpointError: The sink has a later one (`reason` "gap").
+            FencedError: The sink has one of a later timeline.
         """
         if writer not in self._last:
             self._last[writer] = _repeated(lambda: self._sink.last_committed(writer))
-        last = self._last[writer]
-        if last is None or last < batch_id:
-            return False
-        if last > batch_id:
-            raise gone_back(f"the target of {writer}", last, batch_id)
-        _log.info("batch %d of %s is written already and is skipped", batch_id, writer)
-        return True
+        last, target = self._last[writer], f"the target of {writer}"
+        if batch.is_written(last, target=target):
+            _log.info("batch %d of %s is written already and is skipped", batch.batch_id, writer)
+            return True
+        if last is not None and last.batch_id >= batch.batch_id:
+            _log.warning(
+                "%s has batches up to %d of timeline %d, which a rewind ended, and the query continues with batch "
+                "%d: delete the rows of the batches that were given up",
+                target,
+                last.batch_id,
+                last.timeline,
+                batch.batch_id,
+            )
+        return False
 
     def write(self, batch: SinkBatch) -> None:
         """Write a micro-batch that the sink did not have when it was asked."""
         if not batch.rows.num_rows:
             return
+        following = replace(batch, after=self._last.get(batch.writer))
         fail_point("before-write")
-        _repeated(lambda: self._write_or_look(batch))
+        self._last[batch.writer] = _repeated(lambda: self._write_or_look(following))
         fail_point("after-write")
-        self._last[batch.writer] = batch.batch_id
 
     def close(self) -> None:
         """Close the sink at the end of a query; a later query asks it again."""
         self._last.clear()
         self._sink.close()
 
-    def _write_or_look(self, batch: SinkBatch) -> None:
-        """Write a micro-batch; after an error look whether it was written."""
+    def _write_or_look(self, batch: SinkBatch) -> DeliveredBatch | None:
+        """
+        Write a micro-batch; after an error look whether it was written.
+
+        Returns:
+            The record of the target.
+        """
         try:
             self._sink.write(batch)
         except FencedError:
             raise
         except Exception as error:
             last = self._sink.last_committed(batch.writer)
-            if last is None or last < batch.batch_id:
+            if batch.is_next(last):
                 raise
-            if last > batch.batch_id:
-                raise FencedError(
-                    f"the target has batch {last} of {batch.writer}, and this driver is at batch "
-                    f"{batch.batch_id}: another driver runs the query"
-                ) from error
+            if not _is_written(batch, last):
+                raise _replaced(batch, last) from error
             _log.info("batch %d of %s was written: %s", batch.batch_id, batch.writer, error)
+            return last
+        return batch.batch.recorded
 
 
-def gone_back(target: str, last: int, batch_id: int) -> CheckpointError:
-    """Return the error for a query that is at an earlier micro-batch than its target."""
-    return CheckpointError(
-        f"{target} has batch {last}, and the query is at batch {batch_id}: its checkpointLocation was "
-        f"restored from a backup. Delete the rows of batches from {batch_id} in the target, and the "
-        "target's record of them",
-        reason="gap",
-        batch_id=batch_id,
+def _is_written(batch: SinkBatch, last: DeliveredBatch | None) -> bool:
+    """Return whether a target that was written to during this run has a micro-batch."""
+    try:
+        return batch.batch.is_written(last, target=f"the target of {batch.writer}")
+    except CheckpointError:  # a later one, or other rows
+        return False
+
+
+def _replaced(batch: SinkBatch, last: DeliveredBatch | None) -> FencedError:
+    """Return the error for a target that another driver has written to during this run."""
+    has = "lost its record" if last is None else f"has batch {last.batch_id} ({last.to_text()})"
+    return FencedError(
+        f"the target {has} of {batch.writer}, and this driver is at batch {batch.batch_id} ({batch.record}): "
+        "another driver runs the query, or ran it until now. Stop one of the two. If that one is from "
+        "before a rewind, delete its rows in the target, and start this query again"
     )
 
 

@@ -9,7 +9,8 @@ read the files of the entries only.  Spark numbers an entry as its micro-batch.
 That loses rows where a new query writes to the folder (its first batches have entries already), and
 makes the folder unreadable where a micro-batch had no output (the entries have gaps).  So here an
 entry has the next free number, and `<folder>/_statelog/<entry>`, which is written before the entry,
-names its micro-batch.
+names its micro-batch and query.  The record of the newest entry of each query is kept, so that a query
+that is restarted after others have written still finds what it wrote.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.query_files import numbers_in
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.jvm.files import HadoopFolder, checkpoint_files
 from statelog.spark.jvm.sinks import FileStreamSink
-from statelog.spark.query.delivery import query_of_writer, writer_id
+from statelog.spark.query.delivery import delivered_batch, query_name
 from statelog.spark.rows.types import sql_name
 from statelog.spark.stream.sinks.simple import OptionValue
 
@@ -78,7 +80,8 @@ class FileSink:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write a micro-batch, unless the folder has it; see `FileEntries.begin`."""
-        entry = self._entries.begin(Delivered(writer_id(frame), batch_id))
+        batch = delivered_batch(frame, batch_id)
+        entry = self._entries.begin(Delivered(query_name(frame), batch))
         if entry is None:
             return
         fail_point("before-files")
@@ -98,14 +101,10 @@ def _text(value: OptionValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The micro-batch of an entry, and the name of its query, see `writer_id`."""
+    """The micro-batch of an entry, and the name of its query."""
 
     writer: str
-    batch_id: int
-
-    def is_of(self, query_id: str) -> bool:
-        """Return whether the query of this id wrote it, before or after a rewind."""
-        return query_of_writer(self.writer) == query_id
+    batch: DeliveredBatch
 
 
 class FileEntries:
@@ -122,6 +121,8 @@ class FileEntries:
         self._written = checkpoint_files(session, path)
         self._last: int | None = None
         """The newest entry, as this run left it."""
+        self._recorded: Sequence[int] = ()
+        """The entries of this query that have a record, from the first micro-batch of the run on."""
 
     def has_log(self) -> bool:
         """Return whether Spark's streaming file sink has written to the folder."""
@@ -142,34 +143,42 @@ class FileEntries:
         newest = self._newest()
         if newest == _NONE:
             return
-        written = self._record(newest)
-        if written is None and newest <= self._planned:
-            return  # a query of Spark's own operator, continued with a copy of its checkpoint
-        if written is None or not written.is_of(query_id):
+        records = self._records(newest)
+        entries = _entries_of(query_id, records)
+        if entries:
+            last = records[entries[-1]].batch
+            if last.batch_id > self._planned:
+                raise self._going_back(last, self._planned + 1)
+        elif newest in records or newest > self._planned:
+            # Else a query of Spark's own operator wrote it, and goes on with a copy of its checkpoint.
             _log.warning(
                 "%s has the rows of another query; the rows of this query are appended to them",
                 self._path,
             )
-        elif written.batch_id > self._planned:
-            self._refuse_going_back(written, self._planned + 1)
 
     def begin(self, delivered: Delivered) -> int | None:
         """
         Return the number of the entry for a micro-batch; None if the folder has it.
 
         Raises:
-            CheckpointError: The folder has later micro-batches of this query (`reason` "gap").
-            FencedError: Another query writes to the folder.
+            CheckpointError: The folder has later micro-batches of this query, or given-up ones (`reason`
+                "gap").
+            FencedError: Another query writes to the folder, or another driver of this one.
         """
         newest = self._newest()
         if self._last is None:
-            if self._is_written(delivered, newest):
+            records = self._records(newest)
+            self._recorded = _entries_of(delivered.writer, records)
+            if self._is_written(delivered, newest, records):
                 _log.info(
                     "batch %d is in %s already and is not written again",
-                    delivered.batch_id,
+                    delivered.batch.batch_id,
                     self._path,
                 )
-                self.end(newest)  # the run that wrote it may have been killed before
+                self._last = newest
+                self._forget(
+                    self._recorded[:-1]
+                )  # the run that wrote it may have been killed before
                 return None
         elif newest != self._last:
             raise FencedError(
@@ -180,53 +189,68 @@ class FileEntries:
         return newest + 1
 
     def end(self, entry: int) -> None:
-        """Forget the micro-batch of the entry before, which cannot be delivered again."""
+        """Forget the micro-batches of this query before an entry, which cannot be delivered again."""
         self._last = entry
-        self._folder.delete(f"{RECORDS}/{entry - 1}")
+        self._forget(self._recorded)
+        self._recorded = (entry,)
 
-    def _is_written(self, delivered: Delivered, newest: int) -> bool:
-        written = self._record(newest)
-        if written is None:
-            # Spark's own operator wrote the entry, and this query continues from its checkpoint.
-            return newest == delivered.batch_id != _NONE and delivered.batch_id <= self._planned
-        if written == delivered:
-            return True
-        if (
-            written.is_of(query_of_writer(delivered.writer))
-            and written.batch_id >= delivered.batch_id
-        ):
-            self._refuse_going_back(written, delivered.batch_id)
-        return False
+    def _forget(self, entries: Sequence[int]) -> None:
+        for entry in entries:
+            self._folder.delete(f"{RECORDS}/{entry}")
+
+    def _is_written(
+        self, delivered: Delivered, newest: int, records: Mapping[int, Delivered]
+    ) -> bool:
+        batch = delivered.batch
+        if not self._recorded:
+            # Perhaps Spark's own operator wrote the entry, and this query continues from its checkpoint.
+            is_ours = newest not in records and batch.batch_id <= self._planned
+            return is_ours and newest == batch.batch_id != _NONE
+        last = records[self._recorded[-1]].batch
+        try:
+            is_written = batch.is_written(last, target=self._path)
+        except CheckpointError as error:
+            raise self._going_back(last, batch.batch_id) from error
+        if not is_written and last.batch_id >= batch.batch_id:
+            raise self._going_back(last, batch.batch_id)
+        return is_written
 
     def _announce(self, entry: int, delivered: Delivered) -> None:
         """Write down which micro-batch an entry will be."""
         announced = self._record(entry)
-        if announced == delivered:
-            return
-        if announced is not None and not announced.is_of(query_of_writer(delivered.writer)):
+        if announced is not None and not _is_of_this_run(announced, delivered):
             raise FencedError(
-                f"the query {announced.writer} has announced entry {entry} of {self._path} and has not "
-                "written it: it runs, or it ended in between. Stop it, or give this query a folder "
-                f"of its own. If it will never run again, delete {self._record_path(entry)}"
+                f"the query {announced.writer} has announced batch {announced.batch.batch_id} "
+                f"({announced.batch.to_text()}) as entry {entry} of {self._path} and has not written it: "
+                "it runs, or it ended in between. Stop it, or give this query a folder of its own. If that "
+                f"driver does not run, delete {self._record_path(entry)}, on local disk also .{entry}.crc next to it"
             )
-        text = json.dumps({"writer": delivered.writer, "batch_id": delivered.batch_id})
-        self._folder.put(RECORDS, str(entry), text, overwrite=announced is not None)
+        record = {"writer": delivered.writer, "batch": delivered.batch.to_text()}
+        self._folder.put(RECORDS, str(entry), json.dumps(record), overwrite=announced is not None)
 
     def _newest(self) -> int:
         """Return the newest entry; -1 without entries."""
         return max(numbers_in(self._written, LOG), default=_NONE)
 
+    def _records(self, newest: int) -> dict[int, Delivered]:
+        """Return the records of the entries that are written."""
+        entries = (entry for entry in numbers_in(self._written, RECORDS) if entry <= newest)
+        records = {entry: self._record(entry) for entry in entries}
+        return {entry: record for entry, record in records.items() if record is not None}
+
     def _record(self, entry: int) -> Delivered | None:
-        data = self._written.read(f"{RECORDS}/{entry}") if entry >= 0 else None
+        data = self._written.read(f"{RECORDS}/{entry}")
         if data is None:
             return None
+        where = self._record_path(entry)
         try:
             record = json.loads(data)
-            return Delivered(str(record["writer"]), int(record["batch_id"]))
-        except (ValueError, KeyError, TypeError) as error:
+            batch = DeliveredBatch.from_text(str(record["batch"]), where=where)
+            return Delivered(str(record["writer"]), batch)
+        except (ValueError, KeyError, TypeError, UsageError) as error:
             raise UsageError(
-                f"{self._record_path(entry)} is damaged: it names no micro-batch ({error}). The query cannot tell "
-                f"which rows {self._path} has; give it another folder"
+                f"{where} is damaged: it names no micro-batch ({error}). The query cannot tell which rows "
+                f"{self._path} has; give it another folder"
             ) from error
 
     def _check_has_no_files(self) -> None:
@@ -240,9 +264,9 @@ class FileEntries:
                 ".option('statelog.fileSink', 'append')"
             )
 
-    def _refuse_going_back(self, written: Delivered, batch_id: int) -> None:
-        raise CheckpointError(
-            f"{self._path} has the rows of batch {written.batch_id} of this query, which now continues "
+    def _going_back(self, last: DeliveredBatch, batch_id: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path} has the rows of batch {last.batch_id} of this query, which now continues "
             f"with batch {batch_id}: the query was brought back to an earlier batch, or its "
             "checkpointLocation was restored from a backup. Files cannot be taken out of "
             f"{LOG}. Write to a new folder, and take the rows up to batch {batch_id - 1} from the old "
@@ -253,3 +277,17 @@ class FileEntries:
 
     def _record_path(self, entry: int) -> str:
         return f"{self._path}/{RECORDS}/{entry}"
+
+
+def _entries_of(writer: str, records: Mapping[int, Delivered]) -> list[int]:
+    """Return the entries of a query, oldest first."""
+    return sorted(entry for entry, record in records.items() if record.writer == writer)
+
+
+def _is_of_this_run(announced: Delivered, delivered: Delivered) -> bool:
+    """Return whether a driver of the same query and timeline has announced an entry."""
+    first, second = (
+        (record.writer, record.batch.location_id, record.batch.recorded.timeline)
+        for record in (announced, delivered)
+    )
+    return first == second

@@ -1,12 +1,12 @@
 """
-`IcebergSink`: rows and the number of their micro-batch in one commit of an Iceberg table.
+`IcebergSink`: rows and the record of their micro-batch in one commit of an Iceberg table.
 
 A commit adds one snapshot, whose summary names the micro-batch, and sets the table property
-`statelog.batch.<writer>` to its number.  The property is what counts: it is still there when snapshots
+`statelog.batch.<writer>` to its record.  The property is what counts: it is still there when snapshots
 have expired, and when other writers and compactions have added theirs.
 
 PyIceberg repeats a commit on the newest table after another one came in between.  That other one may
-be of the same micro-batch, by a driver that was replaced, so the sink looks before each attempt.
+be of another driver of the query, so the sink compares the record before each attempt.
 
 PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been lost, or the
 catalog may have stored the commit later, so here every file is left in place.
@@ -21,6 +21,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog import arguments
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import UnavailableError, UsageError
 from statelog.extras import require
 from statelog.runtime.fail_points import fail_point
@@ -90,7 +91,7 @@ class IcebergSink:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_catalog": None}
 
-    def last_committed(self, writer: str) -> int | None:
+    def last_committed(self, writer: str) -> DeliveredBatch | None:
         """Return the newest micro-batch of *writer* in the table."""
         with self._explained("cannot read"):
             try:
@@ -100,17 +101,16 @@ class IcebergSink:
         return newest_batch(table.metadata, writer)
 
     def write(self, batch: SinkBatch) -> None:
-        """Append rows and number in one commit, unless the table has the micro-batch."""
+        """Append rows and record in one commit, unless another driver has written."""
         with self._explained(f"cannot write batch {batch.batch_id} to"):
             table = self._load_or_create(batch.rows.schema)
-            if _has(table.metadata, batch):
-                return
-            commit = _Append(table, batch)
+            _check_next(table.metadata, batch, self._table)
+            commit = _Append(table, batch, self._table)
             commit.append(
                 self._as_stored(table, batch.rows),
                 snapshot_properties={_WRITER: batch.writer, _BATCH: str(batch.batch_id)},
             )
-            commit.set_properties({_PROPERTY + batch.writer: str(batch.batch_id)})
+            commit.set_properties({_PROPERTY + batch.writer: batch.record})
             fail_point("before-sink-commit")
             commit.commit_transaction()
 
@@ -167,23 +167,25 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, _TRANSIENT) or may_pass(error)
 
 
-def newest_batch(metadata: TableMetadata, writer: str) -> int | None:
+def newest_batch(metadata: TableMetadata, writer: str) -> DeliveredBatch | None:
     """Return the newest micro-batch of *writer* that a table has."""
     text = metadata.properties.get(_PROPERTY + writer)
-    return None if text is None else int(text)
+    where = f"the table property {_PROPERTY}{writer}"
+    return None if text is None else DeliveredBatch.from_text(text, where=where)
 
 
-def _has(metadata: TableMetadata, batch: SinkBatch) -> bool:
+def _check_next(metadata: TableMetadata, batch: SinkBatch, table: str) -> None:
     last = newest_batch(metadata, batch.writer)
-    return last is not None and last >= batch.batch_id
+    batch.check_next(last, target=f"the Iceberg table {table}")
 
 
 class _Append(Transaction):
-    """A commit that is repeated only on a table without the micro-batch, and deletes no file."""
+    """A commit that is repeated only on a table with the record that the driver knows, and deletes no file."""
 
-    def __init__(self, table: Table, batch: SinkBatch) -> None:
+    def __init__(self, table: Table, batch: SinkBatch, name: str) -> None:
         super().__init__(table)
         self._batch = batch
+        self._name = name
 
     def _register_snapshot_producer(self, producer: _SnapshotProducer[_Append]) -> None:
         """PyIceberg registers the snapshot here whose files it deletes after errors."""
@@ -193,11 +195,7 @@ class _Append(Transaction):
 
     def _rebuild_snapshot_updates(self) -> None:
         """PyIceberg calls this with the newest table, on which the next attempt is based."""
-        if _has(self._table.metadata, self._batch):
-            raise UnavailableError(
-                f"another attempt has written batch {self._batch.batch_id} to the Iceberg table "
-                f"{'.'.join(self._table.name())}"
-            )
+        _check_next(self._table.metadata, self._batch, self._name)
         super()._rebuild_snapshot_updates()
 
 

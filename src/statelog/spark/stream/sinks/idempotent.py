@@ -3,12 +3,15 @@
 
 A micro-batch is written exactly once only where its rows and the record of its number are written
 together.  Where the target has transactions, the record is a row in the same transaction, and
-`written` asks the target for it.  Else the record is a separate object, written before or after the rows; a crash between the two repeats the rows, or loses them.
+`written` asks the target for it.  Else the record is a separate object, written before or after the rows;
+a crash between the two repeats the rows, or loses them.
+
+Records are numbered, and each is created by put-if-absent of the next number: a driver that was replaced
+meets the record of the next driver.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
@@ -16,17 +19,17 @@ from typing import Final, Literal
 from pyspark.sql import DataFrame
 
 from statelog.arguments import given
-from statelog.errors import ObjectExistsError, UsageError
+from statelog.core.delivered_batch import DeliveredBatch
+from statelog.errors import FencedError, ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.query.delivery import Sink, writer_id
-from statelog.spark.stream.sinks.exactly_once_sink import gone_back
+from statelog.spark.query.delivery import Sink, delivered_batch, query_name, writer_id
 from statelog.store import open_store
-from statelog.store.conditional_put import create
 
 _log = logging.getLogger("statelog.spark")
 
 _KEPT: Final = 2
 """Newest records that are kept for each query: only the last micro-batch is delivered again."""
+_FIRST: Final = 0
 
 
 def idempotent(
@@ -43,7 +46,8 @@ def idempotent(
     Give either *written* or *location*.
 
     With *written*, every row is written exactly once, if *sink* writes the rows and the record of
-    the micro-batch (`writer_id(frame)` and the batch id) in one transaction of the target.
+    the micro-batch (`writer_id(frame)` and the batch id) in one transaction of the target.  After a
+    rewind `writer_id` is a different one.
 
     With *location*, records are objects next to the target, one for each micro-batch, and the last
     two are kept.  Rows and record are not written together.  With `record="after"` a crash between
@@ -106,23 +110,24 @@ class _Recording:
         self._first = first
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        writer = writer_id(frame)
-        if self._records.has(writer, batch_id):
+        writer, batch = query_name(frame), delivered_batch(frame, batch_id)
+        number = self._records.next_number(writer, batch)
+        if number is None:
             _log.info("batch %d of %s is written already and is skipped", batch_id, writer)
             return
         if self._first:
-            self._records.add(writer, batch_id)
+            self._records.add(writer, number, batch)
             fail_point("before-write")
             self._sink(frame, batch_id)
         else:
             self._sink(frame, batch_id)
             fail_point("before-record")
-            self._records.add(writer, batch_id)
+            self._records.add(writer, number, batch)
 
 
 class _Records:
     """
-    The records of micro-batches: objects `<writer>/<batch id>`.
+    The records of micro-batches: objects `<writer>/<number>`, whose content is the record.
 
     It can be pickled: on Spark Connect the function runs in another process.
     """
@@ -131,31 +136,49 @@ class _Records:
         self._location = location
         self._options = options
         self._store = open_store(location, options=options)
-        self._known: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Records, (self._location, self._options)
 
-    def has(self, writer: str, batch_id: int) -> bool:
-        """Return whether a micro-batch is recorded; a later one raises `CheckpointError`."""
-        recorded = self._known.get(writer)
-        if recorded is None:
-            names = (info.path.rpartition("/")[2] for info in self._store.list(writer))
-            recorded = {int(name) for name in names if name.isdigit()}
-            self._known[writer] = recorded
-        if batch_id not in recorded and max(recorded, default=-1) > batch_id:
-            raise gone_back(f"{self._store.url}/{writer}", max(recorded), batch_id)
-        return batch_id in recorded
+    def next_number(self, writer: str, batch: DeliveredBatch) -> int | None:
+        """
+        Return the number of the record to add; None if the micro-batch is recorded.
 
-    def add(self, writer: str, batch_id: int) -> None:
+        Raises:
+            CheckpointError: A later one is recorded (`reason` "gap").
+            FencedError: One of a later timeline is recorded.
+        """
+        numbers = self._numbers(writer)
+        if not numbers:
+            return _FIRST
+        last = self._read(writer, numbers[-1])
+        if batch.is_written(last, target=f"{self._store.url}/{writer}"):
+            return None
+        return numbers[-1] + 1
+
+    def add(self, writer: str, number: int, batch: DeliveredBatch) -> None:
         """Record a micro-batch, and delete the records that are no longer needed."""
-        data = json.dumps({"writer": writer, "batch_id": batch_id}).encode()
         try:
-            create(self._store, f"{writer}/{batch_id}", data)
-        except ObjectExistsError:  # by a run that was replaced: the same micro-batch
-            _log.info("batch %d of %s was recorded by another run", batch_id, writer)
-        recorded = self._known.setdefault(writer, set())
-        recorded.add(batch_id)
-        old = sorted(recorded)[:-_KEPT]
-        self._store.delete(f"{writer}/{batch}" for batch in old)
-        recorded.difference_update(old)
+            self._store.put_if_absent(f"{writer}/{number}", batch.to_text().encode())
+        except ObjectExistsError as error:
+            last = self._read(writer, number)
+            if not batch.is_recorded_as(last):
+                raise FencedError(
+                    f"{self._store.url}/{writer}/{number} has batch {last.batch_id} ({last.to_text()}), and this "
+                    f"driver is at batch {batch.batch_id} ({batch.to_text()}): another driver runs the query. "
+                    "Stop one of the two"
+                ) from error
+            _log.info("batch %d of %s was recorded by another run", batch.batch_id, writer)
+        # One more than is due: a driver may have died before it deleted its last one.
+        old = range(max(_FIRST, number - _KEPT - 1), number - _KEPT + 1)
+        self._store.delete(f"{writer}/{number}" for number in old)
+
+    def _numbers(self, writer: str) -> list[int]:
+        names = (info.path.rpartition("/")[2] for info in self._store.list(writer))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _read(self, writer: str, number: int) -> DeliveredBatch:
+        path = f"{writer}/{number}"
+        data = self._store.get(path)
+        text = bytes(data).decode(errors="replace")
+        return DeliveredBatch.from_text(text, where=f"{self._store.url}/{path}")

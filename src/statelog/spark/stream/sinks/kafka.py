@@ -1,8 +1,9 @@
 """
-`KafkaSink`: records and the number of their micro-batch in one transaction of Kafka.
+`KafkaSink`: rows and the record of their micro-batch in one transaction of Kafka.
 
-The number is a committed offset: the group `statelog-<writer>` has the offset <batch id> + 1 in the
-topic's first partition.  Kafka commits offsets of a transaction with its records.
+The record is a committed offset of the group `statelog-<writer>` in the topic's first partition, and the
+metadata of that offset.  Kafka commits offsets of a transaction with its records.  The offset has timeline
+and batch, for brokers with Kafka's protocol that do not store the metadata.
 
 A producer begins by `init_transactions`, which ends the transaction that an earlier producer of the
 query left, and fences that producer.  The offset is read after that, so it is final.
@@ -17,10 +18,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import FencedError, UnavailableError, UsageError
 from statelog.extras import require
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.query.delivery import query_of_writer
 from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
 
 require("KafkaSink", "kafka", "confluent_kafka")
@@ -104,13 +105,13 @@ class KafkaSink:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_clients": {}}
 
-    def last_committed(self, writer: str) -> int | None:
+    def last_committed(self, writer: str) -> DeliveredBatch | None:
         """Return the newest micro-batch of *writer*, after ending what earlier producers left."""
         with self._errors(writer, "cannot read the last batch of"):
             return self._last(self._open(writer))
 
     def write(self, batch: SinkBatch) -> None:
-        """Write records and number in one transaction, unless the topic has the micro-batch."""
+        """Write rows and record in one transaction, unless another driver has written."""
         values, keys = _column(batch.rows, "value"), _column(batch.rows, "key")
         if values is None:
             raise UsageError(
@@ -120,13 +121,11 @@ class KafkaSink:
             )
         with self._errors(batch.writer, f"cannot write batch {batch.batch_id} of"):
             clients = self._open(batch.writer)
-            last = self._last(clients)
-            if last is not None and last >= batch.batch_id:
-                return
+            batch.check_next(self._last(clients), target=f"the topic {self._topic}")
             clients.producer.begin_transaction()
             self._produce(clients.producer, keys, values)
             clients.producer.send_offsets_to_transaction(
-                [TopicPartition(self._topic, 0, batch.batch_id + 1)],
+                [TopicPartition(self._topic, 0, batch.batch.number, batch.record)],
                 clients.consumer.consumer_group_metadata(),
                 self._timeout_s,
             )
@@ -139,27 +138,27 @@ class KafkaSink:
             self._drop(writer)
 
     def _open(self, writer: str) -> _Clients:
-        """
-        Return the clients of a writer.
-
-        The name of the transactions is the query's, also after a rewind, so that a driver from before
-        it is fenced.
-        """
+        """Return the clients of a writer."""
         clients = self._clients.get(writer)
         if clients is None:
-            name = _PREFIX + query_of_writer(writer)
+            name = _PREFIX + writer
             producer = Producer({**self._config, "transactional.id": name})
             producer.init_transactions(self._timeout_s)
-            group = {"group.id": _PREFIX + writer, "enable.auto.commit": False}
+            group = {"group.id": name, "enable.auto.commit": False}
             consumer = Consumer({**self._config, **group, "isolation.level": "read_committed"})
             clients = self._clients[writer] = _Clients(producer, consumer)
         return clients
 
-    def _last(self, clients: _Clients) -> int | None:
+    def _last(self, clients: _Clients) -> DeliveredBatch | None:
         (place,) = clients.consumer.committed([TopicPartition(self._topic, 0)], self._timeout_s)
         if place.error is not None:
             raise KafkaException(place.error)
-        return None if place.offset == OFFSET_INVALID else int(place.offset) - 1
+        if place.offset == OFFSET_INVALID:
+            return None
+        if not place.metadata:  # a broker that does not store it
+            return DeliveredBatch.from_number(place.offset)
+        where = f"the metadata of the committed offset of the topic {self._topic}"
+        return DeliveredBatch.from_text(place.metadata, where=where)
 
     def _produce(
         self, producer: Producer, keys: pa.ChunkedArray | None, values: pa.ChunkedArray

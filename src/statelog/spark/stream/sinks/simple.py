@@ -2,8 +2,7 @@
 The target of a query's output, and the sinks that need nothing else.
 
 Spark's batch writer appends each micro-batch.  A micro-batch that is delivered again is appended again,
-except to Delta tables: Delta skips a transaction whose application id and version it has.
-Source: Delta Lake's writer options txnAppId and txnVersion.
+except to Delta tables, see `delta`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.jvm.arrow_data import frame_of_arrow
-from statelog.spark.query.delivery import Sink, writer_id
+from statelog.spark.query.delivery import Sink
 from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema
 
@@ -48,9 +47,6 @@ _READ_ONLY: Final = (
     "state-metadata",
     "statestore",
 )
-DELTA: Final = "delta"
-_APPLICATION: Final = "txnAppId"
-_VERSION: Final = "txnVersion"
 _DISCARDS: Final = "noop"
 
 
@@ -125,40 +121,36 @@ def columns_of(names: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
     return tuple(spelled[name.lower()] for name in chosen)
 
 
-def batch_writer(target: Target, source: str, *, appends_again: bool = True) -> Sink:
+def batch_writer(target: Target, source: str) -> Sink:
     """
     Return a sink that appends each micro-batch with Spark's batch writer.
 
     Args:
         target: Where to write.
         source: The format that Spark will use, in lower case.
-        appends_again: Whether to warn that a batch which is delivered again is appended again.
     """
-    is_delta = source == DELTA
-    if appends_again and not is_delta and source != _DISCARDS:
+    if source != _DISCARDS:
         _log.warning(
             "the output (%s) is written at least once: a micro-batch that is delivered again after "
             "a failure is appended again. For exactly once see docs/how-to/exactly-once-sinks.md",
             target.table or target.source or source,
         )
+    return lambda frame, _: append(frame, target, target.options())
 
-    def write(frame: DataFrame, batch_id: int) -> None:
-        writer = frame.write.mode("append").options(**target.options())
-        if is_delta:
-            application = target.option(_APPLICATION, None) or writer_id(frame)
-            writer = writer.option(_APPLICATION, application).option(_VERSION, batch_id)
-        if target.source is not None:
-            writer = writer.format(target.source)
-        if target.partition_by:
-            writer = writer.partitionBy(*target.partition_by)
-        if target.cluster_by:
-            writer = writer.clusterBy(*target.cluster_by)
-        if target.table is not None:
-            writer.saveAsTable(target.table)
-        else:
-            writer.save()
 
-    return write
+def append(frame: DataFrame, target: Target, options: Mapping[str, OptionValue]) -> None:
+    """Append a frame to a target with Spark's batch writer."""
+    writer = frame.write.mode("append").options(**options)
+    if target.source is not None:
+        writer = writer.format(target.source)
+    if target.partition_by:
+        writer = writer.partitionBy(*target.partition_by)
+    if target.cluster_by:
+        writer = writer.clusterBy(*target.cluster_by)
+    if target.table is not None:
+        writer.saveAsTable(target.table)
+    else:
+        writer.save()
 
 
 def foreach_sink(f: RowFunction) -> Sink:
