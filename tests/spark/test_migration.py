@@ -226,7 +226,7 @@ def test_fields_in_another_order_keep_their_values(spark: SparkSession, tmp_path
         settings = {"initialState": state, "checkpoint": "empty"}
         if "count" in names:
             with pytest.raises(
-                Exception, match=r"fields \(orders, spent\) in 'value'.*spent, count"
+                Exception, match=r"fields \(orders, spent\) in .*declares \(spent, count"
             ):
                 job.run(processor=with_initial_state(Purchases(*names)), **settings)
         else:
