@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import UsageError
-from statelog.state.encoding.values import stored_field
 from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import stored_field
 from statelog.state.slots.keys import Keys, zoned_table
 from statelog.state.slots.slot_table import SlotTable
 
