@@ -273,7 +273,7 @@ def stateful_frame(
         plan=source.facts,
         row_format=row_format,
         output=output,
-        arrow_output=arrow_schema(output),
+        arrow_output=arrow_schema(output, "outputStructType: "),
         initial=initial_state(initial, source.keyed, key_groups),
         event_time=event_time,
         event_time_output=arguments.event_time_output or None,

@@ -19,9 +19,11 @@ from statelog.errors import UsageError
 from statelog.spark.aggregation.functions import Aggregate
 from statelog.spark.aggregation.kind import AggregateKind
 from statelog.spark.aggregation.processor import Merge, NamedAggregate
+from statelog.spark.jvm.frames import refuse_unread_types
 from statelog.spark.query.input_plan import event_time_column
-from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, refuse_map_keys
+from statelog.spark.query.keyed_frame import Grouping, KeyedFrame
 from statelog.spark.query.pre_aggregation import PreAggregation
+from statelog.spark.rows.key_types import grouping_keys
 from statelog.spark.rows.types import arrow_schema, sql_name
 
 _KEY: Final = "__key_"
@@ -171,8 +173,8 @@ class _Types:
 
 def _key_schema(grouping: Grouping) -> StructType:
     """Return the keys as Spark names them, with their metadata."""
-    schema = grouping.frame.select(*grouping.columns).schema
-    refuse_map_keys(schema)
+    refuse_unread_types(grouping.frame)
+    schema = grouping_keys(grouping.frame.select(*grouping.columns).schema)
     for field in schema:
         if _SESSION_WINDOW in field.metadata or field.name == "session_window":
             raise UsageError(

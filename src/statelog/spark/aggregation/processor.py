@@ -17,7 +17,7 @@ from statelog.format.arrow_limits import one_array
 from statelog.spark.aggregation.kind import AggregateKind, Parts
 from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor, Tables
 from statelog.spark.rows.spark_versions import TimerValues
-from statelog.state.encoding.values import stored_field
+from statelog.state.schema.descriptors import stored_field
 from statelog.state.slots import Keys
 
 STATE: Final = "aggregates"

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, _parse_datatype_json_string
 
+from statelog.errors import UsageError
 from statelog.spark.jvm.gateway import (
     JavaObject,
     column_maker,
     elements,
+    is_connect,
     jvm_of,
 )
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
@@ -54,6 +57,25 @@ def _input_name(expression: JavaObject) -> str | None:
     # Of several parts, the last is a column of an alias, or a field of a struct.
     parts = expression.nameParts()
     return str(parts.apply(0)) if parts.size() == 1 else None
+
+
+def refuse_unread_types(frame: DataFrame) -> None:
+    """Reject a classic frame with a column of a type that this version of PySpark cannot read."""
+    try:
+        _ = frame.schema
+    except PySparkException:
+        if is_connect(frame):
+            raise
+        for column in frame._jdf.schema().fields():
+            try:
+                _parse_datatype_json_string(column.dataType().json())
+            except PySparkException as error:
+                raise UsageError(
+                    f"the input of a stateful operator: the column {column.name()!r} has the type "
+                    f"{column.dataType().simpleString():.100}, which this version of PySpark cannot "
+                    "read. Cast it to another type, or leave it out"
+                ) from error
+        raise
 
 
 def streaming_nodes(frame: DataFrame) -> Iterator[tuple[str, int]]:

@@ -29,9 +29,13 @@ from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.query.session import refuse_connect, use_this_python
 from statelog.spark.rows.spark_versions import known_arguments
-from statelog.state.encoding.values import stored_schema
 from statelog.state.reader import StateReader
-from statelog.state.schema.descriptors import FROZEN_NAME, OperatorStateSchema, StateDescriptor
+from statelog.state.schema.descriptors import (
+    FROZEN_NAME,
+    OperatorStateSchema,
+    StateDescriptor,
+    stored_schema,
+)
 
 STATE_COLUMN: Final = "statelog_state"
 """A struct with one field for each state variable."""

@@ -28,6 +28,7 @@ from statelog.spark.query.state_variables import (
     StateWithoutKey,
     WantedVariable,
 )
+from statelog.spark.rows.key_types import check_map_key
 from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -67,9 +68,6 @@ class DriverHandle(StateVariables):
             problem = str(error).strip().partition("\n")[0]
             raise UsageError(f"{of}: {schema!r:.200} is not a schema: {problem}") from error
 
-    def _arrow(self, schema: SchemaLike, of: str) -> pa.Schema:
-        return arrow_schema(self._struct(schema, of))
-
     def broadcast(self, name: str) -> BroadcastTable:
         """Note a broadcast table; what is returned cannot be read, because keys do not exist."""
         self.broadcasts.append(name)
@@ -101,14 +99,21 @@ class DriverHandle(StateVariables):
                 f"state {name!r}: a time to live needs the time mode ProcessingTime and more than "
                 f"0 ms (got {ttl_ms})"
             )
+        user_key = (
+            None
+            if variable.user_key is None
+            else self._struct(variable.user_key, f"the map key of state {name!r}")
+        )
+        if user_key is not None:
+            check_map_key(name, user_key)
         self.states.append(
             StateDescriptor(
                 name=name,
                 kind=variable.kind,
-                value_schema=self._arrow(variable.value, f"state {name!r}"),
-                user_key_schema=None
-                if variable.user_key is None
-                else self._arrow(variable.user_key, f"the map key of state {name!r}"),
+                value_schema=arrow_schema(
+                    self._struct(variable.value, f"state {name!r}"), f"state {name!r}: "
+                ),
+                user_key_schema=None if user_key is None else arrow_schema(user_key),
                 ttl_ms=ttl_ms,
                 aggregation=variable.aggregation,
             )

@@ -18,14 +18,15 @@ from typing import TypeAlias
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.functions import col, lit, pmod, xxhash64
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.spark.jvm.frames import grouping_columns, grouping_text
+from statelog.spark.jvm.frames import grouping_columns, grouping_text, refuse_unread_types
+from statelog.spark.rows.key_types import grouping_keys
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InitialLayout, InputLayout
 from statelog.spark.rows.spark_versions import repartition_by_id
-from statelog.spark.rows.types import sql_name
+from statelog.spark.rows.types import check_input, sql_name
 from statelog.state.schema.evolution import moved_names
 
 ColumnsToRead: TypeAlias = Callable[[StructType], Collection[str]]
@@ -73,25 +74,26 @@ def keyed_frame(
     It has all columns, or the keys and what *to_read* returns.
     """
     df, key_columns = grouping.frame, grouping.columns
+    refuse_unread_types(df)
     refuse_equal_names(df, "the input", "A processor could not tell them apart")
-    keys = df.select(*key_columns)
-    refuse_map_keys(keys.schema)
+    keys = grouping_keys(df.select(*key_columns).schema)
     key_group = pmod(xxhash64(*key_columns), lit(len(key_groups))).cast("int")
     if key_groups.start:
         key_group = key_group + lit(key_groups.start)
     computed: list[Column] = []
     positions: list[int] = []
     plain: dict[int, str] = {}
-    for index, name in enumerate(keys.columns):
+    for index, name in enumerate(keys.names):
         # A key that is an input column is not sent twice.
         if df.columns.count(name) == 1 and grouping.inputs[index] == name:
             plain[index] = name
         else:
             computed.append(key_columns[index].alias(f"{_KEY_PREFIX}{index}"))
     needed = df.columns if to_read is None else _needed(df, to_read(df.schema), plain.values())
+    check_input(df.schema, needed)
     first_input = 1 + len(computed)
     position = 1
-    for index in range(len(keys.columns)):
+    for index in range(len(keys)):
         if index in plain:
             positions.append(first_input + needed.index(plain[index]))
         else:
@@ -103,7 +105,7 @@ def keyed_frame(
         *computed,
         *inputs,
     )
-    fields = [StructField(field.name, field.dataType) for field in keys.schema.fields]
+    fields = [StructField(field.name, field.dataType) for field in keys]
     return KeyedFrame(
         df.select(*columns), columns, tuple(positions), first_input, StructType(fields)
     )
@@ -112,17 +114,6 @@ def keyed_frame(
 def _needed(df: DataFrame, read: Collection[str], keys: Collection[str]) -> list[str]:
     """Return the columns to send, in order; at least one, because tasks count rows by a column."""
     return [name for name in df.columns if name in read or name in keys] or df.columns[:1]
-
-
-def refuse_map_keys(keys: StructType) -> None:
-    """Reject maps in keys: Spark does not hash maps, and equal maps may differ in their order."""
-    for field in keys:
-        if _has_map(field.dataType):
-            raise UsageError(
-                f"state by the key {field.name!r} of type {field.dataType.simpleString():.100} is not "
-                "possible: Spark does not hash maps. Group by map_entries(...) of it, sorted by "
-                "array_sort, or by to_json(...)"
-            )
 
 
 def refuse_equal_names(frame: DataFrame, what: str, why: str) -> None:
@@ -138,14 +129,6 @@ def refuse_equal_names(frame: DataFrame, what: str, why: str) -> None:
             f"{what} has several columns of one name: {', '.join(twice)}. {why}: rename them, or "
             "select the columns that are needed"
         )
-
-
-def _has_map(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return any(_has_map(field.dataType) for field in kind)
-    if isinstance(kind, ArrayType):
-        return _has_map(kind.elementType)
-    return isinstance(kind, MapType)
 
 
 def by_task(frame: DataFrame, tasks: int, key_groups: KeyGroupRange) -> DataFrame:

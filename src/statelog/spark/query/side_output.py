@@ -81,7 +81,7 @@ def side_schema(name: object, columns: StructType, declared: SideSchemas) -> Sid
             f"side output {name!r} has the columns {', '.join(names) or 'none'}: it needs one at least, "
             f"each with another name, and none is called {' or '.join(f.name for f in SIDE_COLUMNS)}"
         )
-    return SideSchema(columns, arrow_schema(columns))
+    return SideSchema(columns, arrow_schema(columns, f"side output {name!r}: "))
 
 
 class SideOutput(Protocol):

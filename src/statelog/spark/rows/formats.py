@@ -52,10 +52,8 @@ class RowFormat(Protocol):
     def cost(self, batch: pa.RecordBatch) -> int:
         """Return the estimated bytes of memory that the rows of a batch need."""
 
-    def input(
-        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
-    ) -> KeyedInput:
-        """Return an empty input; *nulls* are columns that have a null in other rows of the task."""
+    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
+        """Return an empty input."""
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """Return an empty output."""
@@ -75,9 +73,7 @@ class SparkRowFormat:
         """See `RowFormat`."""
         return python_bytes(batch)
 
-    def input(
-        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
-    ) -> KeyedInput:
+    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
         """See `RowFormat`."""
         return RowInput(layout, key_codec)
 
@@ -108,13 +104,11 @@ class PandasRowFormat:
         return python_bytes(batch)
 
     # The import of pandas takes longer than a task, so tasks without it do not import it.
-    def input(
-        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
-    ) -> KeyedInput:
+    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
         """See `RowFormat`."""
         from statelog.spark.rows.pandas_input import FrameInput
 
-        return FrameInput(layout, key_codec, self.settings, nulls)
+        return FrameInput(layout, key_codec, self.settings)
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """See `RowFormat`."""
@@ -139,9 +133,7 @@ class ColumnarFormat:
         """Return the bytes of the rows, sorted rows and what a processor makes of them."""
         return _COPIES * int(batch.nbytes)
 
-    def input(
-        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
-    ) -> KeyedInput:
+    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
         """See `RowFormat`."""
         return ColumnarInput(layout, key_codec, is_distinct=self.is_distinct)
 
@@ -162,11 +154,9 @@ class KeepingFormat:
         self.rows_at_once, self.splits_keys = plain.rows_at_once, plain.splits_keys
         self.cost, self.output, self.of_columns = plain.cost, plain.output, plain.of_columns
 
-    def input(
-        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
-    ) -> KeyedInput:
+    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
         """Return an empty input that keeps its rows."""
-        keyed = self.plain.input(layout, key_codec, nulls)
+        keyed = self.plain.input(layout, key_codec)
         if isinstance(keyed, KeyedRows):
             keyed.keep_rows()
         return keyed

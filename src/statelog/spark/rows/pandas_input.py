@@ -11,8 +11,8 @@ of rows of Python objects: all integers are int64, all floats float64, a bool co
 the frame is bool, timestamps are datetime64[ns] in the session's time zone, the index begins at 0,
 and a column whose name is not a Python identifier is named by its position (`_2`).  4.0, and 4.1 with
 initial state, keep the names and types of Arrow.
-Deviations: an integer column is float64 where the task's input (in PySpark: the Arrow batch) has a
-null in it; an all-null duration column stays timedelta64; integer keys stay integers, and a null is
+Deviations: an integer column is float64 in the frames that have a null in it, and exact in all others,
+so that a key's values do not depend on other keys; an all-null duration column stays timedelta64; integer keys stay integers, and a null is
 None, where other keys of the batch are null; nested keys have the form that they have in Rows.
 Source: pyspark/worker.py, SQL_TRANSFORM_WITH_STATE_PANDAS_UDF.
 """
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from statelog.format.arrow_limits import joined_batches
@@ -121,7 +122,6 @@ class FrameInput(KeyedRows):
     Args:
         layout, key_codec: The layout of the input, and the operator's key.
         settings: The session's settings for frames.
-        nulls: Columns that have a null in rows of the task that this input does not read.
     """
 
     def __init__(
@@ -129,11 +129,9 @@ class FrameInput(KeyedRows):
         layout: InputLayout,
         key_codec: KeyCodec,
         settings: PandasSettings,
-        nulls: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(key_codec)
         self._layout = layout
-        self._nulls = frozenset(at - layout.first_input for at in nulls)
         self._settings = settings
         self._frames: _SortedFrame | None = None
 
@@ -149,7 +147,7 @@ class FrameInput(KeyedRows):
         self._convert_times(self._sort(rows.column(0).to_numpy(), key_columns))
         table = pa.Table.from_batches([rows])
         inputs = table.select(range(self._layout.first_input, table.num_columns))
-        self._frames = _SortedFrame(inputs, self._order.rows, self._settings, self._nulls)
+        self._frames = _SortedFrame(inputs, self._order.rows, self._settings)
 
     def _convert_times(self, columns: list[pa.Array]) -> None:
         """Give the processor the timestamps in keys as frames hold them."""
@@ -185,25 +183,33 @@ def _as_cells(column: pa.Array, timezone: str) -> list[pd.Timestamp | None]:
 class _SortedFrame:
     """All rows of a task in one frame, in an order, cut into slices."""
 
-    def __init__(
-        self, table: pa.Table, order: _RowNumbers, settings: PandasSettings, nulls: frozenset[int]
-    ) -> None:
+    def __init__(self, table: pa.Table, order: _RowNumbers, settings: PandasSettings) -> None:
         self._infers = settings.infers
         names = table.column_names
         if settings.infers:  # as pandas names the fields of the tuples that PySpark makes frames of
             named = namedtuple("named", names, rename=True)  # type: ignore[misc]
             names = list(named._fields)
         self._inferred: list[tuple[int, _RowNumbers, np.dtype]] = []
+        self._missing: list[tuple[int, npt.NDArray[np.bool_], _RowNumbers]] = []
+        if not settings.int_extension:
+            table = self._without_missing(table, order)
         columns = {}
         series = series_of(table, timezone=settings.timezone, int_extension=settings.int_extension)
         for position, (field, cells_in) in enumerate(zip(table.schema, series, strict=True)):
-            cells = self._column(position, field.type, cells_in, order)
-            if position in nulls and cells.dtype.kind == "i" and not settings.int_extension:
-                cells = cells.astype("float64")  # as where the null is in these rows
-            columns[position] = cells
+            columns[position] = self._column(position, field.type, cells_in, order)
         whole = pd.DataFrame(columns, copy=True)  # copied into one block for each type
         self._cutter = frame_access().cutter(whole, pd.Index(names))
         self._rows = min(settings.max_records, _rows_in(table, settings.max_bytes))
+
+    def _without_missing(self, table: pa.Table, order: _RowNumbers) -> pa.Table:
+        """Return the table with 0 for the nulls of integers, and note where they are."""
+        for position, field in enumerate(table.schema):
+            column = table.column(position)
+            if pa.types.is_integer(field.type) and column.null_count:
+                missing = column.is_null().to_numpy()[order]
+                self._missing.append((position, missing, _counts(missing)))
+                table = table.set_column(position, field, pc.fill_null(column, 0))
+        return table
 
     def _column(
         self, position: int, kind: pa.DataType, series: pd.Series, order: _RowNumbers
@@ -217,7 +223,7 @@ class _SortedFrame:
             return cells
         values: np.ndarray = series.astype(object).to_numpy()[order]
         if self._infers and (pa.types.is_boolean(kind) or pa.types.is_integer(kind)):
-            nulls = np.concatenate(([0], np.cumsum(pd.isna(values))))
+            nulls = _counts(pd.isna(values))
             exact = getattr(dtype, "numpy_dtype", np.dtype(bool))
             if not nulls[-1]:
                 whole: np.ndarray = values.astype(exact)
@@ -233,8 +239,18 @@ class _SortedFrame:
             for position, nulls, exact in self._inferred:
                 if nulls[stop] == nulls[start]:
                     frame.isetitem(position, frame.iloc[:, position].astype(exact))
+            for position, missing, nulls in self._missing:
+                if nulls[stop] != nulls[start]:
+                    floats = frame.iloc[:, position].to_numpy("float64", copy=True)
+                    floats[missing[start:stop]] = np.nan
+                    frame.isetitem(position, floats)
             yield frame
             start = stop
+
+
+def _counts(are_null: npt.NDArray[np.bool_]) -> _RowNumbers:
+    """Return the number of nulls before each row, and before the end."""
+    return np.concatenate(([0], np.cumsum(are_null)))
 
 
 def _rows_in(table: pa.Table, max_bytes: int) -> int:

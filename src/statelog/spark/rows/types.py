@@ -7,20 +7,25 @@ Spark's Arrow batches end after a number of rows, or of bytes, whichever comes f
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
-from statelog.errors import CorruptionError
+from statelog.errors import CorruptionError, UsageError
 from statelog.format.arrow_data import read_stream_table
 from statelog.options.units import parse_size
+from statelog.spark.rows.key_types import parts_of, plain_columns
 from statelog.spark.rows.spark_versions import known_arguments, setting_or
+
+_NOT_IN_ARROW: Final = (PySparkException, TypeError, ValueError)
+"""What PySpark raises of a type without a form in Arrow."""
 
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 """Spark's setting of the time zone of a session."""
@@ -35,11 +40,51 @@ def sql_name(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return *schema* in Arrow's types; timestamps with a zone are in UTC."""
+def arrow_schema(schema: StructType, what: str = "") -> pa.Schema:
+    """
+    Return *schema* in Arrow's types; timestamps with a zone are in UTC.
+
+    Args:
+        schema: The columns.
+        what: What they are, in front of an error.
+
+    Raises:
+        UsageError: A column has a type that PySpark cannot convert to Arrow; the message names it.
+    """
     # Before 4.2 the argument does not exist, and the zone is always UTC.
-    converted: pa.Schema = known_arguments(to_arrow_schema, timezone="UTC")(schema)
+    convert = known_arguments(to_arrow_schema, timezone="UTC")
+    try:
+        converted: pa.Schema = convert(schema)
+    except _NOT_IN_ARROW:
+        for field in schema:
+            try:
+                convert(StructType([field]))
+            except _NOT_IN_ARROW as error:
+                raise UsageError(
+                    f"{what}the column {field.name!r} has the type "
+                    f"{field.dataType.simpleString():.100}, which PySpark does not convert to Arrow: "
+                    f"{error!s:.200}. Cast it to another type, or leave it out"
+                ) from error
+        raise
     return converted
+
+
+def check_input(columns: StructType, names: Collection[str]) -> None:
+    """Reject a column of the input, one of *names*, that cannot be sent to the tasks."""
+    sent = StructType([field for field in columns if field.name in names])
+    for field in sent:
+        _check_names(field.name, field.dataType)
+    arrow_schema(plain_columns(sent), "the input of a stateful operator: ")
+
+
+def _check_names(path: str, kind: DataType) -> None:
+    for inner, part in parts_of(path, kind):
+        if isinstance(part, StructType) and len(set(part.names)) < len(part.names):
+            raise UsageError(
+                f"the input of a stateful operator: the column {inner!r} is a struct with two fields of "
+                f"one name ({', '.join(part.names):.200}), which Arrow cannot hold: rename them, or leave "
+                "the column out"
+            )
 
 
 def make_row(names: Sequence[str], values: Sequence[object]) -> Row:

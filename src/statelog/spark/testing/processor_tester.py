@@ -28,6 +28,7 @@ from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.side_output import operator_of
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import OutputCollector, RowLike
+from statelog.spark.rows.key_types import grouping_keys
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,
     WrongArgumentError,
@@ -140,7 +141,7 @@ class ProcessorTester(ColumnarTests):
         self._broadcasts: dict[str, BroadcastTable] = {}
         for name, table in (broadcast or {}).items():
             self.setBroadcast(name, table)
-        keys = None if keySchema is None else arrow_schema(_struct(keySchema))
+        keys = None if keySchema is None else arrow_schema(grouping_keys(_struct(keySchema)))
         self._state = TesterState(processor, self._time_mode, keys, self._stored, self._stored_ms)
         self.handle = TesterHandle(
             self._open, self._state.declared, self._state.drop, self._time_mode

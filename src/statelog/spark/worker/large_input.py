@@ -159,7 +159,6 @@ class HugeKeyInput:
         layout: The layout of the input.
         key_codec: The operator's key.
         row_format: Converts rows for the processor.
-        nulls: Columns that have a null in any row of the task.
         batches: Returns an iterator over all rows from the start.
     """
 
@@ -168,13 +167,11 @@ class HugeKeyInput:
         layout: InputLayout,
         key_codec: KeyCodec,
         row_format: RowFormat,
-        nulls: frozenset[int],
         batches: Callable[[], Iterable[pa.RecordBatch]],
     ) -> None:
         self._layout = layout
         self._codec = key_codec
         self._row_format = row_format
-        self._nulls = nulls
         self._batches = batches
         self.row_count = 0
         self._keys: dict[int, dict[Key, Key]] = {}
@@ -187,7 +184,7 @@ class HugeKeyInput:
         columns = [batch.column(at) for at in self._layout.key_positions]
         order = key_order(groups, columns, self._codec)
         # Read one row of each key: the row format decides how the processor gets the key.
-        keys_shown = self._row_format.input(self._layout, self._codec, self._nulls)
+        keys_shown = self._row_format.input(self._layout, self._codec)
         keys_shown.read([batch.take(pa.array(order.firsts))])
         for key_group in keys_shown.key_groups():
             keys = self._keys.setdefault(key_group, {})
@@ -213,7 +210,7 @@ class HugeKeyInput:
 
     def _rows_of(self, key_group: int, key: Key) -> Iterator[RowLike]:
         for batch in _rebatched(self.batches_of(key), self._row_format.rows_at_once or _SLICE_ROWS):
-            slice_input = self._row_format.input(self._layout, self._codec, self._nulls)
+            slice_input = self._row_format.input(self._layout, self._codec)
             slice_input.read([batch])
             for _, _, rows in slice_input.keys(key_group):
                 yield from rows
@@ -316,7 +313,6 @@ class LargeInput:
         self._chunk_bytes = part_bytes // _CHUNKS
         self._file = file
         self._schemas: list[pa.Schema | None] = [None, None]
-        self._nulls: list[set[int]] = [set() for _ in sides]
         self._slots = [_Slot() for _ in range(min(len(key_group_range), _SLOTS))]
         self.row_count = 0
 
@@ -348,9 +344,6 @@ class LargeInput:
                 continue
             self._schemas[number] = some[0].schema
             batch = joined_batches(some, INPUT_ROWS)
-            self._nulls[number].update(
-                at for at, column in enumerate(batch.columns) if column.null_count
-            )
             groups = batch.column(0).to_numpy()
             if number == 0:
                 self.row_count += len(groups)
@@ -413,9 +406,7 @@ class LargeInput:
         return Part(inputs[0], inputs[1] if len(inputs) > 1 else None, is_whole=False)
 
     def _input(self, number: int, pieces: Sequence[Piece]) -> KeyedInput:
-        part = self._row_format.input(
-            self._sides[number].layout, self._codec, frozenset(self._nulls[number])
-        )
+        part = self._row_format.input(self._sides[number].layout, self._codec)
         part.read(self._batches(number, pieces))
         return part
 
@@ -475,10 +466,9 @@ class LargeInput:
                 side.layout,
                 self._codec,
                 self._row_format,
-                frozenset(nulls),
                 lambda number=number: self._batches(number, slot.pieces[number]),  # type: ignore[misc]
             )
-            for number, (side, nulls) in enumerate(zip(self._sides, self._nulls, strict=True))
+            for number, side in enumerate(self._sides)
         ]
         return Part(inputs[0], inputs[1] if len(inputs) > 1 else None, is_whole=False)
 

@@ -40,7 +40,7 @@ from statelog.state.encoding.deltas import StateCodec, WrittenStateCodec
 from statelog.state.encoding.values import KeyCodec, tuple_factory
 from statelog.state.heap.tables import Overlay
 from statelog.state.kinds import Deltas, Operations
-from statelog.state.schema.descriptors import OperatorStateSchema, schema_text
+from statelog.state.schema.descriptors import OperatorStateSchema, schema_text, stored_types
 
 DELTAS: Final = 1
 UNDECODABLE: Final = (
@@ -111,7 +111,7 @@ class OperatorCodec:
                 f"found state of generation {written.generation} of the schema, later than the "
                 f"generation {self.schema.generation} of the checkpoint"
             )
-        if written.key_schema.types != self.schema.key_schema.types:
+        if stored_types(written.key_schema) != stored_types(self.schema.key_schema):
             raise CorruptionError(
                 f"found state changes of the key ({schema_text(written.key_schema)}) in the state "
                 f"of ({schema_text(self.schema.key_schema)})"

@@ -36,6 +36,7 @@ from statelog.state.encoding.python_values import (
     with_equal_floats,
 )
 from statelog.state.kinds import Values
+from statelog.state.schema.descriptors import stored_schema
 
 UNENCODABLE: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """What Arrow raises for a value that does not fit its type."""
@@ -63,15 +64,20 @@ class StructCodec:
         self.stored = stored_schema(schema)
         self._what = what
         self._columns = [f"{what}, field {field.name!r}" for field in schema]
-        self._canonical = [
-            optional(canonical(field.type, struct_factory), field.nullable) for field in schema
-        ]
+        self._canonical = [self._checked(field, struct_factory) for field in schema]
         self._to_arrow = [to_arrow(field.type) for field in schema]
         self._from_arrow = [from_arrow(field.type, struct_factory) for field in schema]
         self._width = len(schema)
         # By the types of a row: the fields that have to be converted, row by row.
         self._converted: dict[tuple[type, ...], tuple[int, ...]] = {}
         self.is_mutable = any(is_mutable(field.type) for field in schema)
+
+    def _checked(self, field: pa.Field, struct_factory: StructFactory) -> Converter:
+        """Return the converter of a field to the form kept in state; reject its type by name."""
+        try:
+            return optional(canonical(field.type, struct_factory), field.nullable)
+        except UsageError as error:
+            raise UsageError(f"{self._what}: the field {field.name!r}: {error}") from error
 
     def normalize(self, value: Iterable[object]) -> Values:
         """
@@ -165,30 +171,6 @@ class StructCodec:
                 strict=True,
             )
         )
-
-
-def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """
-    Return *schema* as files store it: every field may be null.
-
-    A key without a value has nulls even in the columns of a NOT NULL field.
-    """
-    return pa.schema([stored_field(field) for field in schema])
-
-
-def stored_field(field: pa.Field) -> pa.Field:
-    """Return *field* as files store it: it and all inside of it may be null."""
-    return field.with_type(_stored_type(field.type)).with_nullable(True)
-
-
-def _stored_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([stored_field(field) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(stored_field(kind.value_field))
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_field, stored_field(kind.item_field))
-    return kind
 
 
 class MapKeyCodec(StructCodec):

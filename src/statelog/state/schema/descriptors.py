@@ -247,6 +247,37 @@ def schema_text(*schemas: pa.Schema | None) -> str:
     )
 
 
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """
+    Return *schema* as files store it: every field may be null.
+
+    A key without a value has nulls even in the columns of a NOT NULL field.
+    """
+    return pa.schema([stored_field(field) for field in schema])
+
+
+def stored_field(field: pa.Field) -> pa.Field:
+    """Return *field* as files store it: it and all inside of it may be null."""
+    return field.with_type(_stored_type(field.type)).with_nullable(True)
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([stored_field(field) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(stored_field(kind.value_field))
+    if pa.types.is_map(kind):
+        key = kind.key_field
+        return pa.map_(key.with_type(_stored_type(key.type)), stored_field(kind.item_field))
+    return kind
+
+
+def stored_types(schema: pa.Schema) -> list[pa.DataType]:
+    """Return the types of the fields as files store them: by these, keys are of one kind."""
+    types: list[pa.DataType] = stored_schema(schema).types
+    return types
+
+
 _SINCE: Final = b"statelog.since"
 
 

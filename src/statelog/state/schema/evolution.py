@@ -2,7 +2,8 @@
 How a state schema may change from one start of a job to the next.
 
 Fields are matched by name.  A field may be added (old values read None), removed, moved, and
-widened where no value can lose a digit; a variable may be added, left out, or deleted.  Every other
+widened where no value can lose a digit; a variable may be added, left out, or deleted.  Whether a
+field may be null may change: a key does not depend on it, and a null from before stays None.  Every other
 change is rejected with an error that names it, before anything is claimed or written.  What is left
 out would be lost, or begin empty under a new name, so `undeclared` names it.  A new field
 or variable records the generation of the schema that added it.  So data in the log of a removed
@@ -28,6 +29,7 @@ from statelog.state.schema.descriptors import (
     TtlChange,
     field_since,
     schema_text,
+    stored_types,
     with_since,
 )
 
@@ -112,7 +114,7 @@ def evolve(
     """
     if declared.operator_id != stored.operator_id:
         _refuse(f"it belongs to operator {stored.operator_id!r}, not {declared.operator_id!r}")
-    if declared.key_schema.types != stored.key_schema.types:
+    if stored_types(declared.key_schema) != stored_types(stored.key_schema):
         _refuse(
             f"its key is ({schema_text(stored.key_schema)}), the query's is "
             f"({schema_text(declared.key_schema)}); key columns may only be renamed"
@@ -150,7 +152,8 @@ def _evolved(
     if new.kind is not old.kind or new.aggregation is not old.aggregation:
         _refuse(f"state {old.name!r} is a {old.kind_text} state there, a {new.kind_text} here")
     before, after = old.user_key_schema, new.user_key_schema
-    if before is not None and after is not None and before.types != after.types:
+    are_maps = before is not None and after is not None
+    if are_maps and stored_types(before) != stored_types(after):
         _refuse(
             f"state {old.name!r} has the map key ({schema_text(before)}) there, "
             f"({schema_text(after)}) here; its fields may only be renamed"
@@ -200,7 +203,9 @@ def _fields(
         where = f"{path}{field.name!r}"
         if before is None:
             if not field.nullable:
-                _refuse(f"{where} is new and NOT NULL, but values from before have none")
+                _refuse(
+                    f"{where} is new and NOT NULL, but values from before have none: declare it nullable"
+                )
             fields.append(with_since(field, generation))
         else:
             fields.append(with_since(_field(before, field, where, generation), field_since(before)))
@@ -208,8 +213,6 @@ def _fields(
 
 
 def _field(old: pa.Field, new: pa.Field, path: str, generation: int) -> pa.Field:
-    if old.nullable and not new.nullable:
-        _refuse(f"{path} may be null there, and is NOT NULL here")
     return new.with_type(_type(old.type, new.type, path, generation))
 
 
@@ -219,7 +222,7 @@ def _type(old: pa.DataType, new: pa.DataType, path: str, generation: int) -> pa.
         return pa.struct(_fields(old, new, f"{path}.", generation))
     if pa.types.is_list(old) and pa.types.is_list(new):
         return pa.list_(_field(old.value_field, new.value_field, f"{path}[]", generation))
-    if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
+    if pa.types.is_map(old) and pa.types.is_map(new) and _have_equal_keys(old, new):
         item = _field(old.item_field, new.item_field, f"{path}{{}}", generation)
         return pa.map_(new.key_field, item)
     if new == old or new in _WIDER.get(old, ()):
@@ -235,6 +238,11 @@ def _type(old: pa.DataType, new: pa.DataType, path: str, generation: int) -> pa.
         f"{path} is {old} there, {new} here; a type may only be widened so that no value loses a "
         "digit"
     )
+
+
+def _have_equal_keys(old: pa.MapType, new: pa.MapType) -> bool:
+    keys = [stored_types(pa.schema([kind.key_field])) for kind in (old, new)]
+    return keys[0] == keys[1]
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from statelog.errors import UsageError
 from statelog.format.arrow_limits import one_array
-from statelog.state.encoding.values import stored_field
 from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import stored_field
 from statelog.state.slots.keys import Keys, zoned_table
 from statelog.state.slots.slot_table import SlotTable
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import UsageError
-from statelog.state.encoding.values import stored_field
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import RowNumbers
+from statelog.state.schema.descriptors import stored_field
 
 _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 

@@ -8,9 +8,8 @@ import pytest
 
 from statelog.errors import UsageError
 from statelog.state.encoding.changes import METADATA_KEY_GROUP, OperatorCodec
-from statelog.state.encoding.values import stored_field
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, stored_field
 from statelog.state.slots import ColumnState, Keys, SlotState
 
 KEY = pa.schema([("k", pa.int64())])
