@@ -7,14 +7,17 @@ import os
 import sqlite3
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests import evidence
 from tests.histories.courses import Target, run_course
+from tests.kafka_stand_in import Broker, Consumer, Producer
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.model import CheckpointPosition, CompletedCheckpoint
-from statelog.spark.stream.sinks import DatabaseSink
+from statelog.spark import DatabaseSink, KafkaSink
+from statelog.spark.stream.sinks import kafka
 
 FEW = 12
 MANY = int(os.environ.get("STATELOG_HISTORY_COURSES", "300"))
@@ -58,12 +61,22 @@ def iceberg_target(folder: Path) -> Target:
     )
 
 
+def kafka_target() -> Target:
+    broker = Broker.newest = Broker()
+
+    def stored() -> list[str]:
+        return [key for key, _ in broker.records]
+
+    return Target(lambda: KafkaSink("rows", {"bootstrap.servers": "broker"}), stored)
+
+
 def run(seed: int, folder: Path, *, iceberg: bool) -> Counter[str]:
     folder.mkdir()
-    targets = {"SQLite": sqlite_target(folder)}
+    targets = {"SQLite": sqlite_target(folder), "Kafka": kafka_target()}
     if iceberg:
         targets["Iceberg"] = iceberg_target(folder)
-    return run_course(seed, folder, targets)
+    with mock.patch.multiple(kafka, Producer=Producer, Consumer=Consumer):
+        return run_course(seed, folder, targets)
 
 
 @pytest.mark.parametrize("seed", range(FEW))
