@@ -49,7 +49,8 @@ def test_the_page_read_state_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     names: dict[str, object] = {}
     run_page(PAGE, tmp_path, names)
     said = capsys.readouterr().out
-    assert "{'total': 420.0}\n{'total': 410.0}\n{'DE': {'orders': 41}}\n" in said
+    assert "{'total': 420.0}\n{'total': 410.0}\n" in said
+    assert "\n{'DE': {'orders': 41}}\n" in said
     assert "insert c141 None {'total': 420.0}" in said
     assert "update c42 {'total': 410.0} {'total': 420.0}" in said
     assert names["changes"].num_rows == 2  # type: ignore[attr-defined]

@@ -436,7 +436,7 @@ class Course:
             return
         model, now_ms = self.models[newest.timeline.location_id, newest.attempt]
         for variable in self.replica.variables():
-            stored = rows_of(self.replica.table(variable.name))
+            stored = rows_of(self.replica.table(variable.name, now_ms=now_ms))
             assert stored == model.rows(variable.name, now_ms), (
                 f"the replica differs: {variable.name}"
             )

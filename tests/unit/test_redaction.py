@@ -6,6 +6,8 @@ import traceback
 
 import pytest
 
+from statelog.checkpoint.history import Entries
+from statelog.checkpoint.ownership import claim_location
 from statelog.cli.main import run
 from statelog.errors import StatelogError, StoreError
 from statelog.redaction import redacted, without_secrets
@@ -147,6 +149,6 @@ def test_the_command_line_never_prints_a_secret(verb, capsys, caplog, monkeypatc
 
 def test_a_location_on_memory_is_shown_whole(capsys):
     store = open_store("memory://a@b?c")
-    store.put("dstl/1", b"{}")
+    claim_location(Entries(store), "owner", lambda: 0)
     assert run(["checkpoints", "memory://a@b?c"]) == 0
     assert "memory://a@b?c is claimed" in capsys.readouterr().out

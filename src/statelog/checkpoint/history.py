@@ -31,7 +31,7 @@ from statelog.store.paths import parse_checkpoint_folder, parse_copy_folder
 
 _TAIL_SIZE: Final = 64 * 1024
 _NAMED: Final = 10
-"""Entries looked at to name the newest checkpoints in an error; claims are left out."""
+"""Entries looked at where the newest one is damaged, or to name checkpoints in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,10 @@ class Entries:
         return None
 
     def lowest(self) -> Entry | None:
-        """Return the lowest entry, the first claim if the location is no copy; None if it cannot be read."""
-        return readable(self.store, self.ids[0]) if self.ids else None
+        """Return the lowest entry, the first claim unless the location is a copy; None if it cannot be read."""
+        with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+            return self.read(self.ids[0]) if self.ids else None
+        return None
 
     @property
     def next_number(self) -> int:
@@ -233,8 +235,8 @@ class Entries:
         return 0 if top is None else self.ids[-1] + 1
 
     def newest_readable(self) -> Entry | None:
-        """Return the highest entry that can be read; None without one."""
-        for number in reversed(self.ids):
+        """Return the highest entry that can be read, of the newest ten; None without one."""
+        for number in reversed(self.ids[-_NAMED:]):
             entry = readable(self.store, number)
             if entry is not None:
                 return entry

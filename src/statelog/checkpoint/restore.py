@@ -183,7 +183,7 @@ def find_continuing(store: ObjectStore, position: CheckpointPosition) -> Complet
 
     Raises:
         CheckpointError: The location was replaced, or the query was rewound to an earlier checkpoint
-            (`reason` "not_newer").  Or there is no checkpoint ("not_found").
+            (`reason` "not_newer").  Or the location does not have a checkpoint ("not_found").
 
     Blocks: On the store.
     """

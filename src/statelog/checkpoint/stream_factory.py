@@ -432,7 +432,10 @@ class FsCheckpointStreamFactory:
             for name, directory in (
                 ("exclusive_directory", exclusive_directory),
                 ("shared_directory", shared_directory),
-                ("task_owned_directory", task_owned_directory or shared_directory),
+                (
+                    "task_owned_directory",
+                    shared_directory if task_owned_directory is None else task_owned_directory,
+                ),
             )
         )
         if entropy is not None:

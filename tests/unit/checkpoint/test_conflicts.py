@@ -119,7 +119,7 @@ def test_a_claim_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
 def test_a_claim_whose_winner_shows_late_takes_the_next_number(conflicting):
     started(conflicting, "first")
     other = ConflictingStore()
-    started(other, "first")
+    other.objects.update(conflicting.objects)
     started(other, "winner")
     conflicting.in_flight["chk-1/_metadata"] = other.objects["chk-1/_metadata"]
     assert coordinator(conflicting, "second").claim() == 2

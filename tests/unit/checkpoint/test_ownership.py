@@ -56,13 +56,14 @@ def test_a_claim_costs_the_same_however_many_there_were():
     entries = Entries(store)
     assert 5 == claim(store, entries=entries).number
     assert [0, 1, 2, 3, 4, 5] == entries.ids
-    # The entries, the highest one, the claim; then the entries again, and the tags.
-    assert store.requests == {"list_folders": 2, "get": 1, "put_if_absent": 1, "list": 1}
+    # The entries, the highest one and the lowest, the claim; then the entries again, and the tags.
+    assert store.requests == {"list_folders": 2, "get": 2, "put_if_absent": 1, "list": 1}
 
 
 def test_a_claim_in_a_gap_is_no_place():
     """Its driver listed, and others used the number and deleted it before the put arrived."""
     store = DictStore()
+    claim(store, "before")
     began = False
 
     def on_request(operation: str, path: str) -> None:
@@ -70,16 +71,16 @@ def test_a_claim_in_a_gap_is_no_place():
         if operation != "put_if_absent" or began:
             return
         began = True
-        other = started(store, "other", retained=1)  # claims 0, which the first one has seen free
-        for number in (1, 2):
+        other = started(store, "other", retained=1)  # claims 1, which the first one has seen free
+        for number in (2, 3):
             small_checkpoint(other, number)
-        store.delete([PATHS.metadata(0)])  # what nothing of statelog does
+        store.delete([PATHS.metadata(1)])  # what nothing of statelog does
 
     store.on_request = on_request
     place = claim(store, "first")
-    assert place.number == 3
-    assert place.newest == 2
-    assert entry(store, 0).owner_id == "first", "the claim in the gap stays, and fences nobody"
+    assert place.number == 4
+    assert place.newest == 3
+    assert entry(store, 1).owner_id == "first", "the claim in the gap stays, and fences nobody"
 
 
 def test_an_entry_that_is_deleted_during_the_look_shows_a_newer_one():

@@ -43,9 +43,8 @@ def forge_checkpoint(location: Path, time_ms: int) -> None:
     data = file.read_bytes()
     trailer = parse_segment(data).trailer
     assert trailer is not None
-    record = decode_record(trailer.sections[b"CKPT"])
-    checkpoint = dataclasses.replace(record.checkpoint, created_at_ms=time_ms)
-    rewritten = rewrite_metadata(data, dataclasses.replace(record, checkpoint=checkpoint))
+    stored = decode_record(trailer.sections[b"CKPT"])
+    rewritten = rewrite_metadata(data, dataclasses.replace(stored, created_at_ms=time_ms))
     file.write_bytes(b"".join(map(bytes, rewritten.buffers)))
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.checkpoint.dict_store import DictStore
 
 import statelog
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import ObjectExistsError, StoreError
 from statelog.spark.stream.sinks.idempotent import _Records
 from statelog.store import EncryptedStore
@@ -96,15 +97,16 @@ def test_a_lost_answer_to_a_record_of_a_micro_batch(tmp_path, monkeypatch, when)
             put(store, path, data)
         raise StoreError("no answer", path=path)
 
-    records = _Records(str(tmp_path), None)
+    records, batch = _Records(str(tmp_path), None), DeliveredBatch("aa", 0, 7, "bb")
     with monkeypatch.context() as patch:
         patch.setattr(ObstoreStore, "put_if_absent", lose)
         if when == "after":
-            records.add("query", 7)
+            records.add("query", 1, batch)
         else:
             with pytest.raises(StoreError, match="no answer"):
-                records.add("query", 7)
-    assert (when == "after") == _Records(str(tmp_path), None).has("query", 7)
+                records.add("query", 1, batch)
+    recorded = _Records(str(tmp_path), None).next_number("query", batch) is None
+    assert (when == "after") == recorded
 
 
 def test_no_other_code_creates_objects():

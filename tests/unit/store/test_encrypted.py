@@ -278,7 +278,7 @@ def test_keys_come_from_a_variable_a_file_or_a_function(tmp_path, monkeypatch):
         (7, "an object of int"),
         (dict, "at least one key"),
         (lambda: {"k": b"short"}, "has 5 bytes; it needs 32"),
-        (lambda: {"k/\n": KEY}, "the id of an encryption key"),
+        (lambda: {"k/\n": KEY}, "an encryption key has an id of"),
     ],
 )
 def test_a_source_without_keys_is_refused(source, message):

@@ -93,11 +93,8 @@ class LocationState:
 
     def _repr_html_(self) -> str:
         readers = {} if self._readers is None else self._readers
-        variables = {
-            variable.name: variable.kind_text
-            for reader in readers.values()
-            for variable in reader.variables()
-        }
+        every = [variable for reader in readers.values() for variable in reader.variables()]
+        variables = {variable.name: variable.kind_text for variable in every}
         facts = {
             "operator": self._operator,
             "read last": ", ".join(f"checkpoint {each}" for each, _ in readers),
@@ -132,11 +129,7 @@ class LocationState:
         return list_checkpoints(self._store)
 
     def variables(self, checkpoint: CheckpointName | None = None) -> tuple[StateDescriptor, ...]:
-        """
-        Return the state variables; arguments and errors: see `reader`.
-
-        Blocks: On the store.
-        """
+        """Return the state variables; arguments, errors and `Blocks:` are those of `reader`."""
         return self.reader(checkpoint).variables()
 
     def reader(
@@ -175,7 +168,8 @@ class LocationState:
             return find_checkpoint(self._store)
         number = checkpoint_id_of(self._store, name)
         if any(of_reader == number for of_reader, _ in readers):
-            return self._still_stored(number) or find_checkpoint(self._store, number)
+            with suppress(ObjectNotFoundError):
+                return read_checkpoint(self._store, number).checkpoint
         return find_checkpoint(self._store, number)
 
     def _reader_of(self, stored: CompletedCheckpoint, operator: str | None) -> StateReader:
@@ -187,12 +181,6 @@ class LocationState:
         while len(readers) > _READERS:
             readers.pop(next(iter(readers))).close()
         return reader
-
-    def _still_stored(self, number: int) -> CompletedCheckpoint | None:
-        """Return a checkpoint, if the location still has it."""
-        with suppress(ObjectNotFoundError):
-            return read_checkpoint(self._store, number).checkpoint
-        return None
 
     def table(
         self,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import UsageError
 from statelog.spark import idempotent
 from statelog.spark.connect import worker
@@ -59,5 +60,6 @@ def test_an_idempotent_function_can_be_pickled(tmp_path: Path) -> None:
     function = idempotent(_sink, str(tmp_path), options={})
     copy = pickle.loads(pickle.dumps(function))
     assert copy._records._location == str(tmp_path)
-    copy._records.add("writer", 4)
-    assert function._records.has("writer", 4)  # type: ignore[attr-defined]
+    batch = DeliveredBatch("aa", 0, 4, "bb")
+    copy._records.add("writer", copy._records.next_number("writer", batch), batch)
+    assert function._records.next_number("writer", batch) is None  # type: ignore[attr-defined]

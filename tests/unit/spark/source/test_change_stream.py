@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 from tests.unit.state.reader.histories import GROUPS, History
 
+from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import list_tags
-from statelog.errors import CheckpointError
+from statelog.errors import CheckpointError, ObjectNotFoundError
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.source.changes import ChangesRead, ChangeStream
@@ -42,8 +45,15 @@ def stream(folder: Path, name: str | None = None, **options: Any) -> ChangeStrea
     return ChangeStream(read, arrow_schema(spark_schema(columns)), reader=reader_option, **values)
 
 
-def offset(checkpoint_id: int) -> dict[str, int]:
-    return {"checkpoint": checkpoint_id}
+def offset(folder: Path, checkpoint_id: int) -> dict[str, int | str]:
+    """Return the offset of a checkpoint that the location has, or of one that it has deleted."""
+    store = open_store(str(folder))
+    try:
+        position = read_checkpoint(store, checkpoint_id).checkpoint.position
+    except ObjectNotFoundError:
+        newest = find_checkpoint(store).position
+        position = replace(newest, checkpoint_id=checkpoint_id, attempt="")
+    return {"checkpoint": checkpoint_id, "position": position.to_text()}
 
 
 def limit(most: int | None) -> Any:
@@ -58,17 +68,19 @@ def names(folder: Path) -> list[tuple[str, int]]:
 def test_offsets_follow_the_limit_that_spark_gives(tmp_path: Path) -> None:
     a_history(tmp_path, 6)
     source = stream(tmp_path, start=1, limit=2)
-    assert source.initialOffset() == offset(1)
-    assert source.latestOffset(offset(1), limit(2)) == offset(3)
-    assert source.latestOffset(offset(3), limit(1)) == offset(4)
-    assert source.latestOffset(offset(1), limit(None)) == offset(6), "Spark's limit counts"
-    assert source.latestOffset(offset(6), limit(2)) == offset(6)
-    assert source.reportLatestOffset() == offset(6)
-    parts = source.partitions(offset(1), offset(3))
-    assert [part.value[:2] for part in parts] == [(1, 3)] * 2
+    assert source.initialOffset() == offset(tmp_path, 1)
+    assert source.latestOffset(offset(tmp_path, 1), limit(2)) == offset(tmp_path, 3)
+    assert source.latestOffset(offset(tmp_path, 3), limit(1)) == offset(tmp_path, 4)
+    assert source.latestOffset(offset(tmp_path, 1), limit(None)) == offset(tmp_path, 6), (
+        "Spark's limit counts"
+    )
+    assert source.latestOffset(offset(tmp_path, 6), limit(2)) == offset(tmp_path, 6)
+    assert source.reportLatestOffset() == offset(tmp_path, 6)
+    parts = source.partitions(offset(tmp_path, 1), offset(tmp_path, 3))
+    assert [part.value[:2] for part in parts] == [(offset(tmp_path, 1)["position"], 3)] * 2
     rows = [row for part in parts for batch in source.read(part) for row in batch.to_pylist()]
     assert {row["checkpoint_id"] for row in rows} == {2, 3}
-    assert source.partitions(offset(3), offset(3)) == []
+    assert source.partitions(offset(tmp_path, 3), offset(tmp_path, 3)) == []
 
 
 def test_without_spark_s_limits_the_stream_bounds_itself(tmp_path: Path) -> None:
@@ -76,18 +88,20 @@ def test_without_spark_s_limits_the_stream_bounds_itself(tmp_path: Path) -> None
     source = stream(tmp_path, start=1, limit=3)
     source.initialOffset()
     assert [source.latestOffset(), source.latestOffset(), source.latestOffset()] == [
-        offset(4),
-        offset(5),
-        offset(5),
+        offset(tmp_path, 4),
+        offset(tmp_path, 5),
+        offset(tmp_path, 5),
     ]
     again = stream(tmp_path, start=1, limit=1)  # a restart: Spark plans the last batch again
-    again.partitions(offset(2), offset(3))
-    assert again.latestOffset() == offset(4)
+    again.partitions(offset(tmp_path, 2), offset(tmp_path, 3))
+    assert again.latestOffset() == offset(tmp_path, 4)
     history.run(2)
     available = stream(tmp_path, start=1)
     available.prepareForTriggerAvailableNow()
     history.run(2)
-    assert available.latestOffset(offset(5), limit(None)) == offset(7), "what was there then"
+    assert available.latestOffset(offset(tmp_path, 5), limit(None)) == offset(tmp_path, 7), (
+        "what was there then"
+    )
 
 
 def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
@@ -95,7 +109,7 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
     source = stream(tmp_path, name="copy", limit=1)
     begin = source.initialOffset()
     end = source.latestOffset(begin, limit(1))
-    assert end == offset(3)
+    assert end == offset(tmp_path, 3)
     assert names(tmp_path) == [("copy.start", 3)], "kept until it was read"
     history.run(3)
     rows = [
@@ -107,7 +121,7 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
     assert {(row["change"], row["checkpoint_id"]) for row in rows} == {("insert", 3)}
     source.commit(end)
     assert names(tmp_path) == [("copy", 3)]
-    assert stream(tmp_path, name="copy").initialOffset() == offset(3), "it goes on there"
+    assert stream(tmp_path, name="copy").initialOffset() == offset(tmp_path, 3), "it goes on there"
     history.run(BOUND)
     with pytest.raises(
         CheckpointError, match=r"reader 'copy' has read up to checkpoint 3 .*"
@@ -115,4 +129,4 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
         source.latestOffset(end, limit(1))
     assert "raise readerMaxCheckpoints, which is 8" in str(one.value)
     with pytest.raises(CheckpointError, match="give it a name by the option reader"):
-        stream(tmp_path).partitions(offset(3), offset(6 + BOUND))
+        stream(tmp_path).partitions(offset(tmp_path, 3), offset(tmp_path, 6 + BOUND))

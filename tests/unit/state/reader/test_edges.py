@@ -323,7 +323,7 @@ def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
             assert replica.table("total").num_rows == 0
     for verb in VERBS:
         status, _ = ask(verb, tmp_path / "sta te ☃", tmp_path, capsys)
-        assert status == 0, verb
+        assert status == (1 if verb in ("get", "history") else 0), verb  # 1: no such key
     import pyarrow.parquet as pq
 
     assert pq.read_table(tmp_path / "out" / "total.parquet").num_rows == 0

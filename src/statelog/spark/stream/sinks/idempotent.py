@@ -24,6 +24,7 @@ from statelog.errors import FencedError, ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.delivery import Sink, delivered_batch, query_name, writer_id
 from statelog.store import open_store
+from statelog.store.conditional_put import create
 
 _log = logging.getLogger("statelog.spark")
 
@@ -159,7 +160,7 @@ class _Records:
     def add(self, writer: str, number: int, batch: DeliveredBatch) -> None:
         """Record a micro-batch, and delete the records that are no longer needed."""
         try:
-            self._store.put_if_absent(f"{writer}/{number}", batch.to_text().encode())
+            create(self._store, f"{writer}/{number}", batch.to_text().encode())
         except ObjectExistsError as error:
             last = self._read(writer, number)
             if not batch.is_recorded_as(last):
