@@ -16,7 +16,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 import statelog as sl
-from statelog.errors import ProcessorError, UsageError
+from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.spark import (
     ColumnarProcessor,
     SnapshotPolicy,
@@ -277,7 +277,7 @@ def test_what_columns_cannot_do_is_refused(spark: "SparkSession", tmp_path: Path
     job = Job(source, tmp_path, ["key"], Listing(), TOTALS)
     job.run()
     source.add([(1, 5)])
-    with pytest.raises(StreamingQueryException, match="'all' is a list state"):
+    with pytest.raises(CheckpointError, match="does not declare: 'all'"):
         job.run(processor=ColumnarTotals())
     other = Job(source, tmp_path / "other", ["key"], ColumnarTotals(), TOTALS)
     with pytest.raises(UsageError, match="record has no effect"):
