@@ -104,6 +104,7 @@ def claim_object(data: bytes) -> bytes:
 def claim_text(**changes: Any) -> bytes:
     """Return the content of claim 3 with other fields."""
     fields = {"number": 3, "owner": "o", "attempt": "a", "created_at_ms": 1, "next": 4}
+    fields |= {"location": "a0"}
     return msgspec.json.encode(fields | changes)
 
 
@@ -114,8 +115,8 @@ def test_a_claim_of_any_content_is_refused(tmp_path: Any) -> None:
         claim_text(**changes)
         for changes in (
             {"number": 4, "next": 5},  # a copy under another number
-            {"next": 3}, {"next": 2**63}, {"newest": 3}, {"newest": -2}, {"fenced": -1},
-            {"fenced": 2**63}, {"number": "3"}, {"owner": None}, {"owner": 1}, {"newest": 1.5},
+            {"next": 3}, {"next": 2**63}, {"newest": 3}, {"newest": -2}, {"timeline": -1},
+            {"timeline": 4}, {"location": "../x"}, {"attempt": "zz"}, {"number": "3"}, {"owner": None}, {"owner": 1}, {"newest": 1.5},
         )
     ]  # fmt: skip
     for data in (*HOSTILE, *hostile):

@@ -209,12 +209,6 @@ def complete_with_last_size(self: ChangeLog, persist_id: int, persist: Any) -> l
 original_close = ChangeLog._close
 
 
-def hang_on_close(self: ChangeLog, unwanted_from_sqn: int | None) -> list[Action]:
-    """Open persists are forgotten by the close (H11)."""
-    self._persists.clear()
-    return original_close(self, unwanted_from_sqn)
-
-
 def release_all_on_close(self: ChangeLog, unwanted_from_sqn: int | None) -> list[Action]:
     """The close deletes what a handle names."""
     actions = original_close(self, unwanted_from_sqn)
@@ -370,7 +364,6 @@ MUTANTS = [
     Mutant(ChangeLog, "_upload_failed", drop_failed, BOOKS, "sets .* instead of"),
     Mutant(ChangeLog, "_truncate", truncate_back, BOOKS, "sets .* instead of"),
     Mutant(ChangeLog, "_complete", complete_with_last_size, SAFE, "the incremental size is wrong"),
-    Mutant(ChangeLog, "_close", hang_on_close, LIVE, "a persist never ended"),
     Mutant(ChangeLog, "_close", release_all_on_close, SAFE, "lost a file"),
     Mutant(ChangeLog, "_succeeded", late_is_lost, LIVE, "unneeded files exist"),
     Mutant(ChangeLog, "_succeeded", uploaded_by_number, BOOKS, "sets .* instead of"),

@@ -188,6 +188,9 @@ def with_keys(spark: "SparkSession", kind: str) -> DataFrame:
 
 Groups = set[frozenset[int]]
 
+EVERY_DAY = ("DOUBLE", "STRING", "TIMESTAMP")
+"""The types tried outside of campaigns: zeros and NaN, texts, and times."""
+
 
 def groups_of_spark(frame: DataFrame) -> dict[str, Groups]:
     """The numbers of the rows of each group, by form, in one job."""
@@ -220,7 +223,10 @@ def groups_of_tasks(rows: Sequence[dict[str, Any]]) -> Groups:
     return {frozenset(each) for each in groups.values()}
 
 
-@pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in EVERY_DAY else pytest.param(kind, marks=pytest.mark.slow) for kind in POOLS],
+)
 def test_keys_have_the_groups_of_spark(
     switched: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -102,7 +102,8 @@ def find_restore_point(
     base = stored.checkpoint
     named = ids[-1] if checkpoint_id is None else checkpoint_id
     newer = [number for number in ids if number > named and number not in claims]
-    held = pinned(pinning, ids, max(number for number in ids if number not in claims))
+    latest = max((base.checkpoint_id, *(number for number in ids if number not in claims)))
+    held = pinned(pinning, ids, latest)
     older_ids = sorted({number for number in (*kept, *held) if number < base.checkpoint_id})
     older = ask_at_once(store, [partial(kept_checkpoint, store, number) for number in older_ids])
     base_checkpoint = RetainedCheckpoint(base.checkpoint_id, objects_of(base))

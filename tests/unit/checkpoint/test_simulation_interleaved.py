@@ -20,7 +20,7 @@ pytestmark = pytest.mark.campaign
 
 BLOCKS, SEEDS_A_BLOCK = 3, 10
 TWICE = r"number \d+ was given to a checkpoint twice"
-LOST = TWICE + "|both continue the same|then forgotten"
+LOST = TWICE + "|all continue the same|then forgotten"
 LATE_QUESTION = 4
 """A seed with a deletion between the listing after a claim and the question about an entry above it."""
 

@@ -25,7 +25,7 @@ from statelog.store.conditional_put import put_or_find
 pytestmark = pytest.mark.campaign
 
 SEEDS = range(0, 200, 2)
-LOST = r"both continue the same|then forgotten|lost \['|checkpoint \d+ does not exist|damaged change set"
+LOST = r"all continue the same|then forgotten|lost \['|checkpoint \d+ does not exist|damaged change set"
 """What a history says in which a commit that was acknowledged is gone, or a fork was not noticed."""
 
 
