@@ -107,7 +107,7 @@ def test_a_processor_that_cannot_be_shipped_is_refused_at_once(job: Job, flavour
         UsageError, match=r"is the class Totals; give an instance: Totals\(\.\.\.\)"
     ):
         transform_with_state(grouped, kind, TOTALS)
-    with pytest.raises(UsageError, match="or ColumnarProcessor, not 'Totals'"):
+    with pytest.raises(UsageError, match="or ColumnarProcessor, not a str"):
         transform_with_state(grouped, "Totals", TOTALS)  # type: ignore[arg-type]
     unpicklable: Any = Totals()
     unpicklable.lock = threading.Lock()

@@ -85,7 +85,7 @@ def dict_of(struct: Any) -> dict[str, Any]:
 def example(number: int = 0) -> str:
     text = (ROOT / "docs" / "how-to" / "migration.md").read_text(encoding="utf-8")
     found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(found) == 2
+    assert len(found) == 3
     code: str = found[number]
     return code.replace(".start()", ".trigger(availableNow=True).start()")
 
@@ -163,7 +163,7 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     try:
         source.add([order("b", "pin", 1), order("c", "bag", 2)])
-        exec(example(1), names)
+        exec(example(2), names)
         wait(names["query"])
         assert names["offsets"] == ('{"logOffset":2}',)
         b, c = sorted(delivered)
@@ -221,7 +221,8 @@ def test_fields_in_another_order_keep_their_values(spark: SparkSession, tmp_path
         shutil.rmtree(tmp_path / "query", ignore_errors=True)
         ignored = shutil.ignore_patterns("state")
         shutil.copytree(tmp_path / "spark", tmp_path / "query", ignore=ignored)
-        source.add([("ann", 5), ("flo", 5)])
+        # A key without state fails by itself, perhaps first.
+        source.add([("ann", 5)] if "count" in names else [("ann", 5), ("flo", 5)])
         state = spark_state(spark, str(tmp_path / "spark")).groupBy("customer")
         settings = {"initialState": state, "checkpoint": "empty"}
         if "count" in names:
