@@ -143,7 +143,7 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_query_starts(
             handle.getMapState("m", key_type, "v int")
 
     with pytest.raises(
-        ProcessorError, match="state 'm': the field '.*' of its map key has the type"
+        ProcessorError, match=r"state 'm': the field '.*' of its map key has the type"
     ):
         job.start(processor=Unable())
 
