@@ -8,6 +8,7 @@ from tests.stored_job import StoredJob
 
 import statelog
 from statelog.checkpoint.audit import audited
+from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.cli import main as cli
 from statelog.format.checkpoint_metadata import rewrite_metadata
