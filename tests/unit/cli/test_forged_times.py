@@ -82,6 +82,7 @@ def test_no_command_ends_with_a_traceback(
         owner_id="forged",
         created_at_ms=time_ms,
         attempt="a",
+        location_id=read_checkpoint(store, newest).checkpoint.timeline.location_id,
         next_number=newest + 2,
         newest=newest,
     )
