@@ -337,17 +337,17 @@ def test_state_half_brought_forward_is_never_read(monkeypatch: pytest.MonkeyPatc
         original(self, *arguments)
         raise CorruptionError("found at the end")
 
-    monkeypatch.setattr(held_state.KeyedState, "catch_up", broken)
-    with pytest.raises(CorruptionError):
-        replica.refresh()
-    for read in (
-        lambda: replica.table("$timers"),
-        lambda: replica.get("$timers", key_of(5)),
-        lambda: replica.sql("select 1"),
-    ):
-        with pytest.raises(CorruptionError, match="found at the end"):
-            read()
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(held_state.KeyedState, "catch_up", broken)
+        with pytest.raises(CorruptionError):
+            replica.refresh()
+        for read in (
+            lambda: replica.table("$timers"),
+            lambda: replica.get("$timers", key_of(5)),
+            lambda: replica.sql("select 1"),
+        ):
+            with pytest.raises(CorruptionError, match="found at the end"):
+                read()
     assert replica.refresh() == history.checkpoint_id
     check(replica, history)
 
@@ -517,9 +517,9 @@ def test_sql_reads_the_variables_it_names(monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[list[str]] = []
     original = held_state.HeldState.tables
 
-    def noted(self: Any, names: list[str]) -> Any:
+    def noted(self: Any, names: list[str], now_ms: int) -> Any:
         asked.append(list(names))
-        return original(self, names)
+        return original(self, names, now_ms)
 
     monkeypatch.setattr(held_state.HeldState, "tables", noted)
     totals = history.model.rows("total", history.last_ms)
