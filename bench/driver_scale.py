@@ -59,7 +59,18 @@ from statelog.options import CheckpointOptions, SnapshotPolicy
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.driver.task_runner import one_per_task
 from statelog.spark.rows.layout import InputLayout
-from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
+from statelog.spark.worker.protocol import (
+    BatchContext,
+    ReadRows,
+    TaskAck,
+    TaskChanges,
+    TaskCosts,
+    TaskOutput,
+    TaskPlace,
+    TaskRows,
+    TaskSpec,
+    TaskState,
+)
 from statelog.spark.worker.task import staged_task
 from statelog.store import PATHS, ObjectInfo
 
@@ -165,21 +176,25 @@ class Answers:
             snapshot = MaterializedHandle(wanted, max(checkpoint_id - 1, 0), handle)
         each = self._entries // len(key_groups)
         return TaskAck(
-            partition=partition,
-            key_group_range=key_groups,
-            log=self.log(key_groups, checkpoint_id),
-            snapshot=snapshot,
-            rows=EVENTS_PER_TASK,
-            keys=8_000,
-            entries=self._entries,
-            output_rows=8_000,
-            group_entries=[each] * len(key_groups),
-            top_groups=[(key_groups.start, EVENTS_PER_TASK // 2)],
-            top_keys=[(key_groups.start, "[123456789]", 40)],
-            delta_bytes=DELTA_BYTES,
-            objects=1 + (snapshot is not None),
-            object_bytes=DELTA_BYTES,
-            milliseconds={"restore": 1.0, "input": 5.0, "process": 80.0, "log": 20.0},
+            place=TaskPlace(partition, key_groups),
+            changes=TaskChanges(
+                log=self.log(key_groups, checkpoint_id),
+                delta_bytes=DELTA_BYTES,
+                snapshot=snapshot,
+                keys=8_000,
+                group_entries=[each] * len(key_groups),
+            ),
+            rows=ReadRows(
+                EVENTS_PER_TASK,
+                top_groups=[(key_groups.start, EVENTS_PER_TASK // 2)],
+                top_keys=[(key_groups.start, "[123456789]", 40)],
+            ),
+            output=TaskOutput(8_000),
+            costs=TaskCosts(
+                {"restore": 1.0, "input": 5.0, "process": 80.0, "log": 20.0},
+                objects=1 + (snapshot is not None),
+                object_bytes=DELTA_BYTES,
+            ),
         )
 
     def log(self, key_groups: KeyGroupRange, checkpoint_id: int) -> ChangelogStateHandle:
@@ -267,7 +282,7 @@ class Driver:
             acks = one_per_task(pickle.loads(one) for one in answers)
         with _Clock(steps, "acknowledge"):
             for ack in acks:
-                done = TaskStateSnapshot(ack.key_group_range, ack.log, ack.snapshot)
+                done = TaskStateSnapshot(ack.place.key_range, ack.changes.log, ack.changes.snapshot)
                 self.coordinator.acknowledge(batch_id, done)
         with _Clock(steps, "commit"):
             record = self._record(batch_id, acks)
@@ -319,10 +334,10 @@ class Driver:
         operator = OperatorRecord(
             operator_id="counts",
             schema={"variables": [{"name": "count", "type": "n long"}]},
-            rows=sum(ack.rows for ack in acks),
-            keys=sum(ack.keys for ack in acks),
-            output_rows=sum(ack.output_rows for ack in acks),
-            state_entries=sum(ack.entries for ack in acks),
+            rows=sum(ack.rows.count for ack in acks),
+            keys=sum(ack.changes.keys for ack in acks),
+            output_rows=sum(ack.output.rows for ack in acks),
+            state_entries=sum(ack.changes.entries for ack in acks),
         )
         return BatchRecord(
             operators=(operator,),
@@ -334,7 +349,7 @@ class Driver:
             delivery="direct",
             time_mode="none",
             now_ms=-1,
-            delta_bytes=sum(ack.delta_bytes for ack in acks),
+            delta_bytes=sum(ack.changes.delta_bytes for ack in acks),
             output_bytes=0,
             output_files=[],
         )

@@ -43,6 +43,7 @@ from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
+from statelog.spark.worker.recording import recorded_by
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_hash import hash_columns
 
@@ -153,9 +154,9 @@ def measure_task(flavour: str, data: Path, work: Path, pairs: int, rate: float) 
         "cpu_ms_median_record": round(statistics.median(times[1]), 1),
         "cpu_ms_best_plain": round(min(times[0]), 1),
         "cpu_ms_best_record": round(min(times[1]), 1),
-        "keys": acks[-1].keys,
-        "recorded_keys": max(ack.recorded_keys for ack in acks),
-        "recording_bytes": max(len(ack.recording) for ack in acks),
+        "keys": acks[-1].changes.keys,
+        "recorded_keys": max(recorded_by(ack).keys for ack in acks),
+        "recording_bytes": max(len(recorded_by(ack).data) for ack in acks),
     }
     print(f"task {flavour:8} {json.dumps(found)}", flush=True)
     return found

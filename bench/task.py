@@ -67,8 +67,8 @@ class Location:
     def commit(self, ack: TaskAck) -> None:
         """Commit the answer of the one task."""
         coordinator, checkpoint_id = self._coordinator, self.next_id
-        coordinator.trigger(checkpoint_id, [ack.key_group_range])
-        snapshot = TaskStateSnapshot(ack.key_group_range, ack.log, None)
+        coordinator.trigger(checkpoint_id, [ack.place.key_range])
+        snapshot = TaskStateSnapshot(ack.place.key_range, ack.changes.log, None)
         coordinator.acknowledge(checkpoint_id, snapshot)
         self.base = coordinator.complete(checkpoint_id, properties={})
         coordinator.clean_up()
@@ -100,7 +100,7 @@ def run_batches(
         for _ in task.run_task(spec, batches, acks.append):
             pass
         total = (time.process_time() - start) * 1e3
-        found.append({**acks[-1].milliseconds, "total": total})
+        found.append({**acks[-1].costs.milliseconds, "total": total})
         location.commit(acks[-1])
     return found
 

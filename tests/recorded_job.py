@@ -214,7 +214,7 @@ class RecordedJob:
         checkpoint_id = self.coordinator.next_checkpoint_id
         self.coordinator.trigger(checkpoint_id, ranges)
         for ack in acks:
-            snapshot = TaskStateSnapshot(ack.key_group_range, ack.log)
+            snapshot = TaskStateSnapshot(ack.place.key_range, ack.changes.log)
             self.coordinator.acknowledge(checkpoint_id, snapshot)
         files = partial(recording_files, self.store, task_changelog_options())
         fresh = committed_recordings(files, acks, checkpoint_id, now_ms)

@@ -18,8 +18,10 @@ from statelog.spark.driver.progress import (
     upload_figures,
 )
 from statelog.spark.query.progress import BatchProgress, LargeKey, LargeKeyGroup, Observers
+from statelog.spark.worker.dead_letters import failures_of
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.row_counter import MIN_LARGE_ROWS, REPORTED_MAX
+from statelog.spark.worker.side_output import side_rows_of
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
 
@@ -63,12 +65,12 @@ class RecordedCosts:
             task_ms={phase: ms for phase, ms in slowest.items() if ms},
             previous_ms=self._previous,
             retries={
-                "tasks": sum(ack.attempt for ack in acks),
+                "tasks": sum(ack.place.attempt for ack in acks),
                 "puts": repeated,
                 "requests": repeated_by(acks),
             },
-            objects=sum(ack.objects for ack in acks),
-            object_bytes=sum(ack.object_bytes for ack in acks),
+            objects=sum(ack.costs.objects for ack in acks),
+            object_bytes=sum(ack.costs.object_bytes for ack in acks),
             uploads=_uploads(upload_figures(acks)),
         )
 
@@ -104,9 +106,9 @@ DOMINATING_SHARE = 0.5
 
 def largest_groups(acks: Sequence[TaskAck]) -> list[LargeKeyGroup]:
     """Return the largest key groups of a micro-batch."""
-    total = sum(ack.rows for ack in acks)
+    total = sum(ack.rows.count for ack in acks)
     top = sorted(
-        (top_group for ack in acks for top_group in ack.top_groups), key=lambda each: -each[1]
+        (top_group for ack in acks for top_group in ack.rows.top_groups), key=lambda each: -each[1]
     )
     return [
         {"key_group": key_group, "rows": rows, "share": round(rows / total, 4)}
@@ -116,8 +118,10 @@ def largest_groups(acks: Sequence[TaskAck]) -> list[LargeKeyGroup]:
 
 def largest_keys(acks: Sequence[TaskAck]) -> list[LargeKey]:
     """Return the largest keys of a micro-batch."""
-    total = sum(ack.rows for ack in acks)
-    top = sorted((top_key for ack in acks for top_key in ack.top_keys), key=lambda each: -each[2])
+    total = sum(ack.rows.count for ack in acks)
+    top = sorted(
+        (top_key for ack in acks for top_key in ack.rows.top_keys), key=lambda each: -each[2]
+    )
     return [
         {"key": key, "key_group": key_group, "rows": rows, "share": round(rows / total, 4)}
         for key_group, key, rows in top[:REPORTED_MAX]
@@ -189,20 +193,20 @@ class BatchReports:
         if warning and warning.partition(" has ")[0] != self._last_warning:
             self._last_warning = warning.partition(" has ")[0]
             _log.warning("the load of batch %d is uneven: %s", record.batch_id, warning)
-        late_rows = sum(ack.late_rows for ack in acks)
+        late_rows = sum(ack.rows.late for ack in acks)
         self._metrics.count("num_late_records_dropped", late_rows)
         self._metrics.count("num_records_in", record.rows)
-        failed_keys = sum(ack.failed_keys for ack in acks)
-        letters = sum(ack.letter_count for ack in acks)
+        failed_keys = sum(failures_of(ack).keys for ack in acks)
+        letters = sum(failures_of(ack).letters.count for ack in acks)
         self._failures.committed(record.batch_id, acks)
         self._metrics.count("num_failed_keys", failed_keys)
         self._metrics.count("num_dead_letters", letters)
-        side_rows = sum(side.rows for ack in acks for side in ack.side)
+        side_rows = sum(side.rows for ack in acks for side in side_rows_of(ack))
         self._metrics.count("num_side_output_rows", side_rows)
         repeated = self._repeated.take()
         self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:
-            add_entries(self._metrics, ack.uploads)
+            add_entries(self._metrics, ack.costs.uploads)
         self._metrics.gauge("state_entries", lambda: record.state_entries)
         self._emit(
             BatchProgress(
@@ -219,14 +223,14 @@ class BatchReports:
                 state_entries=record.state_entries,
                 delta_bytes=record.delta_bytes,
                 output_bytes=record.output_bytes,
-                objects=1 + sum(ack.objects for ack in acks),
-                object_bytes=batch.metadata_bytes + sum(ack.object_bytes for ack in acks),
+                objects=1 + sum(ack.costs.objects for ack in acks),
+                object_bytes=batch.metadata_bytes + sum(ack.costs.object_bytes for ack in acks),
                 **upload_figures(acks)._asdict(),
                 repeated_requests=repeated + repeated_by(acks),
                 log_bytes=distances.log_bytes,
                 log_handles=distances.log_handles,
-                snapshots=sum(ack.snapshot is not None for ack in acks),
-                snapshots_failed=sum(bool(ack.snapshot_error) for ack in acks),
+                snapshots=sum(ack.changes.snapshot is not None for ack in acks),
+                snapshots_failed=sum(bool(ack.changes.snapshot_error) for ack in acks),
                 largest_key_groups=groups,
                 largest_keys=keys,
                 catch_up=summed_catch_up(acks),

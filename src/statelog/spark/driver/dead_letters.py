@@ -25,6 +25,7 @@ from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
+from statelog.spark.worker.dead_letters import failures_of
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskAck
 from statelog.state.recordings.format import encode_file
@@ -125,16 +126,16 @@ class LetterLog:
         kept = [each for each in before if each.dead_letters and each.at_ms > oldest_ms]
         fresh = []
         self._next = self._tail
-        inline = tuple(letter for ack in acks for letter in ack.letters)
+        inline = tuple(letter for ack in acks for letter in failures_of(ack).letters.data)
         if inline:
             tail = self._to_join(inline, now_ms)
             if tail is not None:
                 kept = [each for each in kept if each.path != tail.entry.path]
             fresh.append(self._write(tail, inline, checkpoint_id, now_ms))
         for ack in acks:
-            if ack.letters_file is not None:
-                count = ack.letter_count
-                fresh.append(_entry(ack.letters_file, count, checkpoint_id, now_ms))
+            letters = failures_of(ack).letters
+            if letters.file is not None:
+                fresh.append(_entry(letters.file, letters.count, checkpoint_id, now_ms))
                 self._next = None  # what is joined must be newer than all before it
         return _newest([*kept, *fresh])
 
@@ -213,7 +214,7 @@ class FailureLog:
             batch_id: Spark's id of it.
             acks: The answers of its tasks.
         """
-        failed = sum(ack.failed_keys for ack in acks)
+        failed = sum(failures_of(ack).keys for ack in acks)
         if not failed:
             return
         self._keys += failed
@@ -222,9 +223,9 @@ class FailureLog:
         if self._logged_s is not None and now < self._logged_s + _LOG_INTERVAL_S:
             return
         self._logged_s = now
-        first = next(ack.first_failure for ack in acks if ack.failed_keys)
+        first = next(failures_of(ack).first for ack in acks if failures_of(ack).keys)
         in_batches = "" if self._batches == 1 else f" in {self._batches} micro-batches"
-        is_kept = any(ack.letter_count for ack in acks)
+        is_kept = any(failures_of(ack).letters.count for ack in acks)
         how = (
             f"`statelog dead-letters {self._location}` lists them"
             if is_kept

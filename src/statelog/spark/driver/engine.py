@@ -39,6 +39,7 @@ from statelog.spark.query.delivery import Delivery, Sink, set_batch
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.side_output import side_rows_of
 from statelog.spark.worker.stopwatch import Stopwatch
 
 _INTERRUPTION = (
@@ -301,11 +302,11 @@ class MicroBatchEngine:
 
     def _acknowledge(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
         for ranges, acks in zip(batch.ranges, answers, strict=True):
-            by_range = {ack.key_group_range: ack for ack in acks}
+            by_range = {ack.place.key_range: ack for ack in acks}
             for key_range in ranges:
                 ack = by_range.get(key_range)
                 # The tasks of an operator that was skipped have changed nothing.
-                done = (None, None) if ack is None else (ack.log, ack.snapshot)
+                done = (None, None) if ack is None else (ack.changes.log, ack.changes.snapshot)
                 self._coordinator.acknowledge(
                     batch.checkpoint_id, TaskStateSnapshot(key_range, *done)
                 )
@@ -334,7 +335,7 @@ class MicroBatchEngine:
             delivery=self._query.settings.delivery.value,
             time_mode=self._query.time_mode,
             now_ms=times.now_ms if self._query.time_mode != "none" else -1,
-            delta_bytes=sum(ack.delta_bytes for ack in acks),
+            delta_bytes=sum(ack.changes.delta_bytes for ack in acks),
             output_bytes=len(rows.section or b"") + sum(file.size_bytes for file in rows.files),
             output_files=[handle.to_json() for handle in rows.files],
             went_back_to=self._location.went_back_to,
@@ -415,5 +416,7 @@ class MicroBatchEngine:
 
 def _has_effect(ack: TaskAck) -> bool:
     """Return whether a task read rows, changed state, or yielded or emitted output."""
-    wrote = ack.log is not None or ack.snapshot is not None or bool(ack.side)
-    return wrote or ack.rows > 0 or ack.output_rows > 0
+    wrote = (
+        ack.changes.log is not None or ack.changes.snapshot is not None or bool(side_rows_of(ack))
+    )
+    return wrote or ack.rows.count > 0 or ack.output.rows > 0

@@ -63,7 +63,7 @@ class UnnamedOutput:
         """Take a micro-batch that was committed."""
         if self._is_decided:
             return
-        answers = [ack.unnamed for ack in acks if ack.output_rows]
+        answers = [ack.output.unnamed for ack in acks if ack.output.rows]
         self._is_decided = bool(answers)
         unnamed = [answer for answer in answers if answer is not None]
         if not answers or len(unnamed) < len(answers):  # a task names all columns
@@ -191,7 +191,7 @@ class OperatorRun:
             return True
         if self._index == 0:
             return not times.is_idle
-        return any(ack.output is not None for ack in upstream)
+        return any(ack.output.staged is not None for ack in upstream)
 
     def can_be_skipped(self, batch: MicroBatch, upstream: Sequence[TaskAck]) -> bool:
         """Return whether the operator has no rows, no timer that is due, and no snapshot to write."""
@@ -309,7 +309,7 @@ class OperatorRun:
         """
         schema, before = self._location.schemas[self._index], self._location.record
         stored = None if before is None else before.operators[self._index]
-        entries, due = sum(ack.entries for ack in acks), self._location.due_ms[self._index]
+        entries, due = sum(ack.changes.entries for ack in acks), self._location.due_ms[self._index]
         if acks:
             due = next_due_ms(acks)
         elif stored is not None:
@@ -317,9 +317,9 @@ class OperatorRun:
         return OperatorRecord(
             operator_id=schema.operator_id,
             schema=schema.to_json(),
-            rows=sum(ack.rows for ack in acks),
-            keys=sum(ack.keys for ack in acks),
-            output_rows=sum(ack.output_rows for ack in acks),
+            rows=sum(ack.rows.count for ack in acks),
+            keys=sum(ack.changes.keys for ack in acks),
+            output_rows=sum(ack.output.rows for ack in acks),
             state_entries=entries,
             next_due_ms=due,
         )
@@ -327,4 +327,4 @@ class OperatorRun:
 
 def next_due_ms(acks: Sequence[TaskAck]) -> int:
     """Return when the next timer of an operator is due, by the answers of its tasks."""
-    return min((ack.next_due_ms for ack in acks), default=NEVER_MS)
+    return min((ack.changes.next_due_ms for ack in acks), default=NEVER_MS)

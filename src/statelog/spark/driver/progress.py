@@ -17,7 +17,7 @@ def slowest_phases(acks: Sequence[TaskAck]) -> dict[str, float]:
     """Return the longest duration of each phase over all tasks."""
     longest: dict[str, float] = {}
     for ack in acks:
-        for phase, milliseconds in ack.milliseconds.items():
+        for phase, milliseconds in ack.costs.milliseconds.items():
             longest[phase] = max(longest.get(phase, 0.0), milliseconds)
     return longest
 
@@ -25,11 +25,11 @@ def slowest_phases(acks: Sequence[TaskAck]) -> dict[str, float]:
 def summed_catch_up(acks: Sequence[TaskAck]) -> dict[str, int]:
     """Return the sums of how the tasks brought their state forward."""
     return {
-        "folded": sum(ack.caught_up.folded for ack in acks),
-        "replayed": sum(ack.caught_up.replayed for ack in acks),
-        "restored": sum(ack.caught_up.restored for ack in acks),
-        "local": sum(ack.caught_up.local for ack in acks),
-        "compacted": sum(ack.caught_up.compacted for ack in acks),
+        "folded": sum(ack.costs.caught_up.folded for ack in acks),
+        "replayed": sum(ack.costs.caught_up.replayed for ack in acks),
+        "restored": sum(ack.costs.caught_up.restored for ack in acks),
+        "local": sum(ack.costs.caught_up.local for ack in acks),
+        "compacted": sum(ack.costs.caught_up.compacted for ack in acks),
     }
 
 
@@ -50,7 +50,7 @@ def upload_figures(acks: Sequence[TaskAck]) -> UploadFigures:
     """Return the figures of the uploads of all tasks."""
     values: dict[str, list[float]] = {}
     for ack in acks:
-        for name, value in ack.uploads:
+        for name, value in ack.costs.uploads:
             values.setdefault(name, []).append(value)
 
     def total(name: str) -> float:
@@ -72,7 +72,7 @@ def upload_figures(acks: Sequence[TaskAck]) -> UploadFigures:
 def repeated_by(acks: Sequence[TaskAck]) -> int:
     """Return how many requests to the store the tasks sent again."""
     return int(
-        sum(value for ack in acks for name, value in ack.uploads if name == REPEATED_REQUESTS)
+        sum(value for ack in acks for name, value in ack.costs.uploads if name == REPEATED_REQUESTS)
     )
 
 
@@ -127,12 +127,12 @@ def batch_cost(acks: Sequence[TaskAck], size: int | None) -> BatchCost:
     """Return the cost of a micro-batch, from the answers of its tasks."""
     return BatchCost(
         tasks=len(acks),
-        rows=sum(ack.rows for ack in acks),
+        rows=sum(ack.rows.count for ack in acks),
         input_bytes=size,
         work_ms=sum(
-            sum(ack.milliseconds.get(phase, 0.0) for phase in _WORK)
-            - ack.milliseconds.get("wait", 0.0)
+            sum(ack.costs.milliseconds.get(phase, 0.0) for phase in _WORK)
+            - ack.costs.milliseconds.get("wait", 0.0)
             for ack in acks
         ),
-        input_ms=max((ack.milliseconds.get("wait", 0.0) for ack in acks), default=0.0),
+        input_ms=max((ack.costs.milliseconds.get("wait", 0.0) for ack in acks), default=0.0),
     )

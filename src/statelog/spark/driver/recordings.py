@@ -24,6 +24,7 @@ from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operat
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.recording import recorded_by
 from statelog.state.recordings.format import encode_file
 from statelog.store import ObjectStore
 
@@ -96,11 +97,13 @@ def committed_recordings(
     Blocks: For the store, where keys were recorded.
     """
     entries = []
-    inline = [ack for ack in acks if ack.recording]
+    inline = [ack for ack in acks if recorded_by(ack).data]
     try:
         if inline:
             with files() as opened:
-                handle = opened.put_recording(encode_file([ack.recording for ack in inline]))
+                handle = opened.put_recording(
+                    encode_file([recorded_by(ack).data for ack in inline])
+                )
             entries.append(_entry(handle.path, handle.size_bytes, inline, checkpoint_id, now_ms))
     except (
         StoreError,
@@ -109,10 +112,10 @@ def committed_recordings(
     ) as error:  # a query does not stop for want of its recordings
         _log.warning("checkpoint %d has no recordings: %s", checkpoint_id, error)
     for ack in acks:
-        if ack.recording_file is not None:
-            path, size = ack.recording_file.path, ack.recording_file.size_bytes
-            entries.append(_entry(path, size, [ack], checkpoint_id, now_ms))
-    dropped = sum(ack.dropped_keys for ack in acks)
+        file = recorded_by(ack).file
+        if file is not None:
+            entries.append(_entry(file.path, file.size_bytes, [ack], checkpoint_id, now_ms))
+    dropped = sum(recorded_by(ack).dropped for ack in acks)
     if dropped:
         _log.warning(
             "checkpoint %d: %d keys were not recorded, because they exceed recordBytes",
@@ -130,8 +133,8 @@ def _entry(
         path=path,
         size=size,
         at_ms=now_ms,
-        keys=sum(ack.recorded_keys for ack in acks),
-        dropped=sum(ack.dropped_keys for ack in acks),
+        keys=sum(recorded_by(ack).keys for ack in acks),
+        dropped=sum(recorded_by(ack).dropped for ack in acks),
     )
 
 

@@ -36,7 +36,8 @@ from statelog.spark.query.query import Query
 from statelog.spark.query.side_output import operator_of
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import SideRows, TaskAck
+from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.side_output import SideRows, side_rows_of
 from statelog.state.reader.side_outputs import read_side_rows
 from statelog.store import open_location
 
@@ -167,7 +168,7 @@ def _by_place(answers: Mapping[str, Sequence[TaskAck]]) -> dict[_Place, list[Sid
     places: dict[_Place, list[SideRows]] = {}
     for operator_id, acks in answers.items():
         for ack in acks:
-            for part in ack.side:
+            for part in side_rows_of(ack):
                 places.setdefault((operator_id, part.name), []).append(part)
     return places
 
@@ -241,7 +242,9 @@ class SideDelivery:
         """Call the sinks with the rows of the tasks' answers, which are not read again."""
         for name, sink in self._sinks.items():
             acks = answers[self._operators[name]]
-            outputs = [part.output for ack in acks for part in ack.side if part.name == name]
+            outputs = [
+                part.output for ack in acks for part in side_rows_of(ack) if part.name == name
+            ]
             inline = [output for output in outputs if isinstance(output, bytes)]
             files = [each for output in outputs if isinstance(output, tuple) for each in output]
             if outputs:

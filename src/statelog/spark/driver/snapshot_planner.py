@@ -74,23 +74,23 @@ class SnapshotPlanner:
         """Record the results of the *chosen* snapshots of a committed micro-batch."""
         done = 0
         for ack in acks:
-            if len(ack.group_entries) == len(ack.key_group_range):
-                self._schedule.has_entries(ack.key_group_range, ack.group_entries)
-            if ack.snapshot is not None:
+            if len(ack.changes.group_entries) == len(ack.place.key_range):
+                self._schedule.has_entries(ack.place.key_range, ack.changes.group_entries)
+            if ack.changes.snapshot is not None:
                 done += 1
-                size = max(ack.snapshot.handle.size_bytes, 0)
-                self._schedule.completed(ack.snapshot.key_group_range, size)
+                size = max(ack.changes.snapshot.handle.size_bytes, 0)
+                self._schedule.completed(ack.changes.snapshot.key_group_range, size)
         for ack in acks:
-            if ack.snapshot_error:
-                delay = self._schedule.failed(chosen[ack.key_group_range], now_ms)
+            if ack.changes.snapshot_error:
+                delay = self._schedule.failed(chosen[ack.place.key_range], now_ms)
                 _log.warning(
                     "the snapshot of key groups %s failed; the next attempt is in %d s or later, and "
                     "the log holds all changes until then: %s",
-                    chosen[ack.key_group_range],
+                    chosen[ack.place.key_range],
                     delay // 1000,
-                    ack.snapshot_error,
+                    ack.changes.snapshot_error,
                 )
-        longest = max((ack.milliseconds.get("snapshot", 0.0) for ack in acks), default=0.0)
+        longest = max((ack.costs.milliseconds.get("snapshot", 0.0) for ack in acks), default=0.0)
         self._recorder.snapshots_completed(done, longest)
         self._recorder.snapshots_failed(len(chosen) - done)
 

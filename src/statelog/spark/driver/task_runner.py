@@ -69,10 +69,12 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
     by_partition: dict[int, TaskAck] = {}
     spark_tasks: set[int] = set()
     for ack in acks:
-        is_merged = ack.spark_task in spark_tasks
-        if is_merged or by_partition.setdefault(ack.partition, ack).rows != ack.rows:
+        place = ack.place
+        is_merged = place.spark_task in spark_tasks
+        before = by_partition.setdefault(place.partition, ack)
+        if is_merged or before.rows.count != ack.rows.count:
             raise changed_partitions()
-        by_partition[ack.partition] = ack
-        if ack.spark_task >= 0:
-            spark_tasks.add(ack.spark_task)
+        by_partition[place.partition] = ack
+        if place.spark_task >= 0:
+            spark_tasks.add(place.spark_task)
     return [by_partition[partition] for partition in sorted(by_partition)]

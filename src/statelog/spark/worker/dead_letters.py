@@ -28,7 +28,7 @@ from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
 from statelog.spark.worker.recorder import RecordedKey, RecordedRows
 from statelog.spark.worker.recording import recording_of
 from statelog.state.encoding.changes import OperatorCodec
@@ -117,6 +117,33 @@ class LettersPart:
 FROZEN_KEY: Final = "statelog.FrozenKey"
 """What the error of a dead letter is called whose call was not made, because its key is frozen."""
 NO_LETTERS: Final = LettersPart()
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPart:
+    """
+    The keys of a task whose processing failed.
+
+    Args:
+        keys: Their number.
+        first: The first failure, as text.
+        letters: Their dead letters.
+    """
+
+    keys: int = 0
+    first: str = ""
+    letters: LettersPart = NO_LETTERS
+
+
+NO_FAILURE: Final = FailedPart()
+BAD_RECORDS: Final = "bad_records"
+"""The name under which a task answers with its keys that failed."""
+
+
+def failures_of(ack: TaskAck) -> FailedPart:
+    """Return the keys that failed, by the answer of their task."""
+    part: FailedPart = ack.extras.get(BAD_RECORDS, NO_FAILURE)
+    return part
 
 
 @dataclass(slots=True)
@@ -274,6 +301,10 @@ class FailedKeys:
                 f"failed: {self.first or 'none'}. Read less in one micro-batch, or use onError='skip'"
             )
         return table if table.num_rows else None
+
+    def answer(self, files: OutputFiles, spec: TaskSpec) -> FailedPart:
+        """Return the answer of the task; for errors see `put`."""
+        return FailedPart(len(self), self.first, self.put(files, spec))
 
     def put(self, files: OutputFiles, spec: TaskSpec) -> LettersPart:
         """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -178,90 +179,123 @@ class BatchFrameSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class SideRows:
+class TaskPlace:
     """
-    The rows that a task emits to a side output.
+    Which task answers.
 
     Args:
-        name: The side output.
-        output: The rows, as `SideSchema.stored` has them.
-        rows: Their number.
-        file_rows: The number of rows in each file, where they are in files.
-    """
-
-    name: str
-    output: StagedOutput
-    rows: int
-    file_rows: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TaskAck:
-    """
-    A task's answer to the driver.
-
-    Args:
-        partition: The partition of the task.
-        key_group_range: Its key groups.
-        log: Handle of the changes that it appended; None for no change.
-        snapshot: Handle of its snapshot, if the driver asked for one and the task wrote it.
-        snapshot_error: Why the snapshot failed; "" if it did not.
-        output: Staged rows.
-        rows, keys, entries, output_rows: Number of input rows, of their keys, of state entries, of
-            output rows.
-        unnamed: The output columns that none of its rows names; None if there are none.
-        group_entries: State entries of each of its key groups.
-        top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
-            rows).
-        late_rows: Input rows that were dropped; *rows* leaves them out.
-        delta_bytes: Bytes of all changes.
-        next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
-        uploads: What the worker recorded of its uploads since its last answer, with those of tasks
-            that failed in between; see `MetricsJournal`.
-        objects, object_bytes: Number and size of the objects that it wrote to the store.
-        recording, recording_file: What chosen keys saw: in the answer, or the name of its file.
-        recorded_keys, dropped_keys: Number of keys in it, and of those that exceeded a bound.
-        failed_keys, first_failure: Number of keys whose processing failed, and the first failure.
-        letters, letters_file, letter_count: Their dead letters: in the answer, or the name of their
-            file, and their number.
-        side: What the task emits to side outputs, of those with rows.
-        caught_up: How the task brought its state forward.
-        milliseconds: Duration of each phase.
+        partition: Its partition.
+        key_range: Its key groups.
         attempt: Number of attempts of the task that failed before this one.
         spark_task: The number that Spark gave to this attempt and to no other; -1 outside of Spark.
     """
 
     partition: int
-    key_group_range: KeyGroupRange
-    log: ChangelogStateHandle | None = None
-    snapshot: MaterializedHandle | None = None
-    snapshot_error: str = ""
-    output: StagedOutput = None
-    rows: int = 0
-    keys: int = 0
-    entries: int = 0
-    output_rows: int = 0
-    unnamed: UnnamedColumns | None = None
-    late_rows: int = 0
-    group_entries: list[int] = field(default_factory=list)
-    top_groups: list[tuple[int, int]] = field(default_factory=list)
-    top_keys: list[tuple[int, str, int]] = field(default_factory=list)
-    delta_bytes: int = 0
-    next_due_ms: int = NEVER_MS
-    uploads: list[tuple[str, float]] = field(default_factory=list)
-    objects: int = 0
-    object_bytes: int = 0
-    recording: bytes = b""
-    recording_file: FileStateHandle | None = None
-    recorded_keys: int = 0
-    dropped_keys: int = 0
-    failed_keys: int = 0
-    first_failure: str = ""
-    letters: tuple[bytes, ...] = ()
-    letters_file: FileStateHandle | None = None
-    letter_count: int = 0
-    side: tuple[SideRows, ...] = ()
-    caught_up: CatchUp = field(default_factory=CatchUp)
-    milliseconds: dict[str, float] = field(default_factory=dict)
+    key_range: KeyGroupRange
     attempt: int = 0
     spark_task: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChanges:
+    """
+    What a task did to the state, and made durable.
+
+    Args:
+        log: Handle of the changes that it appended; None for no change.
+        delta_bytes: Bytes of all changes.
+        snapshot: Handle of its snapshot, if the driver asked for one and the task wrote it.
+        snapshot_error: Why the snapshot failed; "" if it did not.
+        keys: Number of keys that it called the processor with.
+        next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
+        group_entries: State entries of each of its key groups.
+    """
+
+    log: ChangelogStateHandle | None = None
+    delta_bytes: int = 0
+    snapshot: MaterializedHandle | None = None
+    snapshot_error: str = ""
+    keys: int = 0
+    next_due_ms: int = NEVER_MS
+    group_entries: Sequence[int] = ()
+
+    @property
+    def entries(self) -> int:
+        """Number of state entries."""
+        return sum(self.group_entries)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRows:
+    """
+    The rows that a task read.
+
+    Args:
+        count: Their number, without the late rows.
+        late: Number of rows that were dropped because they are late.
+        top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
+            rows).
+    """
+
+    count: int = 0
+    late: int = 0
+    top_groups: Sequence[tuple[int, int]] = ()
+    top_keys: Sequence[tuple[int, str, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutput:
+    """
+    The rows that a task yields.
+
+    Args:
+        rows: Their number.
+        staged: The rows, where they are staged.
+        unnamed: The output columns that none of the rows names; None if there are none.
+    """
+
+    rows: int = 0
+    staged: StagedOutput = None
+    unnamed: UnnamedColumns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCosts:
+    """
+    What a task cost.
+
+    Args:
+        milliseconds: Duration of each phase.
+        caught_up: How it brought its state forward.
+        objects, object_bytes: Number and size of the objects that it wrote to the store.
+        uploads: What the worker recorded of its uploads since its last answer, with those of tasks
+            that failed in between; see `MetricsJournal`.
+    """
+
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+    caught_up: CatchUp = field(default_factory=CatchUp)
+    objects: int = 0
+    object_bytes: int = 0
+    uploads: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAck:
+    """
+    A task's answer to the driver, in six parts.
+
+    Args:
+        place: Which task it is.
+        changes: What it did to the state.
+        rows: What it read.
+        output: What it yields.
+        costs: What it cost.
+        extras: The answers of extensions, by their names.
+    """
+
+    place: TaskPlace
+    changes: TaskChanges = field(default_factory=TaskChanges)
+    rows: ReadRows = field(default_factory=ReadRows)
+    output: TaskOutput = field(default_factory=TaskOutput)
+    costs: TaskCosts = field(default_factory=TaskCosts)
+    extras: Mapping[str, Any] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
 from statelog.spark.worker.recorder import TOO_LARGE, TOO_MANY, RecordedKey, TaskRecorder
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.recordings.cells import cells_table
@@ -65,6 +65,14 @@ class RecordingPart:
 
 
 NOTHING_RECORDED: Final = RecordingPart()
+RECORDINGS: Final = "recordings"
+"""The name under which a task answers with its recording."""
+
+
+def recorded_by(ack: TaskAck) -> RecordingPart:
+    """Return the recording in the answer of a task."""
+    part: RecordingPart = ack.extras.get(RECORDINGS, NOTHING_RECORDED)
+    return part
 
 
 def put_recording(files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec) -> RecordingPart:

@@ -9,6 +9,7 @@ each row, and takes the rows of such calls back before they are converted.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sized
+from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from statelog.spark.rows.interface import Output, RevocableOutput, RowLike
 from statelog.spark.rows.types import row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, described_item, row_call
 from statelog.spark.worker.output_parts import OutputParts
+from statelog.spark.worker.protocol import StagedOutput, TaskAck
 from statelog.state.heap.tables import Key
 
 Emitter: TypeAlias = tuple[int, Key, int]
@@ -39,6 +41,34 @@ def _certainly_fits(value: object, kind: type | None) -> bool:
     if value.__class__ is not kind:
         return False
     return not isinstance(value, int) or -_INT64 <= value < _INT64
+
+
+SIDE_OUTPUTS: Final = "side_outputs"
+"""The name under which a task answers with the rows of side outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideRows:
+    """
+    The rows that a task emits to a side output.
+
+    Args:
+        name: The side output.
+        output: The rows, as `SideSchema.stored` has them.
+        rows: Their number.
+        file_rows: The number of rows in each file, where they are in files.
+    """
+
+    name: str
+    output: StagedOutput
+    rows: int
+    file_rows: tuple[int, ...] = ()
+
+
+def side_rows_of(ack: TaskAck) -> tuple[SideRows, ...]:
+    """Return what a task emitted to side outputs, of the ones with rows."""
+    emitted: tuple[SideRows, ...] = ack.extras.get(SIDE_OUTPUTS, ())
+    return emitted
 
 
 class _Stored:

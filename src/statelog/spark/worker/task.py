@@ -24,7 +24,7 @@ from pyspark.accumulators import Accumulator
 from statelog.checkpoint.history import fetch_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError
-from statelog.model import ChangelogStateHandle, KeyGroupRange
+from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.record import NOTHING, RecordSpec
@@ -33,7 +33,7 @@ from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
 from statelog.spark.worker.broadcasts import broadcast_tables
 from statelog.spark.worker.connection import without_delay
-from statelog.spark.worker.dead_letters import NO_LETTERS, FailedKeys
+from statelog.spark.worker.dead_letters import BAD_RECORDS, FailedKeys
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.large_input import SpillFile
@@ -43,13 +43,22 @@ from statelog.spark.worker.output_parts import (
     OutputParts,
     StagedOutputParts,
 )
-from statelog.spark.worker.protocol import SideRows, TaskAck, TaskRows, TaskSpec
+from statelog.spark.worker.protocol import (
+    ReadRows,
+    TaskAck,
+    TaskChanges,
+    TaskCosts,
+    TaskOutput,
+    TaskPlace,
+    TaskRows,
+    TaskSpec,
+)
 from statelog.spark.worker.recorder import TaskRecorder
-from statelog.spark.worker.recording import NOTHING_RECORDED, put_recording
+from statelog.spark.worker.recording import RECORDINGS, put_recording
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
 from statelog.spark.worker.run import TaskRun, new_run
-from statelog.spark.worker.side_output import SideOutputs
+from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideOutputs, SideRows
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions, of_task
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
@@ -131,7 +140,6 @@ def _answer(
     watch: Stopwatch,
 ) -> tuple[TaskAck, StagedOutputParts | DirectOutput]:
     """Process a partition; return the answer, and the output."""
-    context = TaskContext.get()
     objects, object_bytes = kept.store.objects_put, kept.store.bytes_put
     key_range = spec.ranges[partition]
     caught_up = kept.state.catch_up(
@@ -151,53 +159,38 @@ def _answer(
     with replayable_failure(kept.store, recorder, spec):
         changes = _process(_Task(kept, spec, uploads, run, partition, key_range, watch), rows)
     staged = output.staged() if isinstance(output, StagedOutputParts) else None
-    side = _side_rows(sides)
     if staged is not None:
         watch.lap("stage")
-    recording = NOTHING_RECORDED
+    extras: dict[str, object] = {SIDE_OUTPUTS: _side_rows(sides)}
     if recorder is not None:
-        recording = put_recording(files, recorder, spec)
+        extras[RECORDINGS] = put_recording(files, recorder, spec)
         watch.lap("record")
-    letters = NO_LETTERS if failures is None else failures.put(files, spec)
-    group_entries = kept.state.entry_counts(key_range)
+    if failures is not None:
+        extras[BAD_RECORDS] = failures.answer(files, spec)
     ack = TaskAck(
-        partition,
-        key_range,
-        log=changes.log,
-        delta_bytes=changes.delta_bytes,
-        snapshot=changes.snapshot.handle,
-        snapshot_error=changes.snapshot.error,
-        keys=changes.keys,
-        next_due_ms=changes.next_due_ms,
-        rows=row_count,
-        late_rows=late.rows,
-        top_groups=counter.groups(),
-        top_keys=counter.keys(),
-        output=staged,
-        output_rows=output.row_count,
-        unnamed=output.unnamed,
-        recording=recording.data,
-        recording_file=recording.file,
-        recorded_keys=recording.keys,
-        dropped_keys=recording.dropped,
-        failed_keys=0 if failures is None else len(failures),
-        first_failure="" if failures is None else failures.first,
-        letters=letters.data,
-        letters_file=letters.file,
-        letter_count=letters.count,
-        side=side,
-        group_entries=group_entries,
-        entries=sum(group_entries),
-        objects=kept.store.objects_put - objects,
-        object_bytes=kept.store.bytes_put - object_bytes,
-        uploads=kept.metrics.take(),
-        caught_up=caught_up,
-        milliseconds=watch.milliseconds,
-        attempt=context.attemptNumber() if context is not None else 0,
-        spark_task=context.taskAttemptId() if context is not None else -1,
+        place=_place(partition, key_range),
+        changes=replace(changes, group_entries=kept.state.entry_counts(key_range)),
+        rows=ReadRows(row_count, late.rows, counter.groups(), counter.keys()),
+        output=TaskOutput(output.row_count, staged, output.unnamed),
+        costs=TaskCosts(
+            milliseconds=watch.milliseconds,
+            caught_up=caught_up,
+            objects=kept.store.objects_put - objects,
+            object_bytes=kept.store.bytes_put - object_bytes,
+            uploads=kept.metrics.take(),
+        ),
+        extras=extras,
     )
     freeze(kept)
     return ack, output
+
+
+def _place(partition: int, key_range: KeyGroupRange) -> TaskPlace:
+    """Return which task this is, and which attempt of it."""
+    context = TaskContext.get()
+    if context is None:
+        return TaskPlace(partition, key_range)
+    return TaskPlace(partition, key_range, context.attemptNumber(), context.taskAttemptId())
 
 
 def _read(
@@ -325,18 +318,7 @@ class _Snapshot:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Changes:
-    """What a task did and made durable: its keys and timers, its part of the log, its snapshot."""
-
-    keys: int
-    next_due_ms: int
-    log: ChangelogStateHandle | None
-    delta_bytes: int
-    snapshot: _Snapshot
-
-
-def _process(task: _Task, rows: TaskInput) -> _Changes:
+def _process(task: _Task, rows: TaskInput) -> TaskChanges:
     """Run the processor and append its changes."""
     spec, run, watch = task.spec, task.run, task.watch
     snapshot = _Snapshot()
@@ -370,7 +352,14 @@ def _process(task: _Task, rows: TaskInput) -> _Changes:
     if task.partition in spec.snapshots and not in_parts:
         snapshot = _snapshot(task, spec.checkpoint_id)
         watch.lap("snapshot")
-    return _Changes(keys, next_due_ms, handle, log.delta_bytes, snapshot)
+    return TaskChanges(
+        log=handle,
+        delta_bytes=log.delta_bytes,
+        snapshot=snapshot.handle,
+        snapshot_error=snapshot.error,
+        keys=keys,
+        next_due_ms=next_due_ms,
+    )
 
 
 def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:

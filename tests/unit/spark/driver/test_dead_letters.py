@@ -11,7 +11,8 @@ from statelog.model import KeyGroupRange
 from statelog.spark.driver.dead_letters import FailureLog, error_policy
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors, OnError, parse_max_errors
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.dead_letters import BAD_RECORDS, FailedPart, LettersPart
+from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
 RANGE = KeyGroupRange(0, 127)
 
@@ -19,7 +20,8 @@ RANGE = KeyGroupRange(0, 127)
 def ack(
     failed: int, letters: int = 0, first: str = "handleInputRows for key (1,): ValueError: x"
 ) -> TaskAck:
-    return TaskAck(0, RANGE, failed_keys=failed, letter_count=letters, first_failure=first)
+    part = FailedPart(failed, first, LettersPart(count=letters))
+    return TaskAck(TaskPlace(0, RANGE), extras={BAD_RECORDS: part})
 
 
 def test_failures_are_logged_once_a_minute_with_those_in_between(

@@ -1,10 +1,10 @@
 """What the record of a micro-batch says of its cost, and of the one before."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_reports import RecordedCosts
-from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.protocol import TaskAck, TaskCosts, TaskPlace
 from statelog.spark.worker.stopwatch import Stopwatch
 
 
@@ -13,9 +13,9 @@ class Location:
     repeated_puts: int = 0
 
 
-def ack(partition: int, attempt: int, **milliseconds: float) -> TaskAck:
-    groups = KeyGroupRange(partition, partition)
-    return TaskAck(partition, groups, attempt=attempt, milliseconds=milliseconds)
+def ack(partition: int, attempt: int, costs: TaskCosts) -> TaskAck:
+    place = TaskPlace(partition, KeyGroupRange(partition, partition), attempt)
+    return TaskAck(place, costs=costs)
 
 
 def watch(**milliseconds: float) -> Stopwatch:
@@ -26,12 +26,16 @@ def watch(**milliseconds: float) -> Stopwatch:
 
 def test_the_slowest_task_counts_in_each_phase_and_failed_attempts_add_up() -> None:
     acks = [
-        replace(ack(0, 1, process=7.6, input=0.2), objects=2, object_bytes=100),
-        replace(
-            ack(1, 2, process=3.0, input=9.4),
-            objects=1,
-            object_bytes=20,
-            uploads=[("repeated_requests", 4.0)],
+        ack(0, 1, TaskCosts({"process": 7.6, "input": 0.2}, objects=2, object_bytes=100)),
+        ack(
+            1,
+            2,
+            TaskCosts(
+                {"process": 3.0, "input": 9.4},
+                objects=1,
+                object_bytes=20,
+                uploads=[("repeated_requests", 4.0)],
+            ),
         ),
     ]
     cost = RecordedCosts(Location()).before_commit(watch(plan=1.4, run=40.5), acks)
@@ -43,21 +47,20 @@ def test_the_slowest_task_counts_in_each_phase_and_failed_attempts_add_up() -> N
 
 
 def test_uploads_are_recorded_where_there_were_any() -> None:
-    acks = [ack(0, 0), ack(1, 0)]
     costs = RecordedCosts(Location())
-    assert costs.before_commit(watch(), acks).uploads is None
-    for task, attempts in zip(acks, (1, 3), strict=True):
-        task.uploads.extend(
-            [
-                ("number_of_upload_requests", 1),
-                *[("number_of_upload_requests", 1), ("number_of_upload_failures", 1)]
-                * (attempts - 1),
-                ("total_attempts_per_upload", attempts),
-                ("upload_sizes", 1_000),
-                ("upload_durations", attempts * 2_000_000),
-                ("changelog_busy_time", 1_500_000),
-            ]
-        )
+    nothing = TaskCosts()
+    assert costs.before_commit(watch(), [ack(0, 0, nothing), ack(1, 0, nothing)]).uploads is None
+    acks = []
+    for task, attempts in enumerate((1, 3)):
+        uploads = [
+            ("number_of_upload_requests", 1),
+            *[("number_of_upload_requests", 1), ("number_of_upload_failures", 1)] * (attempts - 1),
+            ("total_attempts_per_upload", attempts),
+            ("upload_sizes", 1_000),
+            ("upload_durations", attempts * 2_000_000),
+            ("changelog_busy_time", 1_500_000),
+        ]
+        acks.append(ack(task, 0, TaskCosts(uploads=uploads)))
     assert costs.before_commit(watch(), acks).uploads == {
         "uploads": 2,
         "attempts": 4,
@@ -69,7 +72,9 @@ def test_uploads_are_recorded_where_there_were_any() -> None:
 
 
 def test_a_phase_of_no_millisecond_is_left_out_of_the_tasks() -> None:
-    cost = RecordedCosts(Location()).before_commit(watch(run=1.0), [ack(0, 0, spill=0.3)])
+    cost = RecordedCosts(Location()).before_commit(
+        watch(run=1.0), [ack(0, 0, TaskCosts({"spill": 0.3}))]
+    )
     assert {} == cost.task_ms
 
 

@@ -1,6 +1,7 @@
 """The driver's planner of snapshots: who writes which key groups, and what is made of the answers."""
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
 from statelog.options import SnapshotPolicy
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
-from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.protocol import TaskAck, TaskChanges, TaskCosts, TaskPlace
 
 GROUPS = 8
 ALL = KeyGroupRange(0, 7)
@@ -66,8 +67,9 @@ class Planner:
         return tuple(told.get(f"{name}_materialization", 0) for name in names)  # type: ignore[return-value]
 
 
-def ack(partition: int, part: KeyGroupRange, **more: object) -> TaskAck:
-    return TaskAck(partition, part, **more)  # type: ignore[arg-type]
+def ack(partition: int, part: KeyGroupRange, snapshot_ms: float = 0.0, **changes: Any) -> TaskAck:
+    costs = TaskCosts({"snapshot": snapshot_ms})
+    return TaskAck(TaskPlace(partition, part), TaskChanges(**changes), costs=costs)
 
 
 # --- distances ------------------------------------------------------------------------------------
@@ -235,8 +237,8 @@ def test_a_snapshot_that_was_written_is_counted_with_the_longest_time() -> None:
     planner.snapshots.begin(FULL, 0)
     wanted = planner.snapshots.choose([LEFT, RIGHT], 0)
     acks = [
-        ack(0, LEFT, snapshot=snapshot(0, 3, 5, 10), milliseconds={"snapshot": 3.0}),
-        ack(1, RIGHT, snapshot=snapshot(4, 7, 5, 10), milliseconds={"snapshot": 7.0}),
+        ack(0, LEFT, 3.0, snapshot=snapshot(0, 3, 5, 10)),
+        ack(1, RIGHT, 7.0, snapshot=snapshot(4, 7, 5, 10)),
     ]
     planner.snapshots.committed(wanted, acks, 0)
     assert (2, 2, 0) == planner.counts()

@@ -11,13 +11,13 @@ pytest.importorskip("pyspark")
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.operator_run import UnnamedOutput
 from statelog.spark.rows.interface import UnnamedColumns
-from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.protocol import TaskAck, TaskOutput, TaskPlace
 
 MISSPELT = UnnamedColumns(("customer", "total"), ("cust", "totl"))
 
 
 def ack(rows: int, unnamed: UnnamedColumns | None = None) -> TaskAck:
-    return TaskAck(0, KeyGroupRange(0, 127), output_rows=rows, unnamed=unnamed)
+    return TaskAck(TaskPlace(0, KeyGroupRange(0, 127)), output=TaskOutput(rows, None, unnamed))
 
 
 def warnings_of(

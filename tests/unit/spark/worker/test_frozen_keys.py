@@ -40,6 +40,7 @@ from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
 from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.replay import replay
+from statelog.spark.worker.dead_letters import failures_of
 from statelog.state.recordings import forget_key
 
 pytestmark = pytest.mark.job
@@ -92,10 +93,12 @@ def test_a_frozen_key_is_as_it_was_before_its_failure(
         state = state_of(job)
         assert len(model.frozen) == len(state.pop("$frozen"))
         assert state_of(clean) == state
-        assert min(ack.next_due_ms for ack in acks) <= first_timer(job)
+        assert min(ack.changes.next_due_ms for ack in acks) <= first_timer(job)
         if input_bytes > 4000:  # an input in parts may report the time of a timer that was deleted
-            assert min(ack.next_due_ms for ack in acks) == first_timer(job)
-            assert [ack.next_due_ms for ack in expected] == [ack.next_due_ms for ack in acks]
+            assert min(ack.changes.next_due_ms for ack in acks) == first_timer(job)
+            assert [ack.changes.next_due_ms for ack in expected] == [
+                ack.changes.next_due_ms for ack in acks
+            ]
     with sl.open(job.location) as state:
         rows = state.dead_letter_rows()
         assert sorted(row[1:] for row in held) == sorted(
@@ -172,7 +175,7 @@ def test_what_was_kept_back_is_handled_in_order_after_a_correction(tmp_path: Pat
     with sl.open(job.location) as state:
         assert 0 == state.table("$frozen").num_rows
     corrected = journal(tmp_path / "job", corrected=True)
-    assert 0 == sum(ack.letter_count for ack in corrected.run(rows))
+    assert 0 == sum(failures_of(ack).letters.count for ack in corrected.run(rows))
     for each in (corrected, whole):
         each.run([("k1", 13), ("k2", 14)])
     state, expected = state_of(corrected), state_of(whole)
@@ -192,7 +195,7 @@ def test_single_keys_are_unfrozen(tmp_path: Path) -> None:
     assert 0 == sl.unfreeze(job.location, ["k1"], apply=True).counts.changed
     again = journal(tmp_path / "job", corrected=False)
     (ack,) = again.run([("k1", 5), ("k2", 6), ("k3", 7)])
-    assert (0, 1) == (ack.failed_keys, ack.letter_count)
+    assert (0, 1) == (failures_of(ack).keys, failures_of(ack).letters.count)
     with sl.open(job.location) as state:
         assert [{"n": 5}] == state.get("items", "k1")
         assert [] == state.get("items", "k2")
@@ -219,16 +222,16 @@ def test_a_kill_before_the_commit_freezes_nothing(tmp_path: Path) -> None:
         job.run(BATCHES[1])
     again = journal(tmp_path / "job", corrected=True)
     (ack,) = again.run(BATCHES[1])
-    assert (0, 0) == (ack.failed_keys, ack.letter_count)
+    assert (0, 0) == (failures_of(ack).keys, failures_of(ack).letters.count)
 
 
 def test_frozen_keys_do_not_count_as_failures(tmp_path: Path) -> None:
     job = journal(tmp_path / "job", corrected=False)
     for number in range(2):
         rows = [(f"k{key}", -1) for key in range(number * 600, number * 600 + 600)]
-        assert 600 == sum(ack.failed_keys for ack in job.run(rows))
+        assert 600 == sum(failures_of(ack).keys for ack in job.run(rows))
     (ack,) = job.run([(f"k{key}", 1) for key in range(1200)])
-    assert (0, 1200) == (ack.failed_keys, ack.letter_count)
+    assert (0, 1200) == (failures_of(ack).keys, failures_of(ack).letters.count)
     with pytest.raises(ProcessorError, match="more than maxErrors"):
         job.run([(f"other {key}", -1) for key in range(1001)])
 

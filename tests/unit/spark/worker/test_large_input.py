@@ -162,7 +162,7 @@ class Query:
             task_module._states = KeptStates()
         monkeypatch.setattr(task_module, "_load", lambda *_: (self.store, self.restored()))
         number = len(self.acks)
-        last = self.acks[-1].log if self.acks else None
+        last = self.acks[-1].changes.log if self.acks else None
         spec = changed(
             self.spec,
             batch_id=number,
@@ -173,7 +173,7 @@ class Query:
         )
         found = list(run_task(spec, iter(batches), self.acks.append))
         if spec.staged:
-            output = self.acks[-1].output
+            output = self.acks[-1].output.staged
             handles = output if isinstance(output, tuple) else ()
             found = [
                 batch
@@ -188,9 +188,11 @@ class Query:
         return open_store(self.location)
 
     def restored(self) -> ChangelogStateBackendHandle:
-        snapshots = [ack.snapshot for ack in self.acks if ack.snapshot is not None][-1:]
+        snapshots = [ack.changes.snapshot for ack in self.acks if ack.changes.snapshot is not None][
+            -1:
+        ]
         covered = snapshots[0].checkpoint_id if snapshots else -1
-        logs = [ack.log for ack in self.acks if ack.log is not None]
+        logs = [ack.changes.log for ack in self.acks if ack.changes.log is not None]
         log = tuple(one for one in logs if one.checkpoint_id > covered)
         return ChangelogStateBackendHandle(ALL, len(self.acks) - 1, tuple(snapshots), log)
 
@@ -273,10 +275,16 @@ def test_random_programs_see_in_parts_what_they_see_at_once(
         assert timers[0] == timers[1], "timers fire in the order of time"
     assert at_once.tables() == in_parts.tables()
     for one, other in zip(at_once.acks, in_parts.acks, strict=True):
-        assert (one.rows, one.keys, one.output_rows) == (other.rows, other.keys, other.output_rows)
+        assert (one.rows.count, one.changes.keys, one.output.rows) == (
+            other.rows.count,
+            other.changes.keys,
+            other.output.rows,
+        )
         assert other.next_due_ms <= one.next_due_ms
-    if in_parts.acks[0].log is not None:
-        assert 1 < max(len(ack.log.handles_and_offsets) for ack in in_parts.acks if ack.log)
+    if in_parts.acks[0].changes.log is not None:
+        assert 1 < max(
+            len(ack.changes.log.handles_and_offsets) for ack in in_parts.acks if ack.changes.log
+        )
 
 
 class WithoutTimers(Interpreter):
@@ -380,8 +388,10 @@ def test_state_in_columns_is_read_in_parts_and_stays_in_columns(
     for one, other in zip(expected, actual, strict=True):
         assert by_key(one) == by_key(other)
     assert at_once.tables() == in_parts.tables()
-    assert in_parts.acks[4].caught_up.local, "files written in the middle of a replay are found"
-    assert len(in_parts.acks[0].log.handles_and_offsets) > 5
+    assert in_parts.acks[4].costs.caught_up.local, (
+        "files written in the middle of a replay are found"
+    )
+    assert len(in_parts.acks[0].changes.log.handles_and_offsets) > 5
 
 
 def test_lists_and_maps_are_replayed_in_parts_too(
@@ -409,7 +419,7 @@ def test_lists_and_maps_are_replayed_in_parts_too(
     for one, other in zip(queries[0][1], queries[1][1], strict=True):
         assert by_key(one) == by_key(other)
     assert queries[0][0].tables() == queries[1][0].tables()
-    assert queries[1][0].acks[2].caught_up.compacted
+    assert queries[1][0].acks[2].costs.caught_up.compacted
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -516,7 +526,7 @@ def test_initial_state_comes_in_parts(
             runs.append(by_key([row for batch in found for row in batch.to_pylist()]))
             continue
         runs.append(by_key(query.run(mixed, monkeypatch, forget=True)))
-        assert query.acks[0].keys == len(
+        assert query.acks[0].changes.keys == len(
             {key for group in query.tables().values() for key in group[0]}
         )
         runs.append(query.tables())
@@ -539,13 +549,13 @@ def test_output_does_not_pile_up(
     query = counting(tmp_path, 10_000, Spreading(), staged=staged)
     rows = query.run(batches, monkeypatch)
     keys = {key for batch in batches for key in batch.column(1).to_pylist()}
-    assert len(keys) * 50_000 == len(rows) == query.acks[0].output_rows
+    assert len(keys) * 50_000 == len(rows) == query.acks[0].output.rows
     assert all(list(range(50_000)) == [row["n"] for row in some] for some in by_key(rows).values())
     assert max(rows for rows, _ in held) <= 20_480
     assert max(size for _, size in held) <= 16 * 1024 * 1024
     if staged:
-        assert isinstance(query.acks[0].output, tuple)
-        assert len(query.acks[0].output) > 1
+        assert isinstance(query.acks[0].output.staged, tuple)
+        assert len(query.acks[0].output.staged) > 1
 
 
 def test_a_local_disk_that_refuses_is_named(
@@ -607,9 +617,9 @@ def test_a_snapshot_in_parts_is_of_the_state_before(
             query.run(numbers(2_000, 800, number), monkeypatch, snapshots=snapshots)
         tables.append(query.tables())
     assert tables[0] == tables[1]
-    snapshots = [ack.snapshot and ack.snapshot.checkpoint_id for ack in query.acks]
+    snapshots = [ack.changes.snapshot and ack.changes.snapshot.checkpoint_id for ack in query.acks]
     assert [None, None, 1] == snapshots, "the first micro-batch has no state before it"
-    assert not any(ack.snapshot_error for ack in query.acks)
+    assert not any(ack.changes.snapshot_error for ack in query.acks)
 
 
 MEMORY = """

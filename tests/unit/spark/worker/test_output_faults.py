@@ -252,5 +252,5 @@ def test_the_answer_has_the_columns_that_no_row_names(
             tmp_path / str(number), processor, SparkRowFormat(), input_bytes, output=OUTPUT, key=KEY
         )
         query.run(arrow_input(rows, INPUT, keys=1), monkeypatch, forget=True)
-        answers.append(query.acks[-1].unnamed)
+        answers.append(query.acks[-1].output.unnamed)
     assert answers == [UnnamedColumns(("total",), ("totl",)), None, None]

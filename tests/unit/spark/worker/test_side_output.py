@@ -50,6 +50,7 @@ from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import output_parts, side_output
+from statelog.spark.worker.side_output import side_rows_of
 from statelog.state.recordings.dead_letters import SCHEMA as LETTERS_SCHEMA
 
 pytestmark = pytest.mark.job
@@ -181,7 +182,7 @@ def test_side_outputs_are_those_of_the_calls_that_did_not_fail(
         assert output_of(clean, expected) == output_of(job, acks)
         for name in ("operations", "timers"):
             assert in_batches(clean.location, name) == in_batches(job.location, name), name
-        emitted = sum(each.rows for ack in acks for each in ack.side)
+        emitted = sum(each.rows for ack in acks for each in side_rows_of(ack))
         with sl.open(job.location) as state:
             kept = state.side_outputs()
         assert sum(each.rows for each in kept) >= emitted
@@ -335,7 +336,7 @@ def test_many_rows_are_put_into_files_and_memory_stays_bounded(
     monkeypatch.setattr(output_parts, "_HELD_BYTES", 100_000)
     job = late_job(tmp_path, Many())
     (ack,) = job.run([("a", "row", 60_000), ("b", "row", 10)])
-    (side,) = ack.side
+    (side,) = side_rows_of(ack)
     assert 60_010 == side.rows == sum(side.file_rows)
     assert 16_384 >= max(side.file_rows)  # a key has 60,000 rows, and few of them are held
     rows = rows_of(job.location, "late")
@@ -462,7 +463,7 @@ def test_initial_state_that_fails_takes_all_rows_along_and_rows_that_fail_only_t
         side=declared.side_outputs,
     )  # fmt: skip
     query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)
-    (side,) = query.acks[0].side
+    (side,) = side_rows_of(query.acks[0])
     assert isinstance(side.output, tuple)
     tables = [from_ipc(query.store.get(each.path)) for each in side.output]
     emitted = [tuple(row.values())[2:] for table in tables for row in table.to_pylist()]

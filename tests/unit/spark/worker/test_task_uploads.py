@@ -126,7 +126,7 @@ def stored(location: Query) -> list[str]:
 
 
 def log_of(location: Query) -> list[Any]:
-    log = location.acks[-1].log
+    log = location.acks[-1].changes.log
     assert log is not None
     return [entry.handle for entry in log.handles_and_offsets]
 
@@ -156,11 +156,11 @@ def test_every_object_of_a_task_is_put_again_after_errors(
     rows = job.run(numbers(500, 50), monkeypatch)
     assert len(rows) == 50
     (ack,) = job.acks
-    assert ack.snapshot is not None
-    assert not ack.snapshot_error
+    assert ack.changes.snapshot is not None
+    assert not ack.changes.snapshot_error
     assert puts.seen == {"dstl": 4, "taskowned": 4, "output": 4}
     assert len(stored(job)) == 3, "attempts that failed leave nothing"
-    assert ack.objects == 3
+    assert ack.costs.objects == 3
     figures = upload_figures(job.acks)
     assert (3, 12, 9, 9) == (
         figures.uploads,
@@ -370,7 +370,9 @@ def test_the_coordinator_confirms_resets_and_truncates(
         job.run(numbers(500, 50, number), monkeypatch, **changes)
         ack = job.acks[-1]
         coordinator.trigger(checkpoint_id, [ALL])
-        coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(ALL, ack.log, ack.snapshot))
+        coordinator.acknowledge(
+            checkpoint_id, TaskStateSnapshot(ALL, ack.changes.log, ack.changes.snapshot)
+        )
         paths_of_log = {handle.path for handle in log_of(job)}
         if commits:
             coordinator.complete(checkpoint_id, properties={})

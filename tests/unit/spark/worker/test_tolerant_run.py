@@ -44,7 +44,7 @@ from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.testing.replay import replay
 from statelog.spark.worker import dead_letters
-from statelog.spark.worker.dead_letters import is_bad_record
+from statelog.spark.worker.dead_letters import failures_of, is_bad_record
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 from statelog.state.recordings import (
     StoredRecording,
@@ -169,9 +169,9 @@ def fresh(folder: Path) -> str:
 def output_of(job: RecordedJob, acks: list[TaskAck]) -> list[str]:
     rows = []
     for ack in acks:
-        parts = ack.output if isinstance(ack.output, tuple) else ()
+        parts = ack.output.staged if isinstance(ack.output.staged, tuple) else ()
         data = [bytes(job.store.get(each.path)) for each in parts]
-        data += [ack.output] if isinstance(ack.output, bytes) else []
+        data += [ack.output.staged] if isinstance(ack.output.staged, bytes) else []
         rows += [repr(row) for part in data for row in from_ipc(part).to_pylist()]
     return sorted(rows)
 
@@ -244,12 +244,14 @@ def test_a_job_that_leaves_keys_out_is_the_job_without_them(
         expected = clean.run([row for row in rows if row[0] not in failed], now)
         assert output_of(clean, expected) == output_of(job, acks)
         assert state_of(clean) == state_of(job)
-        assert min(ack.next_due_ms for ack in acks) <= first_timer(job)
+        assert min(ack.changes.next_due_ms for ack in acks) <= first_timer(job)
         if input_bytes > 4000:  # an input in parts may report the time of a timer that was deleted
-            assert min(ack.next_due_ms for ack in acks) == first_timer(job)
-            assert [ack.next_due_ms for ack in expected] == [ack.next_due_ms for ack in acks]
-        assert sum(ack.failed_keys for ack in acks) >= len(failed)
-        letters += sum(ack.letter_count for ack in acks)
+            assert min(ack.changes.next_due_ms for ack in acks) == first_timer(job)
+            assert [ack.changes.next_due_ms for ack in expected] == [
+                ack.changes.next_due_ms for ack in acks
+            ]
+        assert sum(failures_of(ack).keys for ack in acks) >= len(failed)
+        letters += sum(failures_of(ack).letters.count for ack in acks)
         if policy is SKIP:
             assert 0 == letters
     found = letters_of(job)
@@ -285,7 +287,7 @@ def test_a_dead_letter_fails_again_as_it_failed(
     now, failures = 1000, 0
     for elapsed, rows in history:
         now += elapsed
-        failures += sum(ack.letter_count for ack in job.run(rows, now))
+        failures += sum(failures_of(ack).letters.count for ack in job.run(rows, now))
     steps = [
         step
         for stored in list_recordings(job.store)
@@ -304,7 +306,7 @@ def test_timers_of_calls_that_are_undone_together_fire_once(tmp_path: Path) -> N
     job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
     job.run([("k1", "timer", 1), ("k1", "timer", 3)], 1320)
     (ack,) = job.run([], 1700)
-    assert NEVER_MS == ack.next_due_ms
+    assert NEVER_MS == ack.changes.next_due_ms
     assert [1420, 1620] == sorted(time for each in letters_of(job) for time in each["timers"])
     with sl.open(job.location) as state:
         assert 0 == state.table("$timers").num_rows
@@ -395,7 +397,7 @@ def test_one_poison_row_in_a_thousand_then_a_kill_then_a_resend(
         acks = job.run(rows)
         expected = without.run([row for row in rows if row[0] not in failed])
         assert output_of(without, expected) == output_of(job, acks)
-        assert len(failed) == sum(ack.failed_keys for ack in acks) > 0
+        assert len(failed) == sum(failures_of(ack).keys for ack in acks) > 0
         whole.run(rows)
     assert state_of(without) == state_of(job) != state_of(whole)
     assert failed_keys == len(letters_of(job))
@@ -407,7 +409,7 @@ def test_one_poison_row_in_a_thousand_then_a_kill_then_a_resend(
     last = corrected.base
     assert last is not None
     acks = corrected.run(rows)
-    assert 0 == sum(ack.failed_keys for ack in acks)
+    assert 0 == sum(failures_of(ack).keys for ack in acks)
     assert state_of(whole) == state_of(corrected)
     with sl.open(corrected.location) as state:  # nothing failed after the last checkpoint
         assert 0 == state.dead_letters(since_checkpoint=last.checkpoint_id).num_rows
@@ -540,7 +542,7 @@ def test_a_key_with_more_rows_than_memory_is_a_dead_letter(tmp_path: Path, op: s
     )
     rows = [("huge", "append", number) for number in range(400)] + [("huge", op, 1)]
     (ack,) = job.run([*rows, ("k1", "add", 3)])
-    assert 1 == ack.failed_keys
+    assert 1 == failures_of(ack).keys
     (letter,) = letters_of(job)
     assert 401 == letter["row_count"]
     with sl.open(str(tmp_path)) as state:
@@ -569,7 +571,7 @@ def test_too_many_failed_keys_fail_the_micro_batch(
     )
     rows = [(f"key {number}", "fail" if number < failing else "add", 1) for number in range(80)]
     if fits:
-        assert failing == sum(ack.failed_keys for ack in job.run(rows))
+        assert failing == sum(failures_of(ack).keys for ack in job.run(rows))
         assert failing == len(letters_of(job))
         return
     with pytest.raises(
@@ -686,11 +688,11 @@ def test_initial_state_that_fails_takes_the_rows_of_its_key_along(
     assert with_rows == {row["key"] for row in output}
     (ack,) = query.acks
     bad = raises | misfits | set(with_bad_rows)
-    assert (len(bad), len(bad)) == (ack.failed_keys, ack.letter_count)
-    assert ack.letters_file is not None
+    assert (len(bad), len(bad)) == (failures_of(ack).keys, failures_of(ack).letters.count)
+    assert failures_of(ack).letters.file is not None
     letters = {
         step.key[0]: step
-        for task in decode_file(query.store.get(ack.letters_file.path))
+        for task in decode_file(query.store.get(failures_of(ack).letters.file.path))
         for step in steps_of(task)
     }
     assert bad == set(letters)

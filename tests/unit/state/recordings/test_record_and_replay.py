@@ -21,6 +21,7 @@ from statelog.checkpoint import collect_garbage
 from statelog.errors import ProcessorError
 from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.replay import ReplayedStep, replay
+from statelog.spark.worker.recording import recorded_by
 from statelog.state.recordings import forget_key, list_recordings, read_recording, steps_of
 from statelog.store import PATHS
 
@@ -244,7 +245,7 @@ def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> No
     large = [("large", "append", number) for number in range(2000)]
     small = [(f"k{number}", "append", number) for number in range(10)]
     (ack,) = job.run([*large, *small])
-    assert (10, 1) == (ack.recorded_keys, ack.dropped_keys)
+    assert (10, 1) == (recorded_by(ack).keys, recorded_by(ack).dropped)
     (stored,) = list_recordings(job.store)
     assert (10, 1) == (stored.keys, stored.dropped)
     (task,) = read_recording(job.store, stored)
@@ -252,7 +253,7 @@ def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> No
     assert ("large",) not in recorded_keys(job)
     # Its state is too large from now on, even without a row.
     (ack,) = job.run([("large", "append", 1)])
-    assert (0, 1) == (ack.recorded_keys, ack.dropped_keys)
+    assert (0, 1) == (recorded_by(ack).keys, recorded_by(ack).dropped)
 
 
 @pytest.mark.parametrize("record_bytes", [5_000, 50_000])
@@ -261,8 +262,8 @@ def test_a_micro_batch_is_bounded(tmp_path: Path, record_bytes: int) -> None:
         str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), record_bytes=record_bytes
     )
     (ack,) = job.run([(f"key {number}", "append", number) for number in range(5000)])
-    assert ack.recorded_keys > 0
-    assert 5000 == ack.recorded_keys + ack.dropped_keys
+    assert recorded_by(ack).keys > 0
+    assert 5000 == recorded_by(ack).keys + recorded_by(ack).dropped
     (task,) = read_recording(job.store, list_recordings(job.store)[0])
     own = len(task.before) + len(task.after) + len(task.input)
     assert own < record_bytes + 8_000  # and the schemas of the streams
@@ -400,7 +401,7 @@ def test_a_large_recording_is_a_file_of_its_task(tmp_path: Path) -> None:
         str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=2, inline_bytes=100
     )
     acks = job.run([(f"k{number}", "add", number) for number in range(50)])
-    assert all(ack.recording_file is not None and not ack.recording for ack in acks)
+    assert all(recorded_by(ack).file is not None and not recorded_by(ack).data for ack in acks)
     found = list_recordings(job.store)
     assert (2, 50) == (len(found), sum(one.keys for one in found))
     assert [] == differences(replay(str(tmp_path), "k3", processor=Steps()))

@@ -44,12 +44,17 @@ _LOCAL_ROWS = "spark.sql.execution.arrow.localRelationThreshold"
 
 def inline_rows(acks: Sequence[TaskAck]) -> list[bytes]:
     """Return the rows in the answers, as Arrow IPC streams."""
-    return [ack.output for ack in acks if isinstance(ack.output, bytes)]
+    return [ack.output.staged for ack in acks if isinstance(ack.output.staged, bytes)]
 
 
 def row_files(acks: Sequence[TaskAck]) -> list[FileStateHandle]:
     """Return the files with rows that the answers name."""
-    return [handle for ack in acks if isinstance(ack.output, tuple) for handle in ack.output]
+    return [
+        handle
+        for ack in acks
+        if isinstance(ack.output.staged, tuple)
+        for handle in ack.output.staged
+    ]
 
 
 def frame_of_rows(
