@@ -142,8 +142,8 @@ BAD_RECORDS: Final = "bad_records"
 
 def failures_of(ack: TaskAck) -> FailedPart:
     """Return the keys that failed, by the answer of their task."""
-    part: FailedPart = ack.extras.get(BAD_RECORDS, NO_FAILURE)
-    return part
+    part = ack.extras.get(BAD_RECORDS)
+    return part if isinstance(part, FailedPart) else NO_FAILURE
 
 
 @dataclass(slots=True)

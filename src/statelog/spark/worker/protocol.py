@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -298,4 +297,4 @@ class TaskAck:
     rows: ReadRows = field(default_factory=ReadRows)
     output: TaskOutput = field(default_factory=TaskOutput)
     costs: TaskCosts = field(default_factory=TaskCosts)
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, object] = field(default_factory=dict)

@@ -71,8 +71,8 @@ RECORDINGS: Final = "recordings"
 
 def recorded_by(ack: TaskAck) -> RecordingPart:
     """Return the recording in the answer of a task."""
-    part: RecordingPart = ack.extras.get(RECORDINGS, NOTHING_RECORDED)
-    return part
+    part = ack.extras.get(RECORDINGS)
+    return part if isinstance(part, RecordingPart) else NOTHING_RECORDED
 
 
 def put_recording(files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec) -> RecordingPart:

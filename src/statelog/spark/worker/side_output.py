@@ -67,8 +67,8 @@ class SideRows:
 
 def side_rows_of(ack: TaskAck) -> tuple[SideRows, ...]:
     """Return what a task emitted to side outputs, of the ones with rows."""
-    emitted: tuple[SideRows, ...] = ack.extras.get(SIDE_OUTPUTS, ())
-    return emitted
+    emitted = ack.extras.get(SIDE_OUTPUTS)
+    return emitted if isinstance(emitted, tuple) else ()
 
 
 class _Stored:
