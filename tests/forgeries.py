@@ -299,7 +299,11 @@ def with_path(path: str, where: str, checkpoint: CompletedCheckpoint) -> Complet
     """Return a checkpoint with *path* as the name of objects."""
     file = FileStateHandle(path, 8, 0)
     stored = {"file": path, "size": 8}
-    entry = {"checkpoint": checkpoint.checkpoint_id, "path": path, "size": 8, "at_ms": 0, "keys": 1}
+    number = checkpoint.checkpoint_id
+    entry = {
+        "kind": "recording", "oldest": number, "newest": number, "path": path, "size": 8,
+        "count": 1, "at_ms": 0,
+    }  # fmt: skip
     match where:
         case "log":
             log = tuple(
@@ -317,7 +321,7 @@ def with_path(path: str, where: str, checkpoint: CompletedCheckpoint) -> Complet
         case "listed":
             return with_properties({OBJECTS_PROPERTY: [path]}, checkpoint)
         case "recording":
-            return with_properties({"recordings": [entry]}, checkpoint)
+            return with_properties({"attachments": [entry]}, checkpoint)
         case "output":
             return with_properties({"output_files": [stored]}, checkpoint)
         case "logs":

@@ -5,30 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry, OperatorRecord
+from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
-from statelog.options import CheckpointOptions, task_changelog_options
+from statelog.options import CheckpointOptions
 from statelog.runtime.ids import RandomIds
-from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
-from statelog.spark.driver.dead_letters import LetterLog
-from statelog.spark.driver.recordings import (
-    committed_recordings,
-    kept_recordings,
-    keys_of_operators,
-    recording_files,
-)
-from statelog.spark.driver.side_outputs import SideOutputLog
+from statelog.spark.driver.attachments import BatchAttachments
+from statelog.spark.driver.broadcasts import BroadcastVersions
 from statelog.spark.query.declared_state import declared_by, with_marks
 from statelog.spark.query.error_policy import ErrorPolicy
-from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of
+from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
@@ -81,10 +74,7 @@ class RecordedJob:
         )
         if self.errors is not None and self.errors.freezes:
             self.schema = with_marks(self.schema)
-        files = partial(recording_files, self.store, task_changelog_options())
-        age_ms = self.settings.side_output_age.total_seconds() * 1000
-        self.side_log = SideOutputLog(files, age_ms)
-        self.letters = LetterLog(files, self.settings.dead_letter_age.total_seconds() * 1000)
+        self.attachments = BatchAttachments([self.operator_id], self.settings, self.store)
         self.coordinator = CheckpointCoordinator(
             self.store,
             owner_id=self.owner_id,
@@ -99,7 +89,7 @@ class RecordedJob:
         self.versions = BroadcastVersions(
             self.settings, self.store, self.repeated, lambda: self.clock()
         )
-        self.broadcasts: tuple[BroadcastEntry, ...] = ()
+        self.broadcasts: tuple[Attachment, ...] = ()
 
     def row_format(self) -> RowFormat:
         if not self.pandas:
@@ -216,14 +206,7 @@ class RecordedJob:
         for ack in acks:
             snapshot = TaskStateSnapshot(ack.place.key_range, ack.changes.log)
             self.coordinator.acknowledge(checkpoint_id, snapshot)
-        files = partial(recording_files, self.store, task_changelog_options())
-        fresh = committed_recordings(files, acks, checkpoint_id, now_ms)
-        before = () if self.base is None else BatchRecord.of(self.base).recordings
-        sides = () if self.base is None else BatchRecord.of(self.base).side_outputs
-        answers = {self.operator_id: acks}
-        tables = () if self.base is None else BatchRecord.of(self.base).broadcasts
-        recordings = kept_recordings(before, fresh, self.settings, now_ms)
-        recordings += self.letters.entries(before, acks, checkpoint_id, now_ms)
+        attachments = self.attached(acks, checkpoint_id, now_ms)
         record = BatchRecord(
             operators=(
                 OperatorRecord(
@@ -247,13 +230,16 @@ class RecordedJob:
             output_bytes=0,
             output_files=[],
             checkpoint_location=self.checkpoint_location,
-            recordings=recordings,
-            broadcasts=kept_broadcasts(tables, self.broadcasts, recordings),
-            side_outputs=self.side_log.entries(sides, answers, checkpoint_id, now_ms),
+            attachments=attachments,
         )
         self.base = self.coordinator.complete(
             checkpoint_id, properties=record.to_properties(), sections={}
         )
-        self.side_log.committed()
-        self.letters.committed()
+        self.attachments.committed()
         self.coordinator.clean_up()
+
+    def attached(
+        self, acks: Sequence[TaskAck], checkpoint_id: int, now_ms: int
+    ) -> tuple[Attachment, ...]:
+        record = None if self.base is None else BatchRecord.of(self.base)
+        return self.attachments.entries(record, [acks], self.broadcasts, checkpoint_id, now_ms)

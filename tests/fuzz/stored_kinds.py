@@ -19,7 +19,8 @@ from tests.unit.format.test_delta import actions as delta_actions
 from tests.unit.state.reader.histories import GROUPS, NAMES, History, key_of
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry, SideOutputEntry
+from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries, read_checkpoint, read_entry
 from statelog.checkpoint.ownership import describe_claim
 from statelog.checkpoint.query_files import (
@@ -479,17 +480,17 @@ def read_staged(data: bytes) -> Any:
 
 
 def read_side_output(data: bytes) -> Any:
-    entry = SideOutputEntry(
-        name="late", operator_id="op", checkpoint=1, path="output/a", size=len(data),
-        crc=checksum([data]), rows=1, at_ms=0,
+    entry = Attachment(
+        kind="side_output", name="late", operator="op", oldest=1, newest=1, path="output/a",
+        size=len(data), crc=checksum([data]), count=1, at_ms=0,
     )  # fmt: skip
     return repr(python_rows(read_side_rows(store_with(**{"output/a": data}), entry)))
 
 
 def read_broadcast_table(data: bytes) -> Any:
-    entry = BroadcastEntry(
-        name="rules", version="v", checkpoint=1, path="broadcasts/a", size=len(data),
-        crc=checksum([data]), rows=1,
+    entry = Attachment(
+        kind="broadcast", name="rules", oldest=1, newest=1, path="broadcasts/a", size=len(data),
+        crc=checksum([data]), count=1, at_ms=0,
     )  # fmt: skip
     return repr(python_rows(read_broadcast(store_with(**{"broadcasts/a": data}), entry)))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from statelog.checkpoint.attachments import attachments_in
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CheckpointError, IncompatibleFormatError
 from statelog.model.checkpoint import CompletedCheckpoint
@@ -14,7 +15,7 @@ VECTORS = Path(__file__).parent / "vectors"
 
 
 def stored(kind: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((VECTORS / f"batch_record_v3{kind}.json").read_bytes())
+    found: dict[str, Any] = json.loads((VECTORS / f"batch_record_v4{kind}.json").read_bytes())
     return found
 
 
@@ -46,11 +47,11 @@ def test_a_record_is_read_and_written_as_it_is_stored(kind: str, operators: list
     assert stored(kind) == json.loads(json.dumps(record.to_properties()))
 
 
-@pytest.mark.parametrize("version", [1, 2, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 5])
 def test_another_version_is_rejected_by_name(version: int) -> None:
     with pytest.raises(
         IncompatibleFormatError,
-        match=rf"checkpoint 7 has version {version} .* reads version 3 only",
+        match=rf"checkpoint 7 has version {version} .* reads version 4 only",
     ):
         read(stored() | {"version": version})
 
@@ -73,20 +74,22 @@ def test_a_record_with_costs_is_read_and_written_as_it_is_stored() -> None:
     assert stored("_costs") == json.loads(json.dumps(record.to_properties()))
 
 
-def test_a_record_with_side_outputs_is_read_and_written_as_it_is_stored() -> None:
-    record = read(stored("_side_outputs"))
-    assert [("late", 6, False), ("late", 7, True)] == [
-        (entry.name, entry.checkpoint, entry.is_fresh) for entry in record.side_outputs
+def test_a_record_with_attachments_is_read_and_written_as_it_is_stored() -> None:
+    record = read(stored("_attachments"))
+    assert [
+        ("recording", "", 7, 7, 3, True),
+        ("dead_letters", "", 4, 6, 5, False),
+        ("side_output", "late", 5, 6, 912, False),
+        ("side_output", "late", 7, 7, 3, True),
+        ("broadcast", "limits", 3, 3, 2, False),
+        ("broadcast", "limits", 7, 7, 3, False),
+    ] == [
+        (one.kind, one.name, one.oldest, one.newest, one.count, one.is_fresh)
+        for one in record.attachments
     ]
-    assert stored("_side_outputs") == json.loads(json.dumps(record.to_properties()))
-    assert () == read(stored()).side_outputs
-
-
-def test_a_record_with_broadcasts_is_read_and_written_as_it_is_stored() -> None:
-    record = read(stored("_broadcasts"))
-    assert [(3, 2), (7, 3)] == [(entry.checkpoint, entry.rows) for entry in record.broadcasts]
-    assert stored("_broadcasts") == json.loads(json.dumps(record.to_properties()))
-    assert () == read(stored()).broadcasts
+    assert record.attachments == attachments_in(record.to_properties())
+    assert stored("_attachments") == json.loads(json.dumps(record.to_properties()))
+    assert () == read(stored()).attachments == attachments_in(stored())
 
 
 def test_costs_that_are_unknown_are_left_out() -> None:

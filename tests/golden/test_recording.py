@@ -8,7 +8,7 @@ from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.state.recordings import decode_file, encode_file, steps_of
 from statelog.state.recordings.format import encode_recording
 
-FILE = Path(__file__).parent / "vectors" / "recording_v1.bin"
+FILE = Path(__file__).parent / "vectors" / "recording_v2.bin"
 
 
 def test_a_recording_is_read_as_it_was_written() -> None:
@@ -46,10 +46,13 @@ def test_what_is_written_is_read_back() -> None:
     assert [task] == decode_file(encode_file([encode_recording(task)]))
 
 
-def test_a_newer_recording_is_no_damage() -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_recording_of_another_version_is_no_damage(version: int) -> None:
     data = bytearray(FILE.read_bytes())
-    data[4] = 2
-    with pytest.raises(IncompatibleFormatError, match=r"has version 2 .* upgrade statelog"):
+    data[4] = version
+    with pytest.raises(
+        IncompatibleFormatError, match=rf"has version {version} .* reads version 2 .* wrote it"
+    ):
         decode_file(data, where="golden")
 
 

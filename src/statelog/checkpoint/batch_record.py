@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from statelog.checkpoint.attachments import Attachment
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.core.source_position import SourceLog
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
@@ -19,10 +20,7 @@ from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.model.json_types import Json, JsonObject
 from statelog.model.object_path import checked_path
 
-SIDE_CHECKPOINT: Final = "checkpoint_id"
-SIDE_BATCH: Final = "batch_id"
-"""The first columns of stored rows of a side output: the checkpoint and the micro-batch that has them."""
-_VERSION: Final = 3
+_VERSION: Final = 4
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,85 +43,6 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output_rows: int
     state_entries: int
     next_due_ms: int | None = None
-
-
-class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """
-    An object with what some keys saw in one micro-batch, or with the dead letters of several.
-
-    Args:
-        checkpoint: The checkpoint with which it was committed; the newest that has dead letters in it.
-        path, size: Its name, and its length when it was written.
-        at_ms: When it was written, milliseconds since 1970.
-        keys: Number of recorded keys.
-        dropped: Number of keys that exceeded a bound and were left out.
-        dead_letters: Number of dead letters; 0 for a recording that the setting `record` asked for.
-        oldest: The oldest checkpoint that has dead letters in it; 0 where there is one.
-    """
-
-    checkpoint: int
-    path: str
-    size: int
-    at_ms: int
-    keys: int
-    dropped: int = 0
-    dead_letters: int = 0
-    oldest: int = 0
-
-
-class SideOutputEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """
-    An object with rows of a side output.
-
-    Args:
-        name, operator_id: The side output, and the operator that declares it.
-        checkpoint: The newest checkpoint that has rows in it.
-        path, size, crc: Its name, length, and CRC-32C.
-        rows: Number of rows in it.
-        at_ms: When the newest of them was written, milliseconds since 1970.
-        is_fresh: Whether the micro-batch of this record has rows in it, which are to be delivered.
-    """
-
-    name: str
-    operator_id: str
-    checkpoint: int
-    path: str
-    size: int
-    crc: int
-    rows: int
-    at_ms: int
-    is_fresh: bool = False
-
-    @property
-    def handle(self) -> FileStateHandle:
-        """The handle of the object."""
-        return FileStateHandle(self.path, self.size, self.crc)
-
-
-class BroadcastEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    A version of a broadcast table.
-
-    Args:
-        name: The table.
-        version: A digest of its content.
-        checkpoint: The first checkpoint whose micro-batch saw it.
-        path, size, crc: The name, length and CRC-32C of its object.
-        rows: Number of its rows.
-    """
-
-    name: str
-    version: str
-    checkpoint: int
-    path: str
-    size: int
-    crc: int
-    rows: int
-
-    @property
-    def handle(self) -> FileStateHandle:
-        """The handle of the object."""
-        return FileStateHandle(self.path, self.size, self.crc)
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -159,9 +78,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             if unknown.
         uploads: Figures of the tasks' uploads: `uploads`, `attempts`, `retries`, `bytes`, `slowest_ms`
             and `wait_ms`; None if there were none, or unknown.
-        recordings: The recordings of this micro-batch, and the kept ones of those before it.
-        side_outputs: Rows of side outputs: of this micro-batch, and the kept ones of those before it.
-        broadcasts: The versions of broadcast tables that this micro-batch and kept recordings saw.
+        attachments: What the checkpoint names besides its state: of this micro-batch, and what is kept of
+            the micro-batches before it.
     """
 
     operators: tuple[OperatorRecord, ...]
@@ -190,9 +108,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     objects: int | None = None
     object_bytes: int | None = None
     uploads: dict[str, int] | None = None
-    recordings: tuple[RecordingEntry, ...] = ()
-    side_outputs: tuple[SideOutputEntry, ...] = ()
-    broadcasts: tuple[BroadcastEntry, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
 
     @property
     def delivered(self) -> DeliveredBatch:
@@ -223,9 +139,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """Return the checkpoint's properties; its staged files are deleted with it."""
         properties: JsonObject = {**msgspec.to_builtins(self), "version": _VERSION}
         files = [handle.path for handle in self.staged_files()]
-        files += [recording.path for recording in self.recordings]
-        files += [rows.path for rows in self.side_outputs]
-        files += [table.path for table in self.broadcasts]
+        files += [attachment.path for attachment in self.attachments]
         properties[OBJECTS_PROPERTY] = files
         return properties
 
@@ -260,12 +174,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
                 reason="incompatible",
             ) from error
         check_source_folders(record.source_folders, record.source_logs)
-        for entry in record.recordings:
-            checked_path(entry.path)
-        for rows in record.side_outputs:
-            checked_path(rows.path)
-        for table in record.broadcasts:
-            checked_path(table.path)
+        for attachment in record.attachments:
+            checked_path(attachment.path)
         return record
 
     def staged_files(self) -> list[FileStateHandle]:

@@ -14,6 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from statelog.checkpoint.attachments import Attachment, attachments_in
 from statelog.checkpoint.history import exists, present_ids, read_checkpoint, read_entry
 from statelog.checkpoint.state_stream import read_materialized, read_stream
 from statelog.checkpoint.tags import retained_ids
@@ -46,10 +47,9 @@ DAMAGED: Final = "damaged"
 MISSING: Final = "missing"
 NEWER: Final = "newer"
 RECORDING: Final = "recording"
-SIDE_OUTPUT: Final = "side output"
-_NO_STATE: Final = (RECORDING, SIDE_OUTPUT)
+OTHER: Final = "other"
+_STATE: Final = ("checkpoint", "changelog", "snapshot")
 _OUTPUT_FILES: Final = "output_files"
-_SIDE_OUTPUTS: Final = "side_outputs"
 _PARQUET_MAGIC: Final = b"PAR1"
 _KEY_GROUP_COLUMN: Final = "key_group"
 
@@ -61,8 +61,8 @@ class VerifiedObject:
 
     Args:
         path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), "side output", or
-            "other" (an object that the engine listed, without a known checksum).
+        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), the kind of another
+            attachment, such as "side output", or "other" (another object that the engine needs).
         size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
         problem: What is wrong with it, or "".
@@ -83,8 +83,9 @@ class VerifiedObject:
 
     @property
     def blocks_restore(self) -> bool:
-        """Whether its checkpoints cannot be restored; recordings and side outputs do not matter."""
-        return bool(self.problem) and (self.kind not in _NO_STATE or self.finding == MISSING)
+        """Whether its checkpoints cannot be restored; damage of most attachments does not matter."""
+        is_needed = self.kind in (*_STATE, OTHER) or self.finding == MISSING
+        return bool(self.problem) and is_needed
 
 
 def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
@@ -197,11 +198,11 @@ class _Needs:
                 groups = snapshot.key_group_range
                 key = (groups.start, groups.end, file.crc32c)
                 self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = snapshot
-        for rows in _side_outputs(checkpoint):
-            self._of(rows.path, SIDE_OUTPUT, checkpoint_id).handle = rows
+        for attachment in attachments_in(checkpoint.properties):
+            path = attachment.path
+            self._of(path, _kind_of(attachment), checkpoint_id).handle = attachment.handle
         for file in _listed(checkpoint):
-            is_recording = file.path.startswith(PATHS.recording(""))
-            need = self._of(file.path, RECORDING if is_recording else "other", checkpoint_id)
+            need = self._of(file.path, OTHER, checkpoint_id)
             need.handle = file if need.handle is None or file.crc32c is not None else need.handle
 
     def add_failed_recordings(self, store: ObjectStore) -> None:
@@ -217,9 +218,8 @@ class _Needs:
 
     def verified(self, store: ObjectStore, done: set[str]) -> Iterator[VerifiedObject]:
         """Yield the result of each object, by kind and name."""
-        order = ("checkpoint", "changelog", "snapshot", RECORDING, SIDE_OUTPUT, "other")
         for path, need in sorted(
-            self._objects.items(), key=lambda item: (max(order.index(item[1].kind), 1), item[0])
+            self._objects.items(), key=lambda item: (_order_of(item[1].kind), item[0])
         ):
             if path in done:
                 continue
@@ -230,6 +230,19 @@ class _Needs:
                 if needed_by or not isinstance(error, ObjectNotFoundError):
                     yield _failed(path, need.kind, error, needed_by)
                 # Else it is the recording of a failure that was deleted since it was listed.
+
+
+def _kind_of(attachment: Attachment) -> str:
+    if attachment.is_required:
+        return OTHER
+    return RECORDING if attachment.crc is None else attachment.kind.replace("_", " ")
+
+
+def _order_of(kind: str) -> tuple[int, str]:
+    """Return the place of a kind: what is needed to restore first, and what is listed only last."""
+    if kind in _STATE:
+        return max(_STATE.index(kind), 1), ""
+    return (len(_STATE), kind) if kind != OTHER else (len(_STATE) + 1, "")
 
 
 def _verified(store: ObjectStore, path: str, need: _Need) -> VerifiedObject:
@@ -362,16 +375,6 @@ def _listed(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
     for path in listed if isinstance(listed, list) else ():
         if isinstance(path, str):
             yield FileStateHandle(path, -1)
-
-
-def _side_outputs(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
-    """Yield the files with rows of side outputs, with size and checksum."""
-    listed = checkpoint.properties.get(_SIDE_OUTPUTS)
-    for entry in listed if isinstance(listed, list) else ():
-        if isinstance(entry, dict):
-            path, size, crc = (entry.get(name) for name in ("path", "size", "crc"))
-            if isinstance(path, str) and isinstance(size, int) and isinstance(crc, int):
-                yield FileStateHandle(path, size, crc)
 
 
 def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> None:

@@ -21,7 +21,7 @@ from statelog.format.bounds import (
 )
 from statelog.format.buffers import Buffer, checksum
 
-VERSION: Final = 1
+VERSION: Final = 2
 _MAGIC: Final = b"SLRC"
 _HEADER: Final = struct.Struct(">4sBBHII")
 _NONE: Final = 0
@@ -78,16 +78,16 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, in
 
     Raises:
         CorruptionError: It is damaged, or no recording.
-        IncompatibleFormatError: A newer statelog wrote it.
+        IncompatibleFormatError: It has another version.
     """
     view = memoryview(data)
     if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
         raise damaged_recording(where, "it does not begin as a recording")
     _, version, codec, _, length, crc = _HEADER.unpack(view[: _HEADER.size])
-    if version > VERSION or codec not in (_NONE, _ZSTD):
+    if version != VERSION or codec not in (_NONE, _ZSTD):
         raise IncompatibleFormatError(
             f"recording {where} has version {version} and codec {codec}; this statelog reads "
-            f"versions up to {VERSION} and the codecs {_NONE} and {_ZSTD}: upgrade statelog"
+            f"version {VERSION} and the codecs {_NONE} and {_ZSTD}: use the statelog that wrote it"
         )
     body = view[_HEADER.size :]
     if checksum([body]) != crc:

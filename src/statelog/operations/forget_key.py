@@ -17,8 +17,9 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
+from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.audit import audited
-from statelog.checkpoint.batch_record import BatchRecord, SideOutputEntry
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, ParentRelease, collect_garbage, tag_releases
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.object_names import random_name
@@ -128,11 +129,12 @@ class Needs:
                 self._by_path.setdefault(path, []).append(checkpoint_id)
             snapshots = [each.handle for each in checkpoint.materialized]
             record = BatchRecord.of(checkpoint)
-            sides = [entry.handle for entry in record.side_outputs]
-            for handle in (*snapshots, *record.staged_files(), *sides):
+            attached = [attachment.handle for attachment in record.attachments]
+            for handle in (*snapshots, *record.staged_files(), *attached):
                 if isinstance(handle, FileStateHandle):
                     self._handles[handle.path] = handle
-        self._aged = {entry.path for entry in BatchRecord.of(newest).side_outputs}
+        attachments = BatchRecord.of(newest).attachments
+        self._aged = {each.path for each in attachments if _has_rows(each)}
         self._pins: dict[int, list[str]] = {}
         for tag in list_tags(store):
             for checkpoint_id in self.checkpoints:
@@ -347,7 +349,7 @@ class _Forgetting:
             changes,
             timers_changed=frozenset([self._target.position]),
             output=self._output(),
-            side_outputs=tuple(self._side_outputs()),
+            attachments=tuple(self._attachments()),
         )
         newest = newest_checkpoint(self._store)
         present = {info.path for info in self._store.list()}
@@ -467,18 +469,17 @@ class _Forgetting:
             files.append(self._put_rows(kept))
         return StagedRows(encode_streams(inline) if inline else None, tuple(files))
 
-    def _side_outputs(self) -> Iterator[SideOutputEntry]:
-        """Yield the rows of side outputs that are kept, without the key's rows."""
-        for entry in BatchRecord.of(self._base).side_outputs:
-            data = read_stream(self._store, entry.handle, what="rows of a side output")
-            kept = self._filtered(data)
-            if kept is data:
-                yield entry
-                continue
-            handle, rows = self._put_rows(kept), staged_table(kept).num_rows
-            yield msgspec.structs.replace(
-                entry, path=handle.path, size=handle.size_bytes, crc=handle.crc32c or 0, rows=rows
-            )
+    def _attachments(self) -> Iterator[Attachment]:
+        """Yield what the checkpoint names besides its state, with rows of output without the key's."""
+        for attachment in BatchRecord.of(self._base).attachments:
+            if _has_rows(attachment):
+                data = read_stream(self._store, attachment.handle, what="rows of output")
+                kept = self._filtered(data)
+                if kept is not data:
+                    file, count = self._put_rows(kept), staged_table(kept).num_rows
+                    place = {"path": file.path, "size": file.size_bytes, "crc": file.crc32c}
+                    attachment = msgspec.structs.replace(attachment, count=count, **place)
+            yield attachment
 
     def _put_rows(self, data: bytes | memoryview) -> FileStateHandle:
         path = PATHS.output(random_name())
@@ -493,6 +494,11 @@ class _Forgetting:
             return stream
         left = table.take(pa.array(kept, pa.int64()))
         return write_stream(left.to_batches(), table.schema)
+
+
+def _has_rows(attachment: Attachment) -> bool:
+    """Return whether an attachment has rows of output, by its folder."""
+    return attachment.path.partition("/")[0] == PATHS.output("")
 
 
 def _key_groups_of(checkpoint: CompletedCheckpoint, held: set[str]) -> set[int]:

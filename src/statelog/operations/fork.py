@@ -376,9 +376,7 @@ def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> Ba
         record,
         output_files=files,
         went_back_to=None,
-        recordings=(),
-        side_outputs=(),
-        broadcasts=(),
+        attachments=(),
     )
     if query is None:
         return new

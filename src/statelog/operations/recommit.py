@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from statelog.checkpoint.batch_record import BatchRecord, SideOutputEntry
+from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.ownership import new_owner_id
@@ -139,7 +140,7 @@ class Recommit:
         *,
         timers_changed: frozenset[int] = frozenset(),
         output: StagedRows | None = None,
-        side_outputs: tuple[SideOutputEntry, ...] | None = None,
+        attachments: tuple[Attachment, ...] | None = None,
     ) -> CompletedCheckpoint:
         """
         Commit changes on top of *base*.
@@ -149,7 +150,7 @@ class Recommit:
             changes: What was written, by disjoint ranges of key groups.
             timers_changed: Positions of the operators whose timers may be due at another time.
             output: The staged rows of the micro-batch, in place of the base's.
-            side_outputs: The rows of side outputs, in place of the base's.
+            attachments: The attachments, in place of the base's.
 
         Returns:
             The new checkpoint.
@@ -177,8 +178,8 @@ class Recommit:
             sections.pop(OUTPUT_TAG, None)
             sections |= {} if output.section is None else {OUTPUT_TAG: output.section}
             changed["output_files"] = [handle.to_json() for handle in output.files]
-        if side_outputs is not None:
-            changed["side_outputs"] = side_outputs
+        if attachments is not None:
+            changed["attachments"] = attachments
         record = msgspec.structs.replace(record, operators=operators, **changed)
         coordinator.trigger(checkpoint_id, [change.key_group_range for change in changes])
         for each in changes:

@@ -90,7 +90,7 @@ def forge(job: RecordedJob, **fields: Any) -> str:
     """Change fields of the oldest dead letter, with a checksum that fits, and return its object."""
     with statelog.open(job.location) as state:
         checkpoint = state.reader().checkpoint
-    path = BatchRecord.of(checkpoint).recordings[0].path
+    path = BatchRecord.of(checkpoint).attachments[0].path
     file = Path(job.location) / path
     first, *others = decode_file(file.read_bytes())
     forged = [msgspec.structs.replace(first, **fields), *others]

@@ -285,19 +285,20 @@ def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> N
 
 
 @pytest.mark.parametrize("name", HOSTILE[:6])
-def test_the_names_of_recordings_are_checked(query: Query, name: str) -> None:
+def test_the_names_of_attachments_are_checked(query: Query, name: str) -> None:
     properties = dict(find_checkpoint(query.state).properties)
     entry = {
-        "checkpoint": 4,
+        "kind": "recording",
+        "oldest": 4,
+        "newest": 4,
         "path": "recordings/x",
         "size": 1,
+        "count": 1,
         "at_ms": 0,
-        "keys": 1,
-        "dropped": 0,
     }
-    assert BatchRecord.of_properties({**properties, "recordings": [entry]}, 4).recordings
+    assert BatchRecord.of_properties({**properties, "attachments": [entry]}, 4).attachments
     with pytest.raises(CorruptionError):
-        BatchRecord.of_properties({**properties, "recordings": [{**entry, "path": name}]}, 4)
+        BatchRecord.of_properties({**properties, "attachments": [{**entry, "path": name}]}, 4)
 
 
 @pytest.mark.parametrize("place", FOREIGN[:-1])

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry, RecordingEntry
+from statelog.checkpoint.attachments import Attachment, in_force, of_kinds
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import ObjectNotFoundError
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
-from statelog.runtime.clock import pause
+from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
 from statelog.spark.query.broadcast import (
     Broadcast,
@@ -27,7 +28,7 @@ from statelog.spark.query.broadcast import (
     version_of,
 )
 from statelog.spark.query.settings import QuerySettings
-from statelog.state.reader.broadcasts import decode_broadcast, in_force
+from statelog.state.reader.broadcasts import BROADCAST, decode_broadcast, stored_version
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.conditional_put import put_or_find
 
@@ -64,7 +65,7 @@ class BroadcastVersions:
 
     def choose(
         self, batch_id: int, base_id: int | None, record: BatchRecord | None, checkpoint_id: int
-    ) -> tuple[BroadcastEntry, ...]:
+    ) -> tuple[Attachment, ...]:
         """
         Return the version of each table that a micro-batch sees; a new one is stored.
 
@@ -81,21 +82,24 @@ class BroadcastVersions:
 
         Blocks: On the sources that are due, and on the store where a table changed.
         """
-        current = {} if record is None else in_force(record.broadcasts)
+        current = {} if record is None else in_force(of_kinds(record.attachments, BROADCAST))
         base = _NO_CHECKPOINT if base_id is None else base_id
-        chosen: list[BroadcastEntry] = []
+        chosen: list[Attachment] = []
         for name, source in self._sources.items():
             path, entry = PATHS.broadcast(f"{name}-{base}-{batch_id}"), current.get(name)
             if batch_id == self._repeated and source.on_repeat is Repeated.SAME:
                 entry = self._stored(name, path, checkpoint_id) or entry
                 if entry is not None:
                     _log.info(
-                        "batch %d is repeated with version %s of %s", batch_id, entry.version, name
+                        "batch %d is repeated with version %s of %s",
+                        batch_id,
+                        stored_version(entry),
+                        name,
                     )
                     chosen.append(entry)
                     continue
             table = self._newest(name, source)
-            if entry is None or entry.version != table.version:
+            if entry is None or stored_version(entry) != table.version:
                 if source.on_repeat is Repeated.NEWEST:
                     path += f"-{RandomIds().new_id()}"
                 entry = self._put(name, path, table, checkpoint_id)
@@ -114,7 +118,7 @@ class BroadcastVersions:
         self._tables[name] = table
         return table
 
-    def _stored(self, name: str, path: str, checkpoint_id: int) -> BroadcastEntry | None:
+    def _stored(self, name: str, path: str, checkpoint_id: int) -> Attachment | None:
         """Return the version that an earlier attempt of a micro-batch stored; None for none."""
         try:
             data = self._store.get(path)
@@ -123,9 +127,7 @@ class BroadcastVersions:
         table = read_verified(self._store, path, lambda read: decode_broadcast(read, path))
         return _entry(name, path, data, version_of(name, table), checkpoint_id)
 
-    def _put(
-        self, name: str, path: str, table: BroadcastTable, checkpoint_id: int
-    ) -> BroadcastEntry:
+    def _put(self, name: str, path: str, table: BroadcastTable, checkpoint_id: int) -> Attachment:
         """Store a version; one that has the name already is of an earlier run, and is left as it is."""
         data: bytes | memoryview = write_stream(table.table.to_batches(), table.table.schema)
         there = put_or_find(self._store, path, data, lambda: self._store.get(path), pause)
@@ -138,43 +140,44 @@ class BroadcastVersions:
 
 def _entry(
     name: str, path: str, data: bytes | memoryview, table: BroadcastTable, checkpoint_id: int
-) -> BroadcastEntry:
-    return BroadcastEntry(
+) -> Attachment:
+    return Attachment(
+        kind=BROADCAST,
         name=name,
-        version=table.version,
-        checkpoint=checkpoint_id,
+        oldest=checkpoint_id,
+        newest=checkpoint_id,
         path=path,
         size=len(data),
         crc=checksum([data]),
-        rows=len(table),
+        count=len(table),
+        at_ms=wall_clock_ms(),
+        is_required=True,
+        info={"version": table.version},
     )
 
 
 def kept_broadcasts(
-    before: Sequence[BroadcastEntry],
-    chosen: Sequence[BroadcastEntry],
-    recordings: Sequence[RecordingEntry],
-) -> tuple[BroadcastEntry, ...]:
+    before: Sequence[Attachment],
+    chosen: Sequence[Attachment],
+    replayed: Sequence[Attachment],
+) -> tuple[Attachment, ...]:
     """
     Return the versions that a checkpoint names: those that its micro-batch and kept recordings saw.
 
     Args:
         before: The versions that the checkpoint before names, oldest first.
         chosen: The versions of this micro-batch.
-        recordings: The recordings that the checkpoint names, which a replay runs again.
+        replayed: The recordings and dead letters that the checkpoint names, which a replay runs again.
     """
-    older = [entry for entry in before if entry not in chosen]
+    older = [version for version in before if version not in chosen]
     every = [*older, *chosen]
-    needed = {entry.path for each in recordings if older for entry in _seen_by(each, every)}
-    return (*(entry for entry in older if entry.path in needed), *chosen)
+    needed = {version.path for each in replayed if older for version in _seen_by(each, every)}
+    return (*(version for version in older if version.path in needed), *chosen)
 
 
-def _seen_by(
-    recording: RecordingEntry, versions: Sequence[BroadcastEntry]
-) -> Iterator[BroadcastEntry]:
+def _seen_by(recording: Attachment, versions: Sequence[Attachment]) -> Iterator[Attachment]:
     """Yield the versions that the micro-batches of an object with recordings saw."""
-    first = recording.oldest or recording.checkpoint
-    yield from in_force(versions, first).values()
-    for entry in versions:
-        if first < entry.checkpoint <= recording.checkpoint:
-            yield entry
+    yield from in_force(versions, recording.oldest).values()
+    for version in versions:
+        if recording.oldest < version.newest <= recording.newest:
+            yield version

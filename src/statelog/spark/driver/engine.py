@@ -321,7 +321,6 @@ class MicroBatchEngine:
         """Return what the checkpoint says of the micro-batch."""
         times, timeline = batch.times, self._coordinator.timeline
         acks = [*chain(*answers)]
-        recordings = self._location.recordings(batch.checkpoint_id, acks)
         return BatchRecord(
             operators=tuple(
                 operator.record(answer)
@@ -346,9 +345,9 @@ class MicroBatchEngine:
             source_folders=list(times.source_folders),
             checkpoint_location=self._checkpoint_location,
             **self._cost.before_commit(watch, acks)._asdict(),
-            recordings=recordings,
-            side_outputs=self._location.side_outputs(batch.checkpoint_id, answers),
-            broadcasts=self._location.kept_broadcasts(batch.broadcasts, recordings),
+            attachments=self._location.attachments.entries(
+                self._location.record, answers, batch.broadcasts, batch.checkpoint_id
+            ),
         )
 
     def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:

@@ -17,7 +17,8 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from statelog.checkpoint.batch_record import BroadcastEntry, OperatorRecord
+from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_times import BatchTimes
@@ -130,7 +131,7 @@ class MicroBatch:
     ranges: Sequence[tuple[KeyGroupRange, ...]]
     snapshots: Mapping[KeyGroupRange, KeyGroupRange]
     query_id: str
-    broadcasts: tuple[BroadcastEntry, ...] = ()
+    broadcasts: tuple[Attachment, ...] = ()
 
 
 class OperatorRun:

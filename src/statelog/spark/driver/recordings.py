@@ -1,32 +1,22 @@
-"""
-Commit the recordings of a micro-batch with it.
-
-The recordings in the answers of the tasks become one object, which the checkpoint names.  Each later
-checkpoint names the objects that are still kept, so that the clean-up deletes an object with the last
-retained checkpoint that names it.
-"""
+"""Choose the keys to record, and attach their recordings to the checkpoint of the micro-batch."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
-from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.checkpoint.batch_record import RecordingEntry
-from statelog.errors import StoreError, UnavailableError, UsageError
-from statelog.options import ChangelogOptions, Options
-from statelog.runtime.ids import RandomIds
+from statelog.checkpoint.attachments import Addition, AttachmentPolicy
+from statelog.errors import UsageError
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.recording import recorded_by
-from statelog.state.recordings.format import encode_file
-from statelog.store import ObjectStore
+from statelog.state.recordings.format import RECORDING, encode_file
+from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")
 
@@ -69,84 +59,60 @@ def record_spec(
     )
 
 
-@contextlib.contextmanager
-def recording_files(store: ObjectStore, options: ChangelogOptions) -> Iterator[OutputFiles]:
-    """Yield what writes recordings, by the policy of the tasks."""
-    # Opened for one put: few micro-batches have one, and no thread remains.
-    with FsStateChangelogStorage.from_options(
-        Options(changelog=options), store, job_id=""
-    ) as storage:
-        yield OutputFiles(storage.objects.put, RandomIds())
-
-
-def committed_recordings(
-    files: Callable[[], AbstractContextManager[OutputFiles]],
-    acks: Sequence[TaskAck],
-    checkpoint_id: int,
-    now_ms: int,
-) -> list[RecordingEntry]:
+@dataclass(frozen=True, slots=True)
+class RecordedParts:
     """
-    Write the recordings of a micro-batch, and return how its checkpoint names them.
+    Encoded recordings, oldest first: the contents of an attachment.
 
     Args:
-        files: Opens what writes files of the state location; see `recording_files`.
-        acks: The answers of the tasks of all operators.
-        checkpoint_id: The checkpoint being made.
-        now_ms: The wall clock.
-
-    Blocks: For the store, where keys were recorded.
+        parts: The recordings.
+        bytes_max: Up to this many bytes, uncompressed, they are joined with later ones.
     """
-    entries = []
-    inline = [ack for ack in acks if recorded_by(ack).data]
-    try:
-        if inline:
-            with files() as opened:
-                handle = opened.put_recording(
-                    encode_file([recorded_by(ack).data for ack in inline])
-                )
-            entries.append(_entry(handle.path, handle.size_bytes, inline, checkpoint_id, now_ms))
-    except (
-        StoreError,
-        UnavailableError,
-        UsageError,
-    ) as error:  # a query does not stop for want of its recordings
-        _log.warning("checkpoint %d has no recordings: %s", checkpoint_id, error)
-    for ack in acks:
-        file = recorded_by(ack).file
-        if file is not None:
-            entries.append(_entry(file.path, file.size_bytes, [ack], checkpoint_id, now_ms))
-    dropped = sum(recorded_by(ack).dropped for ack in acks)
+
+    parts: tuple[bytes, ...]
+    bytes_max: int = 0
+
+    def joined(self, skip: int, later: RecordedParts) -> RecordedParts | None:
+        """Return these recordings and later ones; None if they are too large."""
+        every = self.parts[skip:] + later.parts
+        return replace(self, parts=every) if sum(map(len, every)) <= self.bytes_max else None
+
+    def encode(self) -> bytes:
+        """Return the file with the recordings."""
+        return encode_file(self.parts)
+
+
+def recording_policy(settings: QuerySettings) -> AttachmentPolicy:
+    """Return how recordings are kept; a query does not stop for want of them."""
+    return AttachmentPolicy(
+        kind=RECORDING,
+        what="recordings",
+        path_of=PATHS.recording,
+        contents=lambda parts: RecordedParts(tuple(parts)),
+        age_ms=settings.record_age.total_seconds() * 1000,
+        checkpoints_max=settings.record_checkpoints,
+        is_required=False,
+        has_checksum=True,
+    )
+
+
+def recording_additions(
+    answers: Mapping[str, Sequence[TaskAck]], checkpoint_id: int
+) -> list[Addition]:
+    """Return the recordings of a micro-batch, by the answers of its tasks."""
+    parts = [recorded_by(ack) for ack in chain(*answers.values())]
+    dropped = sum(part.dropped for part in parts)
     if dropped:
         _log.warning(
             "checkpoint %d: %d keys were not recorded, because they exceed recordBytes",
             checkpoint_id,
             dropped,
         )
-    return entries
-
-
-def _entry(
-    path: str, size: int, acks: Sequence[TaskAck], checkpoint_id: int, now_ms: int
-) -> RecordingEntry:
-    return RecordingEntry(
-        checkpoint=checkpoint_id,
-        path=path,
-        size=size,
-        at_ms=now_ms,
-        keys=sum(recorded_by(ack).keys for ack in acks),
-        dropped=sum(recorded_by(ack).dropped for ack in acks),
-    )
-
-
-def kept_recordings(
-    before: Sequence[RecordingEntry],
-    fresh: Sequence[RecordingEntry],
-    settings: QuerySettings,
-    now_ms: int,
-) -> tuple[RecordingEntry, ...]:
-    """Return the recordings that a checkpoint names but dead letters: its own, and kept earlier ones."""
-    oldest_ms = now_ms - settings.record_age.total_seconds() * 1000
-    kept = (each for each in before if not each.dead_letters and each.at_ms > oldest_ms)
-    recorded = [*kept, *fresh]
-    ids = sorted({each.checkpoint for each in recorded})[-settings.record_checkpoints :]
-    return tuple(each for each in recorded if each.checkpoint in ids)
+    sent = [part for part in parts if part.data]
+    keys = sum(part.keys for part in sent)
+    info = {"dropped": sum(part.dropped for part in sent)}
+    return [Addition(tuple(part.data for part in sent), keys, info=info)] + [
+        Addition(part.file, part.keys, info={"dropped": part.dropped})
+        for part in parts
+        if part.file is not None
+    ]

@@ -1,31 +1,17 @@
-"""
-The rows of side outputs: committed with their micro-batch, kept, and delivered after the commit.
-
-Small rows of the tasks go through the driver into one object for each side output.  While that object is
-small, the next micro-batch writes it again with its rows, and names it in the place of the one before.
-So a side output with a few rows in each micro-batch costs one put, and has few objects.  Rows that are
-too many for the answer of a task are in files that the task wrote.
-"""
+"""The rows of side outputs: attached to the checkpoint of their micro-batch, and delivered after its commit."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from statelog.checkpoint.batch_record import (
-    SIDE_BATCH,
-    SIDE_CHECKPOINT,
-    BatchRecord,
-    SideOutputEntry,
-)
+from statelog.checkpoint.attachments import Addition, Attachment, AttachmentPolicy, of_kinds
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.format.arrow_data import write_stream
 from statelog.format.arrow_limits import batches_of
 from statelog.model.handles import FileStateHandle
@@ -33,15 +19,19 @@ from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.staged import frame_of_rows
 from statelog.spark.query.delivery import Sink, of_side_output
 from statelog.spark.query.query import Query
+from statelog.spark.query.settings import QuerySettings
 from statelog.spark.query.side_output import operator_of
 from statelog.spark.rows.types import from_ipc
-from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.side_output import SideRows, side_rows_of
-from statelog.state.reader.side_outputs import read_side_rows
-from statelog.store import open_location
+from statelog.state.reader.side_outputs import (
+    SIDE_BATCH,
+    SIDE_CHECKPOINT,
+    SIDE_OUTPUT,
+    read_side_rows,
+)
+from statelog.store import PATHS, open_location
 
-_log = logging.getLogger("statelog.spark")
 SIDE_FILES_MAX: Final = 1_000
 """Most objects with rows of side outputs that a checkpoint names."""
 TAIL_BYTES: Final = 256 * 1024
@@ -49,171 +39,56 @@ TAIL_BYTES: Final = 256 * 1024
 _TAIL_MEMORY: Final = 4 << 20
 """The driver holds up to this many bytes of its rows."""
 
-_Place = tuple[str, str]
-"""Operator and side output."""
-
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
-    """
-    The newest object of a side output, while it is small.
+class _Rows:
+    """Rows of a side output, oldest first: the contents of an attachment."""
 
-    Args:
-        path: Its name.
-        rows: Its rows, oldest first.
-        times: For each micro-batch in it the time of its commit in milliseconds, and its number of rows.
-    """
+    table: pa.Table
 
-    path: str
-    rows: pa.Table
-    times: tuple[tuple[int, int], ...]
+    def joined(self, skip: int, later: _Rows) -> _Rows | None:
+        """Return these rows and later ones; None if their columns differ, or they are too large."""
+        if self.table.schema != later.table.schema:
+            return None
+        both = pa.concat_tables([self.table.slice(skip), later.table])
+        return _Rows(both.combine_chunks()) if both.nbytes <= _TAIL_MEMORY else None
 
-    def younger(self, than_ms: int) -> _Tail:
-        """Return it without the rows up to a time."""
-        old = [rows for at_ms, rows in self.times if at_ms <= than_ms]
-        return _Tail(self.path, self.rows.slice(sum(old)), self.times[len(old) :])
+    def encode(self) -> bytes:
+        """Return the Arrow IPC stream of the rows."""
+        return write_stream(batches_of(self.table), self.table.schema)
 
 
-class SideOutputLog:
-    """
-    Writes the rows of side outputs for the checkpoints of one run.
-
-    Args:
-        files: Opens what writes files of the state location; see `recording_files`.
-        age_ms: How long rows are kept, in milliseconds.
-
-    Thread: Spark's thread of the query.
-    """
-
-    def __init__(
-        self, files: Callable[[], AbstractContextManager[OutputFiles]], age_ms: float
-    ) -> None:
-        self._files = files
-        self._age_ms = age_ms
-        self._tails: dict[_Place, _Tail] = {}
-        self._next: dict[_Place, _Tail] = {}
-
-    def entries(
-        self,
-        before: Sequence[SideOutputEntry],
-        answers: Mapping[str, Sequence[TaskAck]],
-        checkpoint_id: int,
-        now_ms: int,
-    ) -> tuple[SideOutputEntry, ...]:
-        """
-        Write the rows of a micro-batch, and return what its checkpoint names.
-
-        Args:
-            before: The entries of the checkpoint before.
-            answers: The answers of the tasks, by operator.
-            checkpoint_id: The checkpoint being made.
-            now_ms: The wall clock.
-
-        Raises:
-            StoreError, UnavailableError: They could not be written: the micro-batch must not be committed.
-
-        Blocks: For the store, where there are rows.
-        """
-        oldest_ms = int(now_ms - self._age_ms)
-        self._next = dict(self._tails)
-        fresh: list[SideOutputEntry] = []
-        replaced: set[str] = set()
-        for place, parts in _by_place(answers).items():
-            for part in parts:
-                fresh += _of_files(place, part, checkpoint_id, now_ms)
-            inline = [part.output for part in parts if isinstance(part.output, bytes)]
-            if not inline:
-                continue
-            rows, tail = pa.concat_tables(map(from_ipc, inline)), self._tails.get(place)
-            written, handle = self._put(tail, rows, now_ms, oldest_ms)
-            if tail is not None and len(written.times) > 1:
-                replaced.add(tail.path)
-            self._next[place] = written
-            if handle.size_bytes > TAIL_BYTES:
-                del self._next[place]
-            fresh.append(_entry(place, handle, len(written.rows), checkpoint_id, now_ms))
-        kept = [
-            msgspec.structs.replace(each, is_fresh=False)
-            for each in before
-            if each.at_ms > oldest_ms and each.path not in replaced
-        ]
-        return _newest([*kept, *fresh])
-
-    def committed(self) -> None:
-        """Note that the checkpoint of the last `entries` was committed."""
-        self._tails = self._next
-
-    def _put(
-        self, tail: _Tail | None, rows: pa.Table, now_ms: int, oldest_ms: int
-    ) -> tuple[_Tail, FileStateHandle]:
-        """Write rows, after the rows of the tail where both are small together."""
-        times = ((now_ms, len(rows)),)
-        joined, data = _Tail("", rows, times), b""
-        if tail is not None and tail.rows.schema == rows.schema:
-            young = tail.younger(oldest_ms)
-            both = pa.concat_tables([young.rows, rows])
-            if both.nbytes <= _TAIL_MEMORY:
-                both = both.combine_chunks()
-                data = write_stream(both.to_batches(), both.schema)
-            joined = _Tail("", both, (*young.times, *times))
-            if not 0 < len(data) <= TAIL_BYTES:
-                joined, data = _Tail("", rows, times), b""
-        data = data or write_stream(batches_of(rows), rows.schema)
-        with self._files() as files:
-            handle = files.put(data)
-        return replace(joined, path=handle.path), handle
-
-
-def _by_place(answers: Mapping[str, Sequence[TaskAck]]) -> dict[_Place, list[SideRows]]:
-    places: dict[_Place, list[SideRows]] = {}
-    for operator_id, acks in answers.items():
-        for ack in acks:
-            for part in side_rows_of(ack):
-                places.setdefault((operator_id, part.name), []).append(part)
-    return places
-
-
-def _of_files(
-    place: _Place, part: SideRows, checkpoint_id: int, now_ms: int
-) -> list[SideOutputEntry]:
-    """Return the entries of the files of a task."""
-    files = part.output if isinstance(part.output, tuple) else ()
-    return [
-        _entry(place, handle, rows, checkpoint_id, now_ms)
-        for handle, rows in zip(files, part.file_rows, strict=True)
-    ]
-
-
-def _entry(
-    place: _Place, handle: FileStateHandle, rows: int, checkpoint_id: int, now_ms: int
-) -> SideOutputEntry:
-    operator_id, name = place
-    return SideOutputEntry(
-        name=name,
-        operator_id=operator_id,
-        checkpoint=checkpoint_id,
-        path=handle.path,
-        size=handle.size_bytes,
-        crc=handle.crc32c or 0,
-        rows=rows,
-        at_ms=now_ms,
-        is_fresh=True,
+def side_output_policy(settings: QuerySettings) -> AttachmentPolicy:
+    """Return how rows of side outputs are joined and kept."""
+    return AttachmentPolicy(
+        kind=SIDE_OUTPUT,
+        what="rows of side outputs",
+        path_of=PATHS.output,
+        contents=lambda streams: _Rows(pa.concat_tables(map(from_ipc, streams))),
+        age_ms=settings.side_output_age.total_seconds() * 1000,
+        tail_bytes=TAIL_BYTES,
+        objects_max=SIDE_FILES_MAX,
     )
 
 
-def _newest(entries: Sequence[SideOutputEntry]) -> tuple[SideOutputEntry, ...]:
-    """Return the newest entries, at most `SIDE_FILES_MAX`, and all of this micro-batch."""
-    dropped = [each for each in entries[:-SIDE_FILES_MAX] if not each.is_fresh]
-    if dropped:
-        _log.warning(
-            "%d objects with rows of side outputs of checkpoint %d and before are dropped: a location has "
-            "at most %d; a shorter sideOutputAge keeps less",
-            len(dropped),
-            dropped[-1].checkpoint,
-            SIDE_FILES_MAX,
-        )
-    gone = {each.path for each in dropped}
-    return tuple(each for each in entries if each.path not in gone)
+def side_output_additions(
+    answers: Mapping[str, Sequence[TaskAck]], checkpoint_id: int
+) -> list[Addition]:
+    """Return the rows of a micro-batch, by the answers of its tasks."""
+    return [
+        Addition(content, rows, part.name, operator_id)
+        for operator_id, acks in answers.items()
+        for ack in acks
+        for part in side_rows_of(ack)
+        for content, rows in _contents(part)
+    ]
+
+
+def _contents(part: SideRows) -> Iterable[tuple[tuple[bytes] | FileStateHandle, int]]:
+    """Return the rows in the answer of a task or its files, each with the number of rows."""
+    if isinstance(part.output, tuple):
+        return zip(part.output, part.file_rows, strict=True)
+    return [] if part.output is None else [((part.output,), part.rows)]
 
 
 class SideDelivery:
@@ -261,19 +136,20 @@ class SideDelivery:
         Blocks: On the store.
         """
         for name, sink in self._sinks.items():
-            fresh = [each for each in record.side_outputs if each.name == name and each.is_fresh]
+            kept = of_kinds(record.attachments, SIDE_OUTPUT)
+            fresh = [each for each in kept if each.name == name and each.is_fresh]
             small = [each for each in fresh if each.size <= TAIL_BYTES]
             large = [each.handle for each in fresh if each.size > TAIL_BYTES]
             if fresh:
                 inline = [self._of_its_checkpoint(each) for each in small]
                 self._call(name, sink, frame, record.batch_id, inline, large)
 
-    def _of_its_checkpoint(self, entry: SideOutputEntry) -> bytes:
+    def _of_its_checkpoint(self, attachment: Attachment) -> bytes:
         """Return the rows of an object that its newest checkpoint added."""
         query = self._query
         store = open_location(query.location, options=dict(query.settings.storage_options))
-        table = read_side_rows(store, entry)
-        rows = table.filter(pc.equal(table.column(SIDE_CHECKPOINT), entry.checkpoint))
+        table = read_side_rows(store, attachment)
+        rows = table.filter(pc.equal(table.column(SIDE_CHECKPOINT), attachment.newest))
         return write_stream(rows.to_batches(), rows.schema)
 
     def _call(

@@ -12,15 +12,10 @@ import datetime as dt
 import logging
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
-from statelog.checkpoint.batch_record import (
-    BatchRecord,
-    BroadcastEntry,
-    RecordingEntry,
-    SideOutputEntry,
-)
+from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
 from statelog.checkpoint.history import Entries
@@ -32,20 +27,18 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.attachments import BatchAttachments
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
-from statelog.spark.driver.dead_letters import LetterLog
-from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
+from statelog.spark.driver.broadcasts import BroadcastVersions
 from statelog.spark.driver.restart import (
     FirstBatch,
     check_state_is_there,
     is_committed,
 )
-from statelog.spark.driver.side_outputs import SideOutputLog
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.driver.state_changes import ALL_STATE, evolved_schema
 from statelog.spark.query.query import Query
-from statelog.spark.worker.protocol import NEVER_MS, TaskAck
+from statelog.spark.worker.protocol import NEVER_MS
 from statelog.store import open_location
 
 # The newest checkpoint in which an operator ran, for the tasks that follow it.
@@ -97,9 +90,8 @@ class StateLocation:
             query.location, options=dict(settings.storage_options), fsync=settings.fsync
         )
         self._entries = Entries(self._store)
-        self._files = partial(recording_files, self._store, settings.changelog)
-        self._letters = LetterLog(self._files, settings.dead_letter_age.total_seconds() * 1000)
-        self._side = SideOutputLog(self._files, settings.side_output_age.total_seconds() * 1000)
+        names = [operator.schema.operator_id for operator in query.operators]
+        self.attachments = BatchAttachments(names, settings, self._store)
         self._broadcasts = BroadcastVersions(settings, self._store, repeated)
         recorder = CheckpointRecorder(query.observers.metrics or Metrics())
         self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
@@ -286,8 +278,7 @@ class StateLocation:
         """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
         self._has_committed = True
-        self._side.committed()
-        self._letters.committed()
+        self.attachments.committed()
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)
         self._last_runs = [
@@ -300,48 +291,10 @@ class StateLocation:
         """Return the newest checkpoint in which an operator ran."""
         return self._last_runs[operator]
 
-    def recordings(self, checkpoint_id: int, acks: Sequence[TaskAck]) -> tuple[RecordingEntry, ...]:
-        """
-        Write what the tasks of a micro-batch recorded; return the recordings its checkpoint names.
-
-        Raises:
-            StoreError, UnavailableError: Dead letters could not be written.
-
-        Blocks: On the store, where keys were recorded.
-        """
-        now = wall_clock_ms()
-        before = () if self.record is None else self.record.recordings
-        fresh = committed_recordings(self._files, acks, checkpoint_id, now)
-        recorded = kept_recordings(before, fresh, self._query.settings, now)
-        return (*recorded, *self._letters.entries(before, acks, checkpoint_id, now))
-
-    def broadcasts(self, batch_id: int, checkpoint_id: int) -> tuple[BroadcastEntry, ...]:
+    def broadcasts(self, batch_id: int, checkpoint_id: int) -> tuple[Attachment, ...]:
         """Return the versions of broadcast tables that a micro-batch sees; see `BroadcastVersions`."""
         base_id = None if self.base is None else self.base.checkpoint_id
         return self._broadcasts.choose(batch_id, base_id, self.record, checkpoint_id)
-
-    def kept_broadcasts(
-        self, chosen: Sequence[BroadcastEntry], recordings: Sequence[RecordingEntry]
-    ) -> tuple[BroadcastEntry, ...]:
-        """Return the versions that the checkpoint of a micro-batch names; see `kept_broadcasts`."""
-        before = () if self.record is None else self.record.broadcasts
-        return kept_broadcasts(before, chosen, recordings)
-
-    def side_outputs(
-        self, checkpoint_id: int, answers: Sequence[Sequence[TaskAck]]
-    ) -> tuple[SideOutputEntry, ...]:
-        """
-        Write the rows of side outputs of a micro-batch; return what its checkpoint names of them.
-
-        Raises:
-            StoreError, UnavailableError: They could not be written.
-
-        Blocks: On the store, where there are rows.
-        """
-        before = () if self.record is None else self.record.side_outputs
-        names = [schema.operator_id for schema in self.schemas]
-        by_operator = dict(zip(names, answers, strict=True))
-        return self._side.entries(before, by_operator, checkpoint_id, wall_clock_ms())
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects that no checkpoint names, or log the failure."""

@@ -15,9 +15,9 @@ from typing import Final, NoReturn, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.batch_record import SIDE_BATCH, SIDE_CHECKPOINT
 from statelog.errors import UsageError
 from statelog.spark.rows.types import arrow_schema
+from statelog.state.reader.side_outputs import SIDE_BATCH, SIDE_CHECKPOINT
 
 SIDE_COLUMNS: Final = (pa.field(SIDE_CHECKPOINT, pa.int64()), pa.field(SIDE_BATCH, pa.int64()))
 """The columns that stored rows have before their own."""

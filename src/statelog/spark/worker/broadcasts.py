@@ -6,21 +6,21 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from statelog.checkpoint.batch_record import BroadcastEntry
+from statelog.checkpoint.attachments import Attachment
 from statelog.spark.query.broadcast import BroadcastTable
-from statelog.state.reader.broadcasts import read_broadcast
+from statelog.state.reader.broadcasts import read_broadcast, stored_version
 from statelog.store import ObjectStore
 
 _KEPT: Final = 16
 """Most versions that a worker keeps."""
 
 _lock: Final = threading.Lock()
-_versions: Final[dict[tuple[str, str, int], BroadcastTable]] = {}
+_versions: Final[dict[tuple[str, str, int | None], BroadcastTable]] = {}
 """By location, object and checksum; the last one used is at the end."""
 
 
 def broadcast_tables(
-    store: ObjectStore, entries: Sequence[BroadcastEntry]
+    store: ObjectStore, entries: Sequence[Attachment]
 ) -> dict[str, BroadcastTable]:
     """
     Return the broadcast tables of a micro-batch.
@@ -38,7 +38,7 @@ def broadcast_tables(
         with _lock:
             table = _versions.pop(key, None)
         if table is None:
-            table = BroadcastTable(read_broadcast(store, entry), entry.version)
+            table = BroadcastTable(read_broadcast(store, entry), stored_version(entry))
         with _lock:
             _versions[key] = table
             while len(_versions) > _KEPT:

@@ -159,7 +159,7 @@ class OutputFiles:
 
         Blocks: For the store.
         """
-        return self._put(PATHS.output, data)
+        return self.write(PATHS.output, data)
 
     def put_recording(self, data: bytes) -> FileStateHandle:
         """
@@ -167,9 +167,14 @@ class OutputFiles:
 
         Blocks: For the store.
         """
-        return self._put(PATHS.recording, data)
+        return self.write(PATHS.recording, data)
 
-    def _put(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
+    def write(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
+        """
+        Write an object, whose path is made of a unique name, and return its handle.
+
+        Blocks: For the store.
+        """
         path = self.put_object(lambda: path_of(self.ids.new_id()), data)
         return FileStateHandle(path, len(data), checksum([data]))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from statelog.checkpoint.batch_record import BroadcastEntry
+from statelog.checkpoint.attachments import Attachment
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
@@ -154,7 +154,7 @@ class TaskSpec:
     staged: bool
     record: RecordSpec | None = None
     errors: ErrorPolicy | None = None
-    broadcasts: tuple[BroadcastEntry, ...] = ()
+    broadcasts: tuple[Attachment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

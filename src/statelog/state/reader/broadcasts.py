@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
-from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry
-from statelog.checkpoint.state_stream import check_stream
-from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, UsageError
+from statelog.checkpoint.attachments import Attachment, in_force, of_kinds, read_attachment
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.errors import CorruptionError, UsageError
 from statelog.format.arrow_data import read_stream_table
 from statelog.format.buffers import Buffer
 from statelog.model.checkpoint import CompletedCheckpoint
-from statelog.store import ObjectStore, read_verified
+from statelog.store import ObjectStore
+
+BROADCAST: Final = "broadcast"
+"""The kind of the attachments; `newest` of one is the first checkpoint whose micro-batch saw the version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,33 +41,26 @@ class BroadcastVersion:
     size_bytes: int
 
 
-def in_force(
-    entries: Iterable[BroadcastEntry], checkpoint_id: int | None = None
-) -> dict[str, BroadcastEntry]:
-    """
-    Return the version of each table that a micro-batch saw.
+def stored_version(entry: Attachment) -> str:
+    """Return the digest of the content of a version."""
+    return str(entry.info.get("version", ""))
 
-    Args:
-        entries: The versions that a checkpoint names.
-        checkpoint_id: The checkpoint of the micro-batch; None for the checkpoint with the entries.
-    """
-    versions: dict[str, BroadcastEntry] = {}
-    for entry in sorted(entries, key=lambda each: each.checkpoint):
-        if checkpoint_id is None or entry.checkpoint <= checkpoint_id:
-            versions[entry.name] = entry
-    return versions
+
+def _seen(checkpoint: CompletedCheckpoint) -> dict[str, Attachment]:
+    """Return the version of each table that the micro-batch of a checkpoint saw."""
+    return in_force(of_kinds(BatchRecord.of(checkpoint).attachments, BROADCAST))
 
 
 def broadcast_versions(checkpoint: CompletedCheckpoint) -> tuple[BroadcastVersion, ...]:
     """Return the versions that the micro-batch of a checkpoint saw, by name."""
-    entries = in_force(BatchRecord.of(checkpoint).broadcasts)
+    entries = _seen(checkpoint)
     return tuple(
         BroadcastVersion(
             checkpoint=checkpoint.checkpoint_id,
             name=name,
-            version=entry.version,
-            since=entry.checkpoint,
-            rows=entry.rows,
+            version=stored_version(entry),
+            since=entry.newest,
+            rows=entry.count,
             size_bytes=entry.size,
         )
         for name, entry in sorted(entries.items())
@@ -82,7 +78,7 @@ def broadcast_table(store: ObjectStore, checkpoint: CompletedCheckpoint, name: s
 
     Blocks: On the store.
     """
-    entries = in_force(BatchRecord.of(checkpoint).broadcasts)
+    entries = _seen(checkpoint)
     if name not in entries:
         names = ", ".join(sorted(entries)) or "none"
         raise UsageError(
@@ -92,7 +88,7 @@ def broadcast_table(store: ObjectStore, checkpoint: CompletedCheckpoint, name: s
     return read_broadcast(store, entries[name])
 
 
-def read_broadcast(store: ObjectStore, entry: BroadcastEntry) -> pa.Table:
+def read_broadcast(store: ObjectStore, entry: Attachment) -> pa.Table:
     """
     Return the rows of a version.
 
@@ -102,20 +98,12 @@ def read_broadcast(store: ObjectStore, entry: BroadcastEntry) -> pa.Table:
 
     Blocks: On the store.
     """
-    path = entry.path
-
-    def decoded(data: memoryview) -> pa.Table:
-        check_stream(entry.handle, data, f"broadcast table {path} in {store.url}")
-        return decode_broadcast(data, path)
-
-    try:
-        return read_verified(store, path, decoded)
-    except ObjectNotFoundError as error:
-        raise CheckpointError(
-            f"version {entry.version} of the broadcast table {entry.name} no longer exists in {store.url}: "
-            f"{path}. It was deleted with the last checkpoint that named it",
-            reason="subsumed",
-        ) from error
+    return read_attachment(
+        store,
+        entry,
+        lambda data: decode_broadcast(data, entry.path),
+        f"broadcast table {entry.name}",
+    )
 
 
 def decode_broadcast(data: Buffer, path: str) -> pa.Table:

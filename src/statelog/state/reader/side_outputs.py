@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.checkpoint.batch_record import (
-    SIDE_BATCH,
-    SIDE_CHECKPOINT,
-    BatchRecord,
-    SideOutputEntry,
-)
-from statelog.checkpoint.state_stream import check_stream
-from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, UsageError
+from statelog.checkpoint.attachments import Attachment, of_kinds, read_attachment
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.errors import CorruptionError, UsageError
 from statelog.format.arrow_data import read_stream_table
 from statelog.format.arrow_limits import rows_of
 from statelog.model.checkpoint import CompletedCheckpoint
-from statelog.store import ObjectStore, read_verified
+from statelog.store import ObjectStore
+
+SIDE_OUTPUT: Final = "side_output"
+"""The kind of the attachments."""
+SIDE_CHECKPOINT: Final = "checkpoint_id"
+SIDE_BATCH: Final = "batch_id"
+"""The first columns of stored rows: the checkpoint and the micro-batch that has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +53,17 @@ def kept_side_outputs(
     checkpoint: CompletedCheckpoint, operator: str | None
 ) -> tuple[KeptSideOutput, ...]:
     """Return the side outputs with rows in a checkpoint, of one operator or of all, by name."""
-    entries: dict[tuple[str, str], list[SideOutputEntry]] = {}
-    for entry in BatchRecord.of(checkpoint).side_outputs:
-        if operator is None or entry.operator_id == operator:
-            entries.setdefault((entry.name, entry.operator_id), []).append(entry)
+    entries: dict[tuple[str, str], list[Attachment]] = {}
+    for entry in of_kinds(BatchRecord.of(checkpoint).attachments, SIDE_OUTPUT):
+        if operator is None or entry.operator == operator:
+            entries.setdefault((entry.name, entry.operator), []).append(entry)
     return tuple(
         KeptSideOutput(
             name=name,
             operator=operator_id,
-            rows=sum(each.rows for each in some),
+            rows=sum(each.count for each in some),
             objects=len(some),
-            checkpoint=max(each.checkpoint for each in some),
+            checkpoint=max(each.newest for each in some),
         )
         for (name, operator_id), some in sorted(entries.items())
     )
@@ -93,10 +95,10 @@ def side_output_rows(
     """
     entries = [
         entry
-        for entry in BatchRecord.of(checkpoint).side_outputs
+        for entry in of_kinds(BatchRecord.of(checkpoint).attachments, SIDE_OUTPUT)
         if entry.name == name
-        and entry.checkpoint > since
-        and (operator is None or entry.operator_id == operator)
+        and entry.newest > since
+        and (operator is None or entry.operator == operator)
     ]
     tables = list(_tables(store, entries, since))
     try:
@@ -111,15 +113,13 @@ def side_output_rows(
     return rows_of(rows, np.argsort(rows.column(SIDE_CHECKPOINT).to_numpy(), kind="stable"))
 
 
-def _tables(
-    store: ObjectStore, entries: Sequence[SideOutputEntry], since: int
-) -> Iterator[pa.Table]:
+def _tables(store: ObjectStore, entries: Sequence[Attachment], since: int) -> Iterator[pa.Table]:
     for entry in entries:
         table = read_side_rows(store, entry)
         yield table.filter(pc.greater(table.column(SIDE_CHECKPOINT), since))
 
 
-def read_side_rows(store: ObjectStore, entry: SideOutputEntry) -> pa.Table:
+def read_side_rows(store: ObjectStore, entry: Attachment) -> pa.Table:
     """
     Return the rows in an object, with their checkpoint and micro-batch.
 
@@ -129,27 +129,18 @@ def read_side_rows(store: ObjectStore, entry: SideOutputEntry) -> pa.Table:
 
     Blocks: On the store.
     """
-    path = entry.path
 
     def decoded(data: memoryview) -> pa.Table:
-        check_stream(entry.handle, data, f"rows of a side output {path} in {store.url}")
         try:
             table = read_stream_table(data)
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(store, path, str(error)) from error
+            raise _damaged(store, entry.path, str(error)) from error
         first = [(field.name, field.type) for field in list(table.schema)[:2]]
         if first != [(SIDE_CHECKPOINT, pa.int64()), (SIDE_BATCH, pa.int64())]:
-            raise _damaged(store, path, "they do not begin with their checkpoint")
+            raise _damaged(store, entry.path, "they do not begin with their checkpoint")
         return table
 
-    try:
-        return read_verified(store, path, decoded)
-    except ObjectNotFoundError as error:
-        raise CheckpointError(
-            f"the rows of side output {entry.name} up to checkpoint {entry.checkpoint} no longer exist in "
-            f"{store.url}: {path}. A query deletes them by their age: read a newer checkpoint",
-            reason="subsumed",
-        ) from error
+    return read_attachment(store, entry, decoded, f"rows of side output {entry.name}")
 
 
 def _damaged(store: ObjectStore, path: str, reason: str) -> CorruptionError:

@@ -10,27 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
-from statelog.errors import (
-    CheckpointError,
-    CorruptionError,
-    IncompatibleFormatError,
-    ObjectNotFoundError,
-    UsageError,
-)
+from statelog.checkpoint.attachments import Attachment, of_kinds, read_attachment
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.arrow_data import python_rows
 from statelog.format.recording_file import damaged_recording, part_of
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.clock import utc_time
-from statelog.state.recordings.format import TaskRecording, decode_file
+from statelog.state.recordings.format import DEAD_LETTERS, TaskRecording, decode_file
 from statelog.state.recordings.location import UnreadableRecording
 from statelog.state.recordings.step import RecordedStep, steps_of
-from statelog.store import ObjectStore, read_verified
+from statelog.store import ObjectStore
 
 _Letter = TypeVar("_Letter")
 
@@ -77,18 +73,20 @@ class ChosenLetters:
     def read(self, convert: Callable[[RecordedStep], _Letter]) -> list[_Letter]:
         """Return the letters, oldest first; of what is damaged none."""
         letters: list[_Letter] = []
-        for entry in BatchRecord.of(self.checkpoint).recordings:
-            if not entry.dead_letters or entry.checkpoint <= self.since:
+        for entry in of_kinds(BatchRecord.of(self.checkpoint).attachments, DEAD_LETTERS):
+            if entry.newest <= self.since:
                 continue
             for task in self._tasks_in(entry):
                 with self._may_be_damaged(entry):
                     letters += list(map(convert, steps_of(task)))
         return letters
 
-    def _tasks_in(self, entry: RecordingEntry) -> list[TaskRecording]:
+    def _tasks_in(self, entry: Attachment) -> list[TaskRecording]:
         tasks: list[TaskRecording] = []
         with self._may_be_damaged(entry):
-            tasks = _tasks_in(self.store, entry)
+            tasks = read_attachment(
+                self.store, entry, partial(decode_file, where=entry.path), "dead letters"
+            )
         return [
             task
             for task in tasks
@@ -96,7 +94,7 @@ class ChosenLetters:
         ]
 
     @contextmanager
-    def _may_be_damaged(self, entry: RecordingEntry) -> Iterator[None]:
+    def _may_be_damaged(self, entry: Attachment) -> Iterator[None]:
         if self.unreadable is None:
             with part_of(entry.path):
                 yield
@@ -147,18 +145,6 @@ def letters_rows(chosen: ChosenLetters) -> pa.Table:
         raise UsageError(
             f"the rows of the dead letters cannot be one table: {error}. Read those after the change of "
             "the columns (since_checkpoint=, on the command line --since)"
-        ) from error
-
-
-def _tasks_in(store: ObjectStore, entry: RecordingEntry) -> list[TaskRecording]:
-    path = entry.path
-    try:
-        return read_verified(store, path, lambda data: decode_file(data, where=path))
-    except ObjectNotFoundError as error:
-        raise CheckpointError(
-            f"the dead letters of checkpoint {entry.checkpoint} no longer exist in {store.url}: {path}. "
-            "A query deletes them by their age: read a newer checkpoint",
-            reason="subsumed",
         ) from error
 
 

@@ -20,13 +20,17 @@ import msgspec
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from statelog.checkpoint.batch_record import BroadcastEntry
+from statelog.checkpoint.attachments import Attachment
 from statelog.format.arrow_data import read_stream_table
 from statelog.format.bounds import decode_msgpack
 from statelog.format.buffers import Buffer
 from statelog.format.recording_file import damaged_recording, pack_recording, unpack_recording
 from statelog.model.json_types import JsonObject
 from statelog.state.schema.descriptors import OperatorStateSchema
+
+RECORDING: Final = "recording"
+DEAD_LETTERS: Final = "dead_letters"
+"""The kinds of the attachments with recordings: what the setting `record` asked for, and dead letters."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +100,7 @@ class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
     output: bytes
     failure: Failure | None = None
     dropped: dict[str, int] = {}
-    broadcasts: tuple[BroadcastEntry, ...] | UnsetType = UNSET
+    broadcasts: tuple[Attachment, ...] | UnsetType = UNSET
 
     def state_schema(self) -> OperatorStateSchema:
         """Return the operator's state schema; raises `CorruptionError` if it is none."""

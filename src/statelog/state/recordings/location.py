@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
+from statelog.checkpoint.attachments import of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
 from statelog.errors import (
@@ -23,6 +24,8 @@ from statelog.errors import (
 )
 from statelog.format.recording_file import part_of
 from statelog.state.recordings.format import (
+    DEAD_LETTERS,
+    RECORDING,
     TaskRecording,
     decode_file,
     encode_file,
@@ -107,11 +110,11 @@ def list_recordings(store: ObjectStore) -> list[StoredRecording]:
                 path=recording.path,
                 size_bytes=recording.size,
                 recorded_at_ms=recording.at_ms,
-                checkpoint_id=recording.checkpoint,
-                keys=recording.keys,
-                dropped=recording.dropped,
+                checkpoint_id=recording.newest,
+                keys=recording.count,
+                dropped=int(recording.info.get("dropped", 0)),
             )
-            for recording in BatchRecord.of(newest).recordings
+            for recording in of_kinds(BatchRecord.of(newest).attachments, RECORDING, DEAD_LETTERS)
         ]
     return stored + failed_recordings(store)
 

@@ -16,20 +16,22 @@ from tests.recorded_job import RecordedJob
 from tests.unit.spark.worker.test_side_output import late_job, rows_of
 
 import statelog as sl
-from statelog.checkpoint.batch_record import BatchRecord, SideOutputEntry
+from statelog.checkpoint.attachments import Attachment, of_kinds
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.operations.recommit import Recommit
 from statelog.spark.driver import side_outputs
 from statelog.spark.query.settings import QuerySettings
+from statelog.state.reader.side_outputs import SIDE_OUTPUT
 
 pytestmark = pytest.mark.job
 
 MINUTE = 60_000
 
 
-def entries_of(job: RecordedJob) -> tuple[SideOutputEntry, ...]:
+def entries_of(job: RecordedJob) -> tuple[Attachment, ...]:
     assert job.base is not None
-    return BatchRecord.of(job.base).side_outputs
+    return of_kinds(BatchRecord.of(job.base).attachments, SIDE_OUTPUT)
 
 
 def objects_in(job: RecordedJob) -> set[str]:
@@ -41,7 +43,7 @@ def test_small_rows_of_many_micro_batches_are_in_one_object(tmp_path: Path) -> N
     for number in range(12):
         job.run([(f"k{number}", "row", number)] if number % 3 else [], number)
     (entry,) = entries_of(job)
-    assert 8 == entry.rows == len(rows_of(job.location, "late"))
+    assert 8 == entry.count == len(rows_of(job.location, "late"))
     assert entry.is_fresh
     job.run([], 13)
     assert [False] == [each.is_fresh for each in entries_of(job)]
@@ -56,11 +58,11 @@ def test_a_new_run_begins_another_object_and_a_large_one_is_not_written_again(
 ) -> None:
     job = late_job(tmp_path)
     job.run([("a", "row", 1)])
+    monkeypatch.setattr(side_outputs, "TAIL_BYTES", 4_000)
     job = late_job(tmp_path)
     job.run([("b", "row", 1)])
-    assert [1, 1] == [each.rows for each in entries_of(job)]
+    assert [1, 1] == [each.count for each in entries_of(job)]
     rng = random.Random(1)
-    monkeypatch.setattr(side_outputs, "TAIL_BYTES", 4_000)
     for _ in range(9):
         job.run([(f"{rng.getrandbits(256):x}", "row", 1) for _ in range(30)])
     sizes = [each.size for each in entries_of(job)]
@@ -76,7 +78,7 @@ def test_the_driver_holds_few_bytes_of_rows_however_well_they_compress(
     job = late_job(tmp_path)
     for _ in range(4):
         job.run([("a" * 100, "row", 1)] * 100)
-    assert [100] * 4 == [each.rows for each in entries_of(job)]
+    assert [100] * 4 == [each.count for each in entries_of(job)]
     assert max(each.size for each in entries_of(job)) < 4_000
     assert 400 == len(rows_of(job.location, "late"))
 
@@ -111,7 +113,7 @@ def test_objects_are_bounded_and_the_log_says_what_is_dropped(
     for number in range(5):
         job.run([(f"k{number}", "row", 1)])
     assert ["k2", "k3", "k4"] == [row[2] for row in rows_of(job.location, "late")]
-    assert "1 objects with rows of side outputs of checkpoint 2 and before" in caplog.text
+    assert "1 rows of side outputs of checkpoint 2 and before are dropped" in caplog.text
 
 
 def test_a_failed_commit_leaves_the_object_before_as_it_is(tmp_path: Path) -> None:
@@ -123,11 +125,10 @@ def test_a_failed_commit_leaves_the_object_before_as_it_is(tmp_path: Path) -> No
     commit = job.commit
     job.commit = lambda given, *rest: acks.extend(given)  # type: ignore[method-assign]
     job.run([("b", "row", 1)])
-    answers = {job.operator_id: acks}
     number = ranges.next_checkpoint_id
-    first = job.side_log.entries(before, answers, number, 2000)
-    again = job.side_log.entries(before, answers, number, 2000)
-    assert [2] == [each.rows for each in first] == [each.rows for each in again]
+    first = job.attached(acks, number, 2000)
+    again = job.attached(acks, number, 2000)
+    assert [2] == [each.count for each in first] == [each.count for each in again]
     assert before[0].path not in {first[0].path, again[0].path}
     job.commit = commit  # type: ignore[method-assign]
     assert ["a"] == [row[2] for row in rows_of(job.location, "late")]
@@ -141,5 +142,5 @@ def test_an_edit_keeps_what_is_to_be_delivered(tmp_path: Path) -> None:
     commit = Recommit(job.store, "test")
     commit.begin(base)
     after = commit.commit(base, [])
-    assert before == BatchRecord.of(after).side_outputs
+    assert before == BatchRecord.of(after).attachments
     assert before[0].is_fresh

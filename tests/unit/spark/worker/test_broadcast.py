@@ -28,6 +28,7 @@ from tests.recorded_processors import COLUMNS
 from tests.unit.spark.worker.test_tolerant_run import LETTERS, fresh, output_of
 
 import statelog as sl
+from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.errors import (
@@ -37,6 +38,7 @@ from statelog.errors import (
     ProcessorError,
     UsageError,
 )
+from statelog.spark.driver.attachments import BatchAttachments
 from statelog.spark.driver.broadcasts import BroadcastVersions
 from statelog.spark.query.broadcast import (
     Broadcast,
@@ -47,6 +49,7 @@ from statelog.spark.query.broadcast import (
 from statelog.spark.query.record import RecordRule
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.testing.replay import recorded_steps, replay
+from statelog.state.reader.broadcasts import BROADCAST, stored_version
 from statelog.testing import ProcessorTester
 
 pytestmark = pytest.mark.job
@@ -115,6 +118,10 @@ class RatedJob:
         assert self.job.base is not None
         return BatchRecord.of(self.job.base)
 
+    @property
+    def versions(self) -> tuple[Attachment, ...]:
+        return of_kinds(self.record.attachments, BROADCAST)
+
     def objects(self) -> set[str]:
         return {each.path for each in self.job.store.list("broadcasts")}
 
@@ -168,8 +175,8 @@ def test_a_version_is_stored_once_and_deleted_with_the_last_checkpoint_that_name
     for factor in (1, 1, 1, 2, 2, 2, 2):
         run.factor = factor
         assert {factor} == run.run(ROWS)
-    (entry,) = run.record.broadcasts
-    assert 2 == entry.rows
+    (entry,) = run.versions
+    assert 2 == entry.count
     report = collect_garbage(
         run.job.store, min_age=dt.timedelta(0), dry_run=False, now=dt.datetime.now(dt.UTC)
     )
@@ -229,7 +236,7 @@ def test_a_replay_sees_the_version_of_then(tmp_path: Path) -> None:
     for factor in (2, 0, 3, 3):
         run.factor = factor
         run.run([("a", "add", 5)])
-    assert 3 == len(run.record.broadcasts)  # of three micro-batches that can be replayed
+    assert 3 == len(run.versions)  # of three micro-batches that can be replayed
     steps = replay(run.location, "a", processor=Rated())
     assert [(), (), (), ()] == [step.differences for step in steps]
     assert [[10], [], [15], [15]] == [
@@ -244,7 +251,7 @@ def test_a_step_whose_version_is_gone_is_left_out(tmp_path: Path) -> None:
     run.run([("a", "add", 5)])
     run.factor = 2
     run.run([("a", "add", 5)])
-    first, _ = run.record.broadcasts
+    first, _ = run.versions
     run.job.store.delete([first.path])
     unreadable: list[Any] = []
     (step,) = recorded_steps(run.job.store, "a", unreadable=unreadable)
@@ -257,12 +264,13 @@ def test_a_step_whose_version_is_gone_is_left_out(tmp_path: Path) -> None:
 def test_versions_are_dropped_with_the_recordings_that_saw_them(tmp_path: Path) -> None:
     run = RatedJob(str(tmp_path))
     run.job.record = RecordRule(rate=1.0)
-    run.job.settings = QuerySettings(broadcast=run.job.settings.broadcast, record_checkpoints=2)
+    settings = QuerySettings(broadcast=run.job.settings.broadcast, record_checkpoints=2)
+    run.job.attachments = BatchAttachments([run.job.operator_id], settings, run.job.store)
     for factor in (1, 2, 3, 4, 4, 4):
         run.factor = factor
         run.run([("a", "add", 1)])
-    assert [4] == [entry.checkpoint for entry in run.record.broadcasts][-1:]
-    assert 1 == len(run.record.broadcasts)
+    assert [4] == [entry.newest for entry in run.versions][-1:]
+    assert 1 == len(run.versions)
 
 
 # --------------------------------------------------------------------------------- what is wrong
@@ -309,7 +317,7 @@ def test_wrong_settings_are_rejected() -> None:
 def test_a_damaged_version_fails_the_task_and_reads(tmp_path: Path) -> None:
     run = RatedJob(str(tmp_path))
     run.run(ROWS)
-    (entry,) = run.record.broadcasts
+    (entry,) = run.versions
     data = bytes(run.job.store.get(entry.path))
     run.job.store.put(entry.path, data[:-9] + b"x" + data[-8:])
     with sl.open(run.location) as state, pytest.raises(CorruptionError, match="broadcast table"):
@@ -376,8 +384,8 @@ def test_versions_are_chosen_once_for_each_micro_batch(tmp_path: Path) -> None:
     )
     (first,) = versions.choose(0, None, None, 5)
     (second,) = versions.choose(1, None, None, 6)
-    assert first.version != second.version
-    assert (5, 6) == (first.checkpoint, second.checkpoint)
+    assert stored_version(first) != stored_version(second)
+    assert (5, 6) == (first.newest, second.newest)
 
 
 def test_a_copy_has_the_versions_and_a_fork_reads_the_source(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ def test_a_damaged_or_deleted_object_is_reported(tmp_path: Path) -> None:
     job = late_job(tmp_path)
     job.run([("a", "row", 1)])
     assert job.base is not None
-    (entry,) = BatchRecord.of(job.base).side_outputs
+    (entry,) = BatchRecord.of(job.base).attachments
     data = bytes(job.store.get(entry.path))
     job.store.put(entry.path, data[:-9] + b"x" + data[-8:])
     with sl.open(job.location) as state, pytest.raises(sl.CorruptionError, match="checksum"):

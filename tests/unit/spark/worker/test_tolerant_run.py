@@ -32,7 +32,8 @@ from tests.unit.spark.worker.test_large_input import NUMBERS, Query, arrow_input
 
 import statelog as sl
 from statelog.checkpoint import collect_garbage
-from statelog.checkpoint.batch_record import BatchRecord, BroadcastEntry, RecordingEntry
+from statelog.checkpoint.attachments import Attachment, of_kinds
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import InvariantError, ProcessorError, StoreError, UsageError
 from statelog.format.recording_file import unpack_recording
 from statelog.spark.driver.broadcasts import kept_broadcasts
@@ -46,6 +47,7 @@ from statelog.spark.testing.replay import replay
 from statelog.spark.worker import dead_letters
 from statelog.spark.worker.dead_letters import failures_of, is_bad_record
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
+from statelog.state.reader.broadcasts import BROADCAST
 from statelog.state.recordings import (
     StoredRecording,
     decode_file,
@@ -54,6 +56,7 @@ from statelog.state.recordings import (
     read_recording,
     steps_of,
 )
+from statelog.state.recordings.format import DEAD_LETTERS
 
 pytestmark = pytest.mark.job
 
@@ -606,10 +609,10 @@ def test_dead_letters_that_cannot_be_written_fail_the_task(
 ) -> None:
     from statelog.spark.worker.output_parts import OutputFiles
 
-    def full(self: OutputFiles, data: bytes) -> Any:
+    def full(self: OutputFiles, path_of: Any, data: bytes) -> Any:
         raise StoreError("the store is full")
 
-    monkeypatch.setattr(OutputFiles, "put_recording", full)
+    monkeypatch.setattr(OutputFiles, "write", full)
     job = RecordedJob(
         str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS, inline_bytes=10
     )
@@ -766,8 +769,8 @@ def files_of(job: RecordedJob) -> list[tuple[int, int, int]]:
     """Return oldest and newest checkpoint, and number of dead letters, of each file that is named."""
     assert job.base is not None
     return [
-        (each.oldest or each.checkpoint, each.checkpoint, each.dead_letters)
-        for each in BatchRecord.of(job.base).recordings
+        (each.oldest, each.newest, each.count)
+        for each in of_kinds(BatchRecord.of(job.base).attachments, DEAD_LETTERS)
     ]
 
 
@@ -817,10 +820,9 @@ def test_a_commit_that_is_tried_again_has_each_dead_letter_once(tmp_path: Path) 
     failing(job, 1)
     acks = job.run([("k1", "fail", 2)])
     assert job.base is not None
-    before = BatchRecord.of(job.base).recordings
     for _ in range(2):  # the first is not committed
-        (entry,) = job.letters.entries(before, acks, 3, 0)
-        assert (1, 3, 3) == (entry.oldest, entry.checkpoint, entry.dead_letters)
+        (entry,) = job.attached(acks, 3, 0)
+        assert (1, 3, 3) == (entry.oldest, entry.newest, entry.count)
 
 
 def test_a_file_has_dead_letters_of_about_the_same_age(tmp_path: Path) -> None:
@@ -861,19 +863,19 @@ def test_a_full_file_is_followed_by_another(
 
 
 def test_versions_of_broadcast_tables_are_kept_for_all_dead_letters_of_a_file() -> None:
-    def version(checkpoint: int, name: str = "rules") -> BroadcastEntry:
-        return BroadcastEntry(
-            name=name, version=f"v{checkpoint}", checkpoint=checkpoint, path=f"{name}-{checkpoint}",
-            size=1, crc=1, rows=1,
+    def version(checkpoint: int, name: str = "rules") -> Attachment:
+        return Attachment(
+            kind=BROADCAST, name=name, oldest=checkpoint, newest=checkpoint,
+            path=f"{name}-{checkpoint}", size=1, crc=1, count=1, at_ms=1,
         )  # fmt: skip
 
-    def letters(oldest: int, newest: int) -> RecordingEntry:
-        return RecordingEntry(
-            checkpoint=newest, path="p", size=1, at_ms=1, keys=1, dead_letters=1, oldest=oldest
+    def letters(oldest: int, newest: int) -> Attachment:
+        return Attachment(
+            kind=DEAD_LETTERS, oldest=oldest, newest=newest, path="p", size=1, count=1, at_ms=1
         )
 
     before = [version(at) for at in (1, 3, 5, 7, 9)]
     chosen = [version(11)]
-    for oldest, newest, kept in [(4, 7, [3, 5, 7]), (0, 4, [3]), (5, 5, [5]), (6, 6, [5])]:
+    for oldest, newest, kept in [(4, 7, [3, 5, 7]), (4, 4, [3]), (5, 5, [5]), (6, 6, [5])]:
         found = kept_broadcasts(before, chosen, [letters(oldest, newest)])
-        assert [*kept, 11] == [each.checkpoint for each in found]
+        assert [*kept, 11] == [each.newest for each in found]
