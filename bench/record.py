@@ -43,7 +43,7 @@ from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
-from statelog.spark.worker.recording import recorded_by
+from statelog.spark.worker.recording import RECORDINGS, recorded_by
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_hash import hash_columns
 
@@ -114,7 +114,7 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
         snapshots={},
         inline_bytes=1 << 20,
         staged=True,
-        record=record,
+        extras={} if record is None else {RECORDINGS: record},
     )
 
 

@@ -10,15 +10,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
-from statelog.options import CheckpointOptions
+from statelog.options import CheckpointOptions, task_changelog_options
 from statelog.runtime.ids import RandomIds
-from statelog.spark.driver.attachments import BatchAttachments
-from statelog.spark.driver.broadcasts import BroadcastVersions
+from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
+from statelog.spark.driver.dead_letters import letter_additions, letter_policy
+from statelog.spark.driver.extension import AttachingExtension, BatchStart, LocationObjects
+from statelog.spark.driver.recordings import recording_additions, recording_policy
+from statelog.spark.driver.side_outputs import side_output_additions, side_output_policy
 from statelog.spark.query.declared_state import declared_by, with_marks
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of, keys_of_operators
@@ -27,12 +30,26 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.worker.broadcasts import BROADCASTS
+from statelog.spark.worker.dead_letters import BAD_RECORDS
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
+from statelog.spark.worker.recording import RECORDINGS
+from statelog.spark.worker.side_output import SIDE_OUTPUTS
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_groups import key_group_of
+from statelog.state.reader.broadcasts import BROADCAST
+from statelog.state.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.store import open_store
 
 GROUPS = 16
+
+
+ATTACHED = (
+    (recording_policy, recording_additions),
+    (letter_policy, letter_additions),
+    (side_output_policy, side_output_additions),
+)
+"""The policies of attachments, and what the tasks add to them."""
 
 
 @dataclass
@@ -74,7 +91,7 @@ class RecordedJob:
         )
         if self.errors is not None and self.errors.freezes:
             self.schema = with_marks(self.schema)
-        self.attachments = BatchAttachments([self.operator_id], self.settings, self.store)
+        self.attach(self.settings)
         self.coordinator = CheckpointCoordinator(
             self.store,
             owner_id=self.owner_id,
@@ -90,6 +107,13 @@ class RecordedJob:
             self.settings, self.store, self.repeated, lambda: self.clock()
         )
         self.broadcasts: tuple[Attachment, ...] = ()
+
+    def attach(self, settings: QuerySettings) -> None:
+        """Keep attachments by other settings from now on."""
+        put = LocationObjects(self.store, task_changelog_options()).put
+        self.extensions = [
+            AttachingExtension(policy(settings), put, additions) for policy, additions in ATTACHED
+        ]
 
     def row_format(self) -> RowFormat:
         if not self.pandas:
@@ -121,7 +145,6 @@ class RecordedJob:
     def spec(self, now_ms: int, watermark_ms: int, ranges: tuple[KeyGroupRange, ...]) -> TaskSpec:
         own = -1 if self.base is None else self.base.checkpoint_id
         handles = () if self.base is None else self.base.log
-        each = max(self.record_bytes // len(ranges), 1)
         record = None if self.base is None else BatchRecord.of(self.base)
         self.broadcasts = self.versions.choose(
             self.batch_id,
@@ -138,7 +161,6 @@ class RecordedJob:
                 row_format=self.row_format(),
                 output=arrow_schema(parse_ddl(self.output)),
                 input_bytes=self.input_bytes,
-                side=self.side,
             ),
             state=TaskState(
                 location=self.location,
@@ -156,18 +178,27 @@ class RecordedJob:
             snapshots={},
             inline_bytes=self.inline_bytes,
             staged=True,
-            record=None
-            if self.record is None
-            else RecordSpec(
+            extras={name: part for name, part in self.parts(len(ranges)).items() if part},
+        )
+
+    def parts(self, tasks: int) -> dict[str, object]:
+        """Return what the extensions tell a task."""
+        record = None
+        if self.record is not None:
+            each = max(self.record_bytes // tasks, 1)
+            record = RecordSpec(
                 rate=self.record.rate,
                 keys=keys_of_operators(self.record, [self.key])[0],
                 batch_bytes=each,
                 key_bytes=min(key_bytes_of(self.record_bytes), each),
                 operator_id="",
-            ),
-            errors=self.errors,
-            broadcasts=self.broadcasts,
-        )
+            )
+        return {
+            RECORDINGS: record,
+            BAD_RECORDS: self.errors,
+            SIDE_OUTPUTS: self.side,
+            BROADCASTS: self.broadcasts,
+        }
 
     def run(
         self, rows: Sequence[tuple[Any, ...]], now_ms: int = 1000, watermark_ms: int = -1
@@ -195,7 +226,6 @@ class RecordedJob:
         for own, batches in zip(ranges, self.batches(rows, ranges), strict=True):
             # Outside Spark a task is the first partition.
             one = replace(spec, ranges=(own, *(each for each in ranges if each != own)))
-            one = replace(one, record=spec.record)
             for _ in run_task(one, batches, acks.append):
                 pass
         return acks
@@ -235,11 +265,19 @@ class RecordedJob:
         self.base = self.coordinator.complete(
             checkpoint_id, properties=record.to_properties(), sections={}
         )
-        self.attachments.committed()
+        for extension in self.extensions:
+            extension.committed(self.batch_id, acks)
         self.coordinator.clean_up()
 
     def attached(
         self, acks: Sequence[TaskAck], checkpoint_id: int, now_ms: int
     ) -> tuple[Attachment, ...]:
         record = None if self.base is None else BatchRecord.of(self.base)
-        return self.attachments.entries(record, [acks], self.broadcasts, checkpoint_id, now_ms)
+        answers = {self.operator_id: acks}
+        start = BatchStart(self.batch_id, checkpoint_id, None, record)
+        attached: list[Attachment] = []
+        for extension in self.extensions:
+            attached += extension.attachments(start, answers, attached, now_ms)
+        replayed = of_kinds(attached, RECORDING, DEAD_LETTERS)
+        before = of_kinds(start.attachments, BROADCAST)
+        return (*attached, *kept_broadcasts(before, self.broadcasts, replayed))

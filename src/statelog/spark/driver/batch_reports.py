@@ -9,7 +9,6 @@ from typing import Final, NamedTuple, Protocol
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.snapshot_schedule import LogDistances
 from statelog.metrics import Metrics, add_entries
-from statelog.spark.driver.dead_letters import FailureLog
 from statelog.spark.driver.progress import (
     UploadFigures,
     repeated_by,
@@ -167,7 +166,6 @@ class BatchReports:
     """Reports the micro-batches of one query; *location* is for messages."""
 
     def __init__(self, observers: Observers, location: str = "") -> None:
-        self._failures = FailureLog(location)
         self._on_progress = observers.on_progress
         self._metrics = observers.metrics or Metrics()
         self._last_warning = ""
@@ -198,7 +196,6 @@ class BatchReports:
         self._metrics.count("num_records_in", record.rows)
         failed_keys = sum(failures_of(ack).keys for ack in acks)
         letters = sum(failures_of(ack).letters.count for ack in acks)
-        self._failures.committed(record.batch_id, acks)
         self._metrics.count("num_failed_keys", failed_keys)
         self._metrics.count("num_dead_letters", letters)
         side_rows = sum(side.rows for ack in acks for side in side_rows_of(ack))

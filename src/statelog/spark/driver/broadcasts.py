@@ -20,6 +20,12 @@ from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.extension import (
+    Answers,
+    BatchStart,
+    DriverContext,
+    DriverExtension,
+)
 from statelog.spark.query.broadcast import (
     Broadcast,
     BroadcastTable,
@@ -28,12 +34,46 @@ from statelog.spark.query.broadcast import (
     version_of,
 )
 from statelog.spark.query.settings import QuerySettings
+from statelog.spark.worker.broadcasts import BROADCASTS
 from statelog.state.reader.broadcasts import BROADCAST, decode_broadcast, stored_version
+from statelog.state.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.conditional_put import put_or_find
 
 _log = logging.getLogger("statelog.spark")
 _NO_CHECKPOINT: Final = "none"
+
+
+class Broadcasts(DriverExtension):
+    """
+    The broadcast tables of a query.
+
+    Args:
+        context: What the extension is made of.
+    """
+
+    name = BROADCASTS
+
+    def __init__(self, context: DriverContext) -> None:
+        self._versions = BroadcastVersions(context.query.settings, context.store, context.repeated)
+        self._chosen: tuple[Attachment, ...] = ()
+
+    def begin(self, start: BatchStart) -> None:
+        """Choose the versions that a micro-batch sees; for errors see `BroadcastVersions.choose`."""
+        self._chosen = self._versions.choose(
+            start.batch_id, start.base_id, start.record, start.checkpoint_id
+        )
+
+    def task_part(self, operator: int, tasks: int) -> tuple[Attachment, ...] | None:
+        """Return the versions that the micro-batch sees."""
+        return self._chosen or None
+
+    def attachments(
+        self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
+    ) -> Sequence[Attachment]:
+        """Return the versions that the micro-batch and the kept recordings saw."""
+        before = of_kinds(start.attachments, BROADCAST)
+        return kept_broadcasts(before, self._chosen, of_kinds(attached, RECORDING, DEAD_LETTERS))
 
 
 class BroadcastVersions:

@@ -15,12 +15,13 @@ from typing import Final
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
+from statelog.spark.driver.extension import AttachingExtension, DriverContext
 from statelog.spark.driver.recordings import RecordedParts
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.dead_letters import failures_of
+from statelog.spark.worker.dead_letters import BAD_RECORDS, failures_of
 from statelog.spark.worker.protocol import TaskAck
 from statelog.state.recordings.format import DEAD_LETTERS
 from statelog.store import PATHS
@@ -86,6 +87,36 @@ def letter_additions(
     sent = tuple(letter for part in parts for letter in part.data)
     files = [Addition(part.file, part.count) for part in parts if part.file is not None]
     return [Addition(sent, len(sent)), *files]
+
+
+class BadRecords(AttachingExtension):
+    """
+    The keys of a query whose processing fails.
+
+    Args:
+        context: What the extension is made of.
+
+    Raises:
+        UsageError: Keys that fail are to be left out, and a processor takes all keys at once.
+    """
+
+    name = BAD_RECORDS
+
+    def __init__(self, context: DriverContext) -> None:
+        query, settings = context.query, context.query.settings
+        check_error_policy(query)
+        super().__init__(letter_policy(settings), context.put, letter_additions)
+        self._policy = error_policy(settings)
+        self._failures = FailureLog(query.location)
+
+    def task_part(self, operator: int, tasks: int) -> ErrorPolicy | None:
+        """Return what the tasks do with keys that fail."""
+        return self._policy
+
+    def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
+        """Log that keys failed."""
+        super().committed(batch_id, acks)
+        self._failures.committed(batch_id, acks)
 
 
 class FailureLog:

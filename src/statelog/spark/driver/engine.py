@@ -24,22 +24,20 @@ from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch, RecordedCosts
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
-from statelog.spark.driver.dead_letters import check_error_policy
 from statelog.spark.driver.delivery import CommittedRows, deliveries
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION, row_files
+from statelog.spark.driver.extension import BatchStart, DriverContext, LocationObjects
 from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
-from statelog.spark.driver.recordings import record_keys
 from statelog.spark.driver.restart import FirstBatch
-from statelog.spark.driver.side_outputs import SideDelivery
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.driver.task_runner import TaskRunner
+from statelog.spark.extension_table import driver_extensions
 from statelog.spark.query.delivery import Delivery, Sink, set_batch
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import TaskAck
-from statelog.spark.worker.side_output import side_rows_of
 from statelog.spark.worker.stopwatch import Stopwatch
 
 _INTERRUPTION = (
@@ -87,18 +85,20 @@ class MicroBatchEngine:
         side_sinks: Mapping[str, Sink] = MappingProxyType({}),
         repeated: int | None = None,
     ) -> None:
-        check_error_policy(query)
-        self._side_delivery = SideDelivery(query, side_sinks)
         self._query = query
         self._query_times = query_times
-        self._location = StateLocation(query, repeated)
+        self._location = StateLocation(query)
+        objects = LocationObjects(self._location.store, query.settings.changelog)
+        self._extensions = driver_extensions(
+            DriverContext(query, self._location.store, objects.put, side_sinks, repeated)
+        )
         self._coordinator = self._location.coordinator
         self._deliveries = deliveries(query, sink, self._coordinator.section)
         self._runner = TaskRunner()
         self._delivery = self._deliveries[query.settings.delivery]
         self._operators = [
-            OperatorRun(query, index, self._location, keys)
-            for index, keys in enumerate(record_keys(query))
+            OperatorRun(query, index, self._location, self._extensions)
+            for index in range(len(query.operators))
         ]
         self._running = self._operators[0]
         """The operator that ran last, which a failed job belongs to."""
@@ -213,7 +213,7 @@ class MicroBatchEngine:
             raise
         self._advance(batch, answers, completed, record)
         self._delivery.deliver(frame, record, answers[-1])
-        self._side_delivery.deliver(frame, batch_id, answers)
+        self._extensions.deliver(frame, answers)
         watch.lap("deliver")
         self._clean_up(answers)
         watch.lap("clean_up")
@@ -254,12 +254,14 @@ class MicroBatchEngine:
         # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
         snapshots = {} if times.is_idle else self._location.snapshots.choose(every, wall_clock_ms())
         checkpoint_id = self._coordinator.next_checkpoint_id
-        broadcasts = self._location.broadcasts(batch_id, checkpoint_id)
+        base, record = self._location.base, self._location.record
+        base_id = None if base is None else base.checkpoint_id
+        self._extensions.begin(BatchStart(batch_id, checkpoint_id, base_id, record))
         timeline = self._coordinator.timeline
         position = times.position or ""
         set_batch(frame, DeliveredBatch(timeline.location_id, timeline.number, batch_id, position))
         self._coordinator.trigger(checkpoint_id, every)
-        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id, broadcasts)
+        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id)
 
     def _run(self, frame: DataFrame, batch: MicroBatch, watch: Stopwatch) -> list[list[TaskAck]]:
         """Run the operators one after the other, and return the answers of their tasks."""
@@ -345,9 +347,7 @@ class MicroBatchEngine:
             source_folders=list(times.source_folders),
             checkpoint_location=self._checkpoint_location,
             **self._cost.before_commit(watch, acks)._asdict(),
-            attachments=self._location.attachments.entries(
-                self._location.record, answers, batch.broadcasts, batch.checkpoint_id
-            ),
+            attachments=self._extensions.attachments(answers),
         )
 
     def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
@@ -372,6 +372,7 @@ class MicroBatchEngine:
                 operator.ran(acks)
         self._location.snapshots.committed(batch.snapshots, [*chain(*answers)], wall_clock_ms())
         self._location.advance(completed, record, [bool(acks) for acks in answers])
+        self._extensions.committed(answers)
 
     def _clean_up(self, answers: Sequence[Sequence[TaskAck]]) -> None:
         """Delete the rows between operators, and begin the clean-up that is due."""
@@ -408,14 +409,12 @@ class MicroBatchEngine:
             # The state of Spark's own operators advances only when the rows are evaluated.
             frame.write.format("noop").mode("append").save()
         self._deliveries[Delivery(record.delivery)].deliver_again(frame, record, base)
-        self._side_delivery.deliver_again(frame, record)
+        self._extensions.deliver_again(frame, record)
         watch.lap("deliver")
         self._reports.delivered_again(batch_id, base.checkpoint_id, record, watch)
 
 
 def _has_effect(ack: TaskAck) -> bool:
-    """Return whether a task read rows, changed state, or yielded or emitted output."""
-    wrote = (
-        ack.changes.log is not None or ack.changes.snapshot is not None or bool(side_rows_of(ack))
-    )
+    """Return whether a task read rows, changed state, or answered with rows or for an extension."""
+    wrote = ack.changes.log is not None or ack.changes.snapshot is not None or bool(ack.extras)
     return wrote or ack.rows.count > 0 or ack.output.rows > 0

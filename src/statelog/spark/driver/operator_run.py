@@ -17,16 +17,14 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.driver.dead_letters import error_policy
 from statelog.spark.driver.delivery.staged import frame_of_rows, inline_rows, row_files
+from statelog.spark.driver.extension import DriverExtensions
 from statelog.spark.driver.no_data_batches import has_due_timer
 from statelog.spark.driver.progress import batch_cost
-from statelog.spark.driver.recordings import record_spec
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.jvm.frames import input_bytes
 from statelog.spark.query.keyed_frame import InitialState, by_task, with_initial_rows
@@ -122,7 +120,6 @@ class MicroBatch:
         ranges: Key groups of each task, by operator.
         snapshots: Key groups of which to write a snapshot, by the key groups of the task.
         query_id: Spark's id of the query; "" where it is unknown.
-        broadcasts: The versions of broadcast tables that it sees.
     """
 
     batch_id: int
@@ -131,7 +128,6 @@ class MicroBatch:
     ranges: Sequence[tuple[KeyGroupRange, ...]]
     snapshots: Mapping[KeyGroupRange, KeyGroupRange]
     query_id: str
-    broadcasts: tuple[Attachment, ...] = ()
 
 
 class OperatorRun:
@@ -146,9 +142,9 @@ class OperatorRun:
         query: Query,
         index: int,
         location: StateLocation,
-        recorded_keys: tuple[tuple[object, ...], ...] = (),
+        extensions: DriverExtensions,
     ) -> None:
-        self._recorded_keys = recorded_keys
+        self._extensions = extensions
         self.definition = query.operators[index]
         self.unnamed_output = UnnamedOutput(type(self.definition.processor).__name__)
         self._query = query
@@ -260,7 +256,6 @@ class OperatorRun:
                 late=self._late_rows(times, has_initial_rows=initial is not None),
                 event_time_output=definition.event_time_output,
                 is_read=is_read,
-                side=definition.side_outputs,
             ),
             state=TaskState(
                 location=self._query.location,
@@ -285,9 +280,7 @@ class OperatorRun:
             },
             inline_bytes=min(settings.inline_bytes, _MAX_INLINE_BYTES // len(ranges)),
             staged=staged,
-            record=record_spec(self._query, self._index, self._recorded_keys, len(ranges)),
-            errors=error_policy(settings),
-            broadcasts=batch.broadcasts,
+            extras=self._extensions.task_parts(self._index, len(ranges)),
         )
 
     def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:

@@ -9,54 +9,17 @@ from itertools import chain
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
+from statelog.spark.driver.extension import AttachingExtension, DriverContext
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck
-from statelog.spark.worker.recording import recorded_by
+from statelog.spark.worker.recording import RECORDINGS, recorded_by
 from statelog.state.recordings.format import RECORDING, encode_file
 from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")
-
-
-def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
-    """
-    Return the keys to record of each operator.
-
-    Raises:
-        UsageError: A key is a key of no operator, or an operator is columnar.
-    """
-    rule = query.settings.record
-    if rule is None:
-        return [() for _ in query.operators]
-    for operator in query.operators:
-        if isinstance(operator.processor, ColumnarProcessor):
-            raise UsageError(
-                f"record has no effect on {type(operator.processor).__name__}: what single keys see is "
-                "recorded of processors of Rows and pandas frames only"
-            )
-    return keys_of_operators(rule, [operator.schema.key_schema for operator in query.operators])
-
-
-def record_spec(
-    query: Query, operator: int, keys: tuple[tuple[object, ...], ...], tasks: int
-) -> RecordSpec | None:
-    """Return what the tasks of an operator record; None for nothing."""
-    settings = query.settings
-    if settings.record is None:
-        return None
-    each = max(settings.record_bytes // (tasks * len(query.operators)), 1)
-    return RecordSpec(
-        rate=settings.record.rate,
-        keys=keys,
-        batch_bytes=each,
-        key_bytes=min(key_bytes_of(settings.record_bytes), each),
-        operator_id=query.operators[operator].schema.operator_id
-        if len(query.operators) > 1
-        else "",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +79,64 @@ def recording_additions(
         for part in parts
         if part.file is not None
     ]
+
+
+class Recordings(AttachingExtension):
+    """
+    What chosen keys of a query see.
+
+    Args:
+        context: What the extension is made of.
+
+    Raises:
+        UsageError: A key to record is a key of no operator, or an operator is columnar.
+    """
+
+    name = RECORDINGS
+
+    def __init__(self, context: DriverContext) -> None:
+        self._query = query = context.query
+        super().__init__(recording_policy(query.settings), context.put, recording_additions)
+        self._keys = record_keys(query)
+
+    def task_part(self, operator: int, tasks: int) -> RecordSpec | None:
+        """Return what the tasks of an operator record."""
+        return record_spec(self._query, operator, self._keys[operator], tasks)
+
+
+def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
+    """
+    Return the keys to record of each operator.
+
+    Raises:
+        UsageError: A key is a key of no operator, or an operator is columnar.
+    """
+    rule = query.settings.record
+    if rule is None:
+        return [() for _ in query.operators]
+    for operator in query.operators:
+        if isinstance(operator.processor, ColumnarProcessor):
+            raise UsageError(
+                f"record has no effect on {type(operator.processor).__name__}: what single keys see is "
+                "recorded of processors of Rows and pandas frames only"
+            )
+    return keys_of_operators(rule, [operator.schema.key_schema for operator in query.operators])
+
+
+def record_spec(
+    query: Query, operator: int, keys: tuple[tuple[object, ...], ...], tasks: int
+) -> RecordSpec | None:
+    """Return what the tasks of an operator record; None for nothing."""
+    settings = query.settings
+    if settings.record is None:
+        return None
+    each = max(settings.record_bytes // (tasks * len(query.operators)), 1)
+    return RecordSpec(
+        rate=settings.record.rate,
+        keys=keys,
+        batch_bytes=each,
+        key_bytes=min(key_bytes_of(settings.record_bytes), each),
+        operator_id=query.operators[operator].schema.operator_id
+        if len(query.operators) > 1
+        else "",
+    )

@@ -17,13 +17,13 @@ from statelog.format.arrow_limits import batches_of
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.staged import frame_of_rows
+from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
 from statelog.spark.query.delivery import Sink, of_side_output
-from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.query.side_output import operator_of
+from statelog.spark.query.side_output import SideSchemas, operator_of
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.protocol import TaskAck
-from statelog.spark.worker.side_output import SideRows, side_rows_of
+from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideRows, side_rows_of
 from statelog.state.reader.side_outputs import (
     SIDE_BATCH,
     SIDE_CHECKPOINT,
@@ -91,32 +91,37 @@ def _contents(part: SideRows) -> Iterable[tuple[tuple[bytes] | FileStateHandle, 
     return [] if part.output is None else [((part.output,), part.rows)]
 
 
-class SideDelivery:
+class SideOutputs(AttachingExtension):
     """
-    Calls the sinks of side outputs with the committed rows of a micro-batch.
+    The rows that processors emit by name.
 
     A sink is called only for micro-batches in which its side output has rows.
 
     Args:
-        query: The query.
-        sinks: By side output.
+        context: What the extension is made of; its sinks are named after side outputs.
 
     Raises:
         UsageError: No operator of the query declares a side output.
     """
 
-    def __init__(self, query: Query, sinks: Mapping[str, Sink]) -> None:
-        self._query = query
-        self._sinks = dict(sinks)
-        schemas = [operator.side_outputs for operator in query.operators]
-        self._operators = {name: operator_of(name, schemas) for name in sinks}
+    name = SIDE_OUTPUTS
 
-    def deliver(
-        self, frame: DataFrame, batch_id: int, answers: Sequence[Sequence[TaskAck]]
-    ) -> None:
+    def __init__(self, context: DriverContext) -> None:
+        self._query, self._sinks = context.query, dict(context.sinks)
+        settings = context.query.settings
+        super().__init__(side_output_policy(settings), context.put, side_output_additions)
+        schemas = [operator.side_outputs for operator in context.query.operators]
+        self._operators = {name: operator_of(name, schemas) for name in context.sinks}
+
+    def task_part(self, operator: int, tasks: int) -> SideSchemas | None:
+        """Return the side outputs that the processor of an operator declares."""
+        return self._query.operators[operator].side_outputs or None
+
+    def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
         """Call the sinks with the rows of the tasks' answers, which are not read again."""
         for name, sink in self._sinks.items():
-            acks = answers[self._operators[name]]
+            operator = self._query.operators[self._operators[name]]
+            acks = answers[operator.schema.operator_id]
             outputs = [
                 part.output for ack in acks for part in side_rows_of(ack) if part.name == name
             ]

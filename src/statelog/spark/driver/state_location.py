@@ -14,7 +14,6 @@ import threading
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
@@ -27,9 +26,7 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
-from statelog.spark.driver.attachments import BatchAttachments
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.driver.broadcasts import BroadcastVersions
 from statelog.spark.driver.restart import (
     FirstBatch,
     check_state_is_there,
@@ -78,25 +75,21 @@ class StateLocation:
 
     Args:
         query: The query.
-        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
 
     Thread: Spark's thread of the query (and the caller of `start`, before it).
     """
 
-    def __init__(self, query: Query, repeated: int | None = None) -> None:
+    def __init__(self, query: Query) -> None:
         self._query = query
         settings, groups = query.settings, query.key_groups
-        self._store = open_location(
+        self.store = open_location(
             query.location, options=dict(settings.storage_options), fsync=settings.fsync
         )
-        self._entries = Entries(self._store)
-        names = [operator.schema.operator_id for operator in query.operators]
-        self.attachments = BatchAttachments(names, settings, self._store)
-        self._broadcasts = BroadcastVersions(settings, self._store, repeated)
+        self._entries = Entries(self.store)
         recorder = CheckpointRecorder(query.observers.metrics or Metrics())
         self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
-            self._store,
+            self.store,
             owner_id=new_owner_id("query"),
             max_parallelism=groups,
             options=settings.checkpoints,
@@ -188,7 +181,7 @@ class StateLocation:
         self._check(checkpoint, first, older_id)
         self.epoch = self.coordinator.claim(self._entries)
         self.base = self.coordinator.restore(older_id)
-        self._entries = Entries(self._store)
+        self._entries = Entries(self.store)
         is_committed = self._check(self.base, first, older_id)
         self.due_ms = [NEVER_MS] * len(query.operators)
         if self.base is not None:
@@ -199,7 +192,7 @@ class StateLocation:
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, delivery %s",
-            self._store.url,
+            self.store.url,
             self.epoch,
             None if self.base is None else self.base.checkpoint_id,
             settings.delivery.value,
@@ -234,7 +227,7 @@ class StateLocation:
             record,
             query.location,
             free=free,
-            newest_claim=lambda: describe_newest_claim(self._store),
+            newest_claim=lambda: describe_newest_claim(self.store),
         )
 
     def _checkpoint_to_go_back_to(self) -> int | None:
@@ -278,7 +271,6 @@ class StateLocation:
         """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
         self._has_committed = True
-        self.attachments.committed()
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)
         self._last_runs = [
@@ -291,15 +283,10 @@ class StateLocation:
         """Return the newest checkpoint in which an operator ran."""
         return self._last_runs[operator]
 
-    def broadcasts(self, batch_id: int, checkpoint_id: int) -> tuple[Attachment, ...]:
-        """Return the versions of broadcast tables that a micro-batch sees; see `BroadcastVersions`."""
-        base_id = None if self.base is None else self.base.checkpoint_id
-        return self._broadcasts.choose(batch_id, base_id, self.record, checkpoint_id)
-
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects that no checkpoint names, or log the failure."""
         try:
-            self._store.delete(paths)
+            self.store.delete(paths)
         except StoreError as error:  # harmless: the next collection of orphans deletes them
             _log.warning("deletion of rows between operators failed: %s", error)
 
@@ -329,17 +316,17 @@ class StateLocation:
     def _sweep(self) -> None:
         try:
             report = collect_garbage(
-                self._store,
+                self.store,
                 min_age=self._query.settings.checkpoints.min_age_of_orphans,
                 dry_run=False,
                 now=dt.datetime.now(dt.UTC),
                 failed_recording_age=self._query.settings.record_age,
             )
         except StatelogError as error:
-            _log.warning("deletion of orphans in %s failed: %s", self._store.url, error)
+            _log.warning("deletion of orphans in %s failed: %s", self.store.url, error)
             return
         if report.deleted:
-            _log.info("deleted %d orphans in %s", len(report.deleted), self._store.url)
+            _log.info("deleted %d orphans in %s", len(report.deleted), self.store.url)
         for release in report.outside:
             tags = f"deleted {', '.join(release.tags)} in {release.parent}"
             _log.warning("the parent of this fork: %s", release.problem or tags)

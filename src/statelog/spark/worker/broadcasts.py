@@ -8,15 +8,24 @@ from typing import Final
 
 from statelog.checkpoint.attachments import Attachment
 from statelog.spark.query.broadcast import BroadcastTable
+from statelog.spark.worker.protocol import TaskSpec
 from statelog.state.reader.broadcasts import read_broadcast, stored_version
 from statelog.store import ObjectStore
 
+BROADCASTS: Final = "broadcasts"
+"""The name under which a task gets the versions of broadcast tables."""
 _KEPT: Final = 16
 """Most versions that a worker keeps."""
 
 _lock: Final = threading.Lock()
 _versions: Final[dict[tuple[str, str, int | None], BroadcastTable]] = {}
 """By location, object and checksum; the last one used is at the end."""
+
+
+def broadcasts_of(spec: TaskSpec) -> tuple[Attachment, ...]:
+    """Return the versions of broadcast tables that a task sees."""
+    part = spec.extras.get(BROADCASTS)
+    return part if isinstance(part, tuple) else ()
 
 
 def broadcast_tables(

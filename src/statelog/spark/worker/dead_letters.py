@@ -140,6 +140,12 @@ BAD_RECORDS: Final = "bad_records"
 """The name under which a task answers with its keys that failed."""
 
 
+def error_policy_of(spec: TaskSpec) -> ErrorPolicy | None:
+    """Return what a task does with keys that fail; None where it fails with them."""
+    part = spec.extras.get(BAD_RECORDS)
+    return part if isinstance(part, ErrorPolicy) else None
+
+
 def failures_of(ack: TaskAck) -> FailedPart:
     """Return the keys that failed, by the answer of their task."""
     part = ack.extras.get(BAD_RECORDS)

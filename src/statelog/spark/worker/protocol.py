@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from statelog.checkpoint.attachments import Attachment
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
 from statelog.spark.query.broadcast import BroadcastTables
 from statelog.spark.query.columnar_processor import AnyProcessor
-from statelog.spark.query.error_policy import ErrorPolicy
-from statelog.spark.query.record import RecordSpec
-from statelog.spark.query.side_output import SideSchemas
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.rows.layout import InitialLayout, InputLayout, LateRows
@@ -42,7 +38,7 @@ class BatchContext:
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: The batch's watermark; -1 without.
         zone: The session's time zone, in which a processor of columns gets points in time.
-        broadcasts: The broadcast tables; a task reads them by `TaskSpec.broadcasts`.
+        broadcasts: The broadcast tables.
     """
 
     processor: AnyProcessor
@@ -73,7 +69,6 @@ class TaskRows:
         late: The rule for late rows, where the time mode drops them.
         event_time_output: The output column that may not be older than the watermark, or None.
         is_read: Whether the partitions have input rows (False: a micro-batch without data).
-        side: The side outputs that the processor declares.
     """
 
     layout: InputLayout
@@ -84,7 +79,6 @@ class TaskRows:
     late: LateRows | None = None
     event_time_output: str | None = None
     is_read: bool = True
-    side: SideSchemas = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +130,7 @@ class TaskSpec:
         snapshots: Key groups of which to write a snapshot in this micro-batch, by partition.
         inline_bytes: Deltas, and outputs, up to this size are sent to the driver in the answer.
         staged: Whether output rows are sent in the answer (False: they are the task's result).
-        record: What to record; None for nothing.
-        errors: What to do with keys that fail; None where the task fails with them.
-        broadcasts: The versions of broadcast tables that the micro-batch sees.
+        extras: What extensions tell the tasks, by their names.
     """
 
     context: BatchContext
@@ -152,9 +144,7 @@ class TaskSpec:
     snapshots: Mapping[int, KeyGroupRange]
     inline_bytes: int
     staged: bool
-    record: RecordSpec | None = None
-    errors: ErrorPolicy | None = None
-    broadcasts: tuple[Attachment, ...] = ()
+    extras: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +279,7 @@ class TaskAck:
         rows: What it read.
         output: What it yields.
         costs: What it cost.
-        extras: The answers of extensions, by their names.
+        extras: What extensions answer, by their names; of extensions that have something to say.
     """
 
     place: TaskPlace

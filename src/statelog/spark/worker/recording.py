@@ -25,7 +25,9 @@ from statelog.format.arrow_limits import batches_of
 from statelog.model import FileStateHandle
 from statelog.model.json_types import Json
 from statelog.spark.query.columnar_processor import AnyProcessor
+from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
+from statelog.spark.worker.broadcasts import broadcasts_of
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
@@ -67,6 +69,12 @@ class RecordingPart:
 NOTHING_RECORDED: Final = RecordingPart()
 RECORDINGS: Final = "recordings"
 """The name under which a task answers with its recording."""
+
+
+def record_spec_of(spec: TaskSpec) -> RecordSpec | None:
+    """Return what a task records; None for nothing."""
+    part = spec.extras.get(RECORDINGS)
+    return part if isinstance(part, RecordSpec) else None
 
 
 def recorded_by(ack: TaskAck) -> RecordingPart:
@@ -254,7 +262,7 @@ def recording_of(
         output=to_stream(output.take(pa.array(picked, pa.int64()))),
         failure=failure,
         dropped=dropped,
-        broadcasts=spec.broadcasts or UNSET,
+        broadcasts=broadcasts_of(spec) or UNSET,
     )
 
 

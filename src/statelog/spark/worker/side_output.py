@@ -22,7 +22,7 @@ from statelog.spark.rows.interface import Output, RevocableOutput, RowLike
 from statelog.spark.rows.types import row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, described_item, row_call
 from statelog.spark.worker.output_parts import OutputParts
-from statelog.spark.worker.protocol import StagedOutput, TaskAck
+from statelog.spark.worker.protocol import StagedOutput, TaskAck, TaskSpec
 from statelog.state.heap.tables import Key
 
 Emitter: TypeAlias = tuple[int, Key, int]
@@ -63,6 +63,12 @@ class SideRows:
     output: StagedOutput
     rows: int
     file_rows: tuple[int, ...] = ()
+
+
+def side_schemas_of(spec: TaskSpec) -> SideSchemas:
+    """Return the side outputs that the processor of a task declares."""
+    part = spec.extras.get(SIDE_OUTPUTS)
+    return part if isinstance(part, dict) else {}
 
 
 def side_rows_of(ack: TaskAck) -> tuple[SideRows, ...]:

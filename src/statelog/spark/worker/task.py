@@ -31,9 +31,9 @@ from statelog.spark.query.record import NOTHING, RecordSpec
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
-from statelog.spark.worker.broadcasts import broadcast_tables
+from statelog.spark.worker.broadcasts import broadcast_tables, broadcasts_of
 from statelog.spark.worker.connection import without_delay
-from statelog.spark.worker.dead_letters import BAD_RECORDS, FailedKeys
+from statelog.spark.worker.dead_letters import BAD_RECORDS, NO_FAILURE, FailedKeys, error_policy_of
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.large_input import SpillFile
@@ -54,11 +54,16 @@ from statelog.spark.worker.protocol import (
     TaskSpec,
 )
 from statelog.spark.worker.recorder import TaskRecorder
-from statelog.spark.worker.recording import RECORDINGS, put_recording
+from statelog.spark.worker.recording import (
+    NOTHING_RECORDED,
+    RECORDINGS,
+    put_recording,
+    record_spec_of,
+)
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
 from statelog.spark.worker.run import TaskRun, new_run
-from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideOutputs, SideRows
+from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideOutputs, SideRows, side_schemas_of
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions, of_task
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
@@ -118,8 +123,9 @@ def _run(
     batches = of_task(batches, names)
     watch = Stopwatch()
     kept = _states.of(spec)
-    if spec.broadcasts:
-        tables = broadcast_tables(kept.store, spec.broadcasts)
+    versions = broadcasts_of(spec)
+    if versions:
+        tables = broadcast_tables(kept.store, versions)
         spec = replace(spec, context=replace(spec.context, broadcasts=tables))
     with task_uploads(kept.storage) as uploads:
         ack, output = _answer(spec, kept, uploads, partition, batches, file=file, watch=watch)
@@ -161,12 +167,19 @@ def _answer(
     staged = output.staged() if isinstance(output, StagedOutputParts) else None
     if staged is not None:
         watch.lap("stage")
-    extras: dict[str, object] = {SIDE_OUTPUTS: _side_rows(sides)}
+    extras: dict[str, object] = {}
+    side_rows = _side_rows(sides)
+    if side_rows:
+        extras[SIDE_OUTPUTS] = side_rows
     if recorder is not None:
-        extras[RECORDINGS] = put_recording(files, recorder, spec)
+        recording = put_recording(files, recorder, spec)
+        if recording != NOTHING_RECORDED:
+            extras[RECORDINGS] = recording
         watch.lap("record")
     if failures is not None:
-        extras[BAD_RECORDS] = failures.answer(files, spec)
+        failed = failures.answer(files, spec)
+        if failed != NO_FAILURE:
+            extras[BAD_RECORDS] = failed
     ack = TaskAck(
         place=_place(partition, key_range),
         changes=replace(changes, group_entries=kept.state.entry_counts(key_range)),
@@ -220,12 +233,13 @@ def _new_run(
     sides: SideOutputs,
 ) -> tuple[TaskRun, FailedKeys | None]:
     """Return the run of the processor, and what gets the keys that fail; None where the task fails."""
-    if spec.errors is None:
+    policy = error_policy_of(spec)
+    if policy is None:
         return new_run(spec.context, kept.state, key_range, output, recorder, sides), None
     if not isinstance(kept.state, KeyedState):
         raise InvariantError("the keys of a columnar processor do not fail one by one")
     processor, batch_id = type(spec.context.processor).__name__, spec.context.batch_id
-    failures = FailedKeys(spec.errors, kept.state.codec, processor, batch_id)
+    failures = FailedKeys(policy, kept.state.codec, processor, batch_id)
     run = TolerantRun(
         spec.context,
         kept.state,
@@ -241,7 +255,8 @@ def _new_run(
 
 
 def _recorder(kept: KeptState, spec: TaskSpec) -> TaskRecorder | None:
-    return None if spec.record is None else _new_recorder(kept, spec, spec.record)
+    record = record_spec_of(spec)
+    return None if record is None else _new_recorder(kept, spec, record)
 
 
 def _new_recorder(kept: KeptState, spec: TaskSpec, record: RecordSpec) -> TaskRecorder:
@@ -256,8 +271,8 @@ def _new_recorder(kept: KeptState, spec: TaskSpec, record: RecordSpec) -> TaskRe
 
 def _input_rows(spec: TaskSpec) -> TaskRows:
     """Return the task's rows; their inputs keep them in columns where rows of keys are copied."""
-    rows, errors = spec.rows, spec.errors
-    keeps = spec.record is not None or (errors is not None and errors.keeps_letters)
+    rows, errors = spec.rows, error_policy_of(spec)
+    keeps = record_spec_of(spec) is not None or (errors is not None and errors.keeps_letters)
     return replace(rows, row_format=KeepingFormat(rows.row_format)) if keeps else rows
 
 
@@ -278,7 +293,7 @@ def _output(
 def _side_outputs(spec: TaskSpec, files: OutputFiles) -> SideOutputs:
     """Return the side outputs, whose rows are staged with every delivery."""
     return SideOutputs(
-        spec.rows.side,
+        side_schemas_of(spec),
         spec.rows.row_format,
         lambda output, schema: StagedOutputParts(
             output, lambda _batch: None, schema, files, spec.inline_bytes

@@ -38,7 +38,6 @@ from statelog.errors import (
     ProcessorError,
     UsageError,
 )
-from statelog.spark.driver.attachments import BatchAttachments
 from statelog.spark.driver.broadcasts import BroadcastVersions
 from statelog.spark.query.broadcast import (
     Broadcast,
@@ -265,7 +264,7 @@ def test_versions_are_dropped_with_the_recordings_that_saw_them(tmp_path: Path) 
     run = RatedJob(str(tmp_path))
     run.job.record = RecordRule(rate=1.0)
     settings = QuerySettings(broadcast=run.job.settings.broadcast, record_checkpoints=2)
-    run.job.attachments = BatchAttachments([run.job.operator_id], settings, run.job.store)
+    run.job.attach(settings)
     for factor in (1, 2, 3, 4, 4, 4):
         run.factor = factor
         run.run([("a", "add", 1)])

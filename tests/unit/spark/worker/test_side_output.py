@@ -50,7 +50,8 @@ from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import output_parts, side_output
-from statelog.spark.worker.side_output import side_rows_of
+from statelog.spark.worker.dead_letters import BAD_RECORDS
+from statelog.spark.worker.side_output import SIDE_OUTPUTS, side_rows_of
 from statelog.state.recordings.dead_letters import SCHEMA as LETTERS_SCHEMA
 
 pytestmark = pytest.mark.job
@@ -458,9 +459,9 @@ def test_initial_state_that_fails_takes_all_rows_along_and_rows_that_fail_only_t
     declared = declared_by(InitialEmits(), "op", NUMBERS, parse_ddl, time_mode="none")
     query = Query(
         tmp_path, InitialEmits(), SparkRowFormat(), input_bytes,
-        output="key long, n long, total double", key=NUMBERS, errors=LETTERS,
+        output="key long, n long, total double", key=NUMBERS,
+        extras={BAD_RECORDS: LETTERS, SIDE_OUTPUTS: declared.side_outputs},
         initial=InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value")),
-        side=declared.side_outputs,
     )  # fmt: skip
     query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)
     (side,) = side_rows_of(query.acks[0])

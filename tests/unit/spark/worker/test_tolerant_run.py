@@ -45,7 +45,7 @@ from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.testing.replay import replay
 from statelog.spark.worker import dead_letters
-from statelog.spark.worker.dead_letters import failures_of, is_bad_record
+from statelog.spark.worker.dead_letters import BAD_RECORDS, failures_of, is_bad_record
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 from statelog.state.reader.broadcasts import BROADCAST
 from statelog.state.recordings import (
@@ -682,7 +682,7 @@ def test_initial_state_that_fails_takes_the_rows_of_its_key_along(
     layout = InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value"))
     query = Query(
         tmp_path, Initial(), SparkRowFormat(), input_bytes, output="key long, n long, total double",
-        key=NUMBERS, initial=layout, errors=LETTERS,
+        key=NUMBERS, initial=layout, extras={BAD_RECORDS: LETTERS},
     )  # fmt: skip
     output = query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)
     found = {key: cell for group in query.tables().values() for key, cell in group[0].items()}

@@ -1,0 +1,248 @@
+"""
+The seam of an extension on the driver.
+
+An extension adds to micro-batches what the engine does not know by name.  The engine calls all of them at the
+same points of a micro-batch, in the order of `spark.extension_table`:
+
+    begin                      before the tasks are planned
+    task_part                  what the tasks of an operator get, in `TaskSpec.extras`
+    attachments                before the commit: the objects that the checkpoint names
+    committed                  after the commit
+    deliver, deliver_again     after the commit, with the frame of the micro-batch
+
+An error up to the commit fails the micro-batch, of which nothing is committed then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple, Protocol, TypeAlias
+
+from pyspark.sql import DataFrame
+
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.checkpoint.attachments import (
+    Addition,
+    Attachment,
+    AttachmentLog,
+    AttachmentPolicy,
+    PutObject,
+)
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.model.handles import FileStateHandle
+from statelog.options import ChangelogOptions, Options
+from statelog.runtime.clock import wall_clock_ms
+from statelog.runtime.ids import RandomIds
+from statelog.spark.query.delivery import Sink
+from statelog.spark.query.query import Query
+from statelog.spark.worker.output_parts import OutputFiles
+from statelog.spark.worker.protocol import TaskAck
+from statelog.store import ObjectStore
+
+Answers: TypeAlias = Mapping[str, Sequence[TaskAck]]
+"""The answers of the tasks of a micro-batch, by operator."""
+Additions: TypeAlias = Callable[[Answers, int], list[Addition]]
+"""Returns what tasks add to attachments, by their answers and the checkpoint being made."""
+
+
+class BatchStart(NamedTuple):
+    """
+    A micro-batch that begins.
+
+    Args:
+        batch_id: Spark's id of it.
+        checkpoint_id: The checkpoint that it makes.
+        base_id: The checkpoint that it continues; None for the first.
+        record: The record in that checkpoint.
+    """
+
+    batch_id: int
+    checkpoint_id: int
+    base_id: int | None = None
+    record: BatchRecord | None = None
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        """The attachments of the checkpoint before, of all kinds."""
+        return () if self.record is None else self.record.attachments
+
+
+@dataclass(frozen=True, slots=True)
+class DriverContext:
+    """
+    What an extension is made of.
+
+    Args:
+        query: The query.
+        store: The state location.
+        put: Writes an object of the location, by the policy of the tasks.
+        sinks: Sinks for rows that the engine does not deliver, by name.
+        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
+    """
+
+    query: Query
+    store: ObjectStore
+    put: PutObject
+    sinks: Mapping[str, Sink] = field(default_factory=dict)
+    repeated: int | None = None
+
+
+class DriverExtension(Protocol):
+    """
+    The half of an extension on the driver, for one run of a query.
+
+    What a class leaves out does nothing.
+
+    Attributes: `name`: the key of its parts in `TaskSpec.extras` and `TaskAck.extras`.
+
+    Thread: Spark's thread of the query.
+    """
+
+    name: str
+
+    def begin(self, start: BatchStart) -> None:
+        """Begin a micro-batch."""
+
+    def task_part(self, operator: int, tasks: int) -> object | None:
+        """
+        Return what the tasks of an operator get; None for nothing.
+
+        Args:
+            operator: The position of the operator in the query.
+            tasks: Number of tasks.
+        """
+        return None
+
+    def attachments(
+        self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
+    ) -> Sequence[Attachment]:
+        """
+        Write what a micro-batch attaches, and return what its checkpoint names of this extension.
+
+        Args:
+            start: The micro-batch.
+            answers: The answers of its tasks.
+            attached: What the extensions before this one return.
+            now_ms: The wall clock.
+
+        Raises:
+            StoreError, UnavailableError: The micro-batch must not be committed.
+
+        Blocks: On the store, where there is something to write.
+        """
+        return ()
+
+    def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
+        """Note the commit of the micro-batch whose `attachments` were asked for last."""
+
+    def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
+        """Deliver what the tasks of a committed micro-batch answered."""
+
+    def deliver_again(self, frame: DataFrame, record: BatchRecord) -> None:
+        """Deliver a micro-batch that an earlier run committed."""
+
+
+class AttachingExtension(DriverExtension):
+    """
+    An extension whose attachments are written by a log.
+
+    Args:
+        policy: How they are written, joined and kept.
+        put: Writes an object.
+        additions: Returns what the tasks add.
+    """
+
+    def __init__(self, policy: AttachmentPolicy, put: PutObject, additions: Additions) -> None:
+        self._log = AttachmentLog(policy, put)
+        self._additions = additions
+
+    def attachments(
+        self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
+    ) -> Sequence[Attachment]:
+        """See `DriverExtension`."""
+        additions = self._additions(answers, start.checkpoint_id)
+        return self._log.entries(start.attachments, additions, start.checkpoint_id, now_ms)
+
+    def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
+        """See `DriverExtension`."""
+        self._log.committed()
+
+
+class DriverExtensions:
+    """
+    The extensions of one run of a query, in their order.
+
+    Args:
+        extensions: The extensions.
+        operators: The names of the operators.
+    """
+
+    def __init__(self, extensions: Sequence[DriverExtension], operators: Sequence[str]) -> None:
+        self._extensions = extensions
+        self._operators = operators
+        self._start = BatchStart(-1, -1)
+
+    def begin(self, start: BatchStart) -> None:
+        """Begin a micro-batch."""
+        self._start = start
+        for extension in self._extensions:
+            extension.begin(start)
+
+    def task_parts(self, operator: int, tasks: int) -> dict[str, object]:
+        """Return what the tasks of an operator get; see `DriverExtension.task_part`."""
+        parts = {each.name: each.task_part(operator, tasks) for each in self._extensions}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def attachments(self, answers: Sequence[Sequence[TaskAck]]) -> tuple[Attachment, ...]:
+        """Write what the micro-batch attaches, and return what its checkpoint names."""
+        attached: list[Attachment] = []
+        by_operator, now_ms = self._by_operator(answers), wall_clock_ms()
+        for extension in self._extensions:
+            attached += extension.attachments(self._start, by_operator, attached, now_ms)
+        return tuple(attached)
+
+    def committed(self, answers: Sequence[Sequence[TaskAck]]) -> None:
+        """Note the commit of the micro-batch."""
+        acks = [*chain(*answers)]
+        for extension in self._extensions:
+            extension.committed(self._start.batch_id, acks)
+
+    def deliver(self, frame: DataFrame, answers: Sequence[Sequence[TaskAck]]) -> None:
+        """Deliver what the tasks of the committed micro-batch answered."""
+        by_operator = self._by_operator(answers)
+        for extension in self._extensions:
+            extension.deliver(frame, self._start.batch_id, by_operator)
+
+    def deliver_again(self, frame: DataFrame, record: BatchRecord) -> None:
+        """Deliver a micro-batch that an earlier run committed."""
+        for extension in self._extensions:
+            extension.deliver_again(frame, record)
+
+    def _by_operator(self, answers: Sequence[Sequence[TaskAck]]) -> Answers:
+        return dict(zip(self._operators, answers, strict=True))
+
+
+class LocationObjects:
+    """
+    Writes objects of a state location from the driver, by the policy of the tasks.
+
+    Args:
+        store: The location.
+        options: The policy.
+    """
+
+    def __init__(self, store: ObjectStore, options: ChangelogOptions) -> None:
+        self._store = store
+        self._options = Options(changelog=options)
+
+    def put(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
+        """
+        Write an object, whose path is made of a unique name.
+
+        Blocks: On the store.
+        """
+        # Opened for one put: few micro-batches have one, and no thread remains.
+        with FsStateChangelogStorage.from_options(self._options, self._store, job_id="") as storage:
+            return OutputFiles(storage.objects.put, RandomIds()).write(path_of, data)
