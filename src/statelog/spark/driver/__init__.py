@@ -2,11 +2,13 @@
 The driver's side: each micro-batch makes one checkpoint.
 
     batch_times, no_data_batches   the times of a micro-batch; when one runs without data
-    state_location, restart        claim and restore the state; check that the sources fit it
+    state_location, restart        check and claim the location; check that the sources fit it
+    restored_state                 the state that the next micro-batch continues
+    location_clean_up              delete what no retained checkpoint needs
     engine                         decide, run the operators, commit, deliver, clean up
     operator_run                   the tasks of one operator; the warning of columns that no row names
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
-    attachments                    what features attach to the checkpoint of a micro-batch
+    extension                      the seam of what adds to micro-batches: the four modules that follow
     recordings                     which keys are recorded, and their recordings
     dead_letters                   which tasks keep what fails, and the warning that something failed
     side_outputs                   rows that processors emit by name, and their delivery

@@ -135,7 +135,7 @@ class MicroBatchEngine:
 
         None if unknown.
         """
-        return self._location.next_due_ms
+        return self._location.state.next_due_ms
 
     def has_run(self) -> bool:
         """Return whether this run has had a micro-batch."""
@@ -157,7 +157,7 @@ class MicroBatchEngine:
         """
         self._is_closed = True  # before the look: a micro-batch looks in the opposite order
         if self._location.epoch is not None and not self._is_processing:
-            self._location.finish_clean_up()
+            self._location.clean_up.finish()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """
@@ -237,7 +237,7 @@ class MicroBatchEngine:
             if is_committed:
                 self._deliver_again(frame, batch_id)
                 return None
-        record = self._location.record
+        record = self._location.state.record
         if record is not None:
             times = times.not_before(record.watermark_ms)
         if can_skip_batch(self._query.operators, record, times):
@@ -254,9 +254,8 @@ class MicroBatchEngine:
         # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
         snapshots = {} if times.is_idle else self._location.snapshots.choose(every, wall_clock_ms())
         checkpoint_id = self._coordinator.next_checkpoint_id
-        base, record = self._location.base, self._location.record
-        base_id = None if base is None else base.checkpoint_id
-        self._extensions.begin(BatchStart(batch_id, checkpoint_id, base_id, record))
+        state = self._location.state
+        self._extensions.begin(BatchStart(batch_id, checkpoint_id, state.base_id, state.record))
         timeline = self._coordinator.timeline
         position = times.position or ""
         set_batch(frame, DeliveredBatch(timeline.location_id, timeline.number, batch_id, position))
@@ -339,7 +338,7 @@ class MicroBatchEngine:
             delta_bytes=sum(ack.changes.delta_bytes for ack in acks),
             output_bytes=len(rows.section or b"") + sum(file.size_bytes for file in rows.files),
             output_files=[handle.to_json() for handle in rows.files],
-            went_back_to=self._location.went_back_to,
+            went_back_to=self._location.state.went_back_to,
             watermark_ms=times.watermark_ms,
             position=times.position,
             position_before=times.position_before,
@@ -356,7 +355,7 @@ class MicroBatchEngine:
         self._coordinator.decline(batch.checkpoint_id, "the micro-batch had no effect")
         for index, acks in enumerate(answers):
             if acks:
-                self._location.due_ms[index] = next_due_ms(acks)
+                self._location.state.due_ms[index] = next_due_ms(acks)
 
     def _advance(
         self,
@@ -371,15 +370,16 @@ class MicroBatchEngine:
             if not batch.times.is_idle:  # a no-data batch does not predict the cost of rows
                 operator.ran(acks)
         self._location.snapshots.committed(batch.snapshots, [*chain(*answers)], wall_clock_ms())
-        self._location.advance(completed, record, [bool(acks) for acks in answers])
+        self._location.state.advance(completed, record, [bool(acks) for acks in answers])
+        self._location.snapshots.advance(completed)
         self._extensions.committed(answers)
 
     def _clean_up(self, answers: Sequence[Sequence[TaskAck]]) -> None:
         """Delete the rows between operators, and begin the clean-up that is due."""
-        self._location.delete(
+        self._location.clean_up.delete(
             [row_file.path for acks in answers[:-1] for row_file in row_files(acks)]
         )
-        self._location.clean_up()
+        self._location.clean_up.when_due()
 
     def _report(
         self,
@@ -399,7 +399,7 @@ class MicroBatchEngine:
     def _deliver_again(self, frame: DataFrame, batch_id: int) -> None:
         """Deliver a committed batch again, with its own delivery."""
         watch = Stopwatch()
-        base, record = self._location.base, self._location.record
+        base, record = self._location.state.base, self._location.state.record
         if base is None or record is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
         run_timeline = self._coordinator.timeline.number

@@ -162,7 +162,7 @@ class OperatorRun:
     @property
     def _initial(self) -> InitialState | None:
         """The initial rows of the micro-batch, if it begins with them."""
-        return self.definition.initial if self._location.base is None else None
+        return self.definition.initial if self._location.state.base is None else None
 
     def ranges(self, frame: DataFrame, times: BatchTimes) -> tuple[KeyGroupRange, ...]:
         """Choose the tasks of a micro-batch and return their key groups."""
@@ -192,7 +192,7 @@ class OperatorRun:
 
     def can_be_skipped(self, batch: MicroBatch, upstream: Sequence[TaskAck]) -> bool:
         """Return whether the operator has no rows, no timer that is due, and no snapshot to write."""
-        due_ms = self._location.due_ms[self._index]
+        due_ms = self._location.state.due_ms[self._index]
         return not (
             self.reads(batch.times, upstream)
             or has_due_timer(self.definition, due_ms, batch.times)
@@ -237,7 +237,7 @@ class OperatorRun:
         times, ranges = batch.times, batch.ranges[self._index]
         initial = None if self._initial is None else self._initial.task_layout
         has_time = definition.time_mode != "none"
-        last, base = location.last_run(self._index), location.base
+        last, base_id = location.state.last_run(self._index), location.state.base_id
         return TaskSpec(
             context=BatchContext(
                 definition.processor,
@@ -270,7 +270,7 @@ class OperatorRun:
             ),
             checkpoint_id=batch.checkpoint_id,
             base_id=last.checkpoint_id,
-            restore_id=-1 if base is None else base.checkpoint_id,
+            restore_id=-1 if base_id is None else base_id,
             committed=last.handles,
             ranges=ranges,
             snapshots={
@@ -301,9 +301,12 @@ class OperatorRun:
         Args:
             acks: The answers of its tasks; none if it was skipped.
         """
-        schema, before = self._location.schemas[self._index], self._location.record
+        schema, before = self._location.schemas[self._index], self._location.state.record
         stored = None if before is None else before.operators[self._index]
-        entries, due = sum(ack.changes.entries for ack in acks), self._location.due_ms[self._index]
+        entries, due = (
+            sum(ack.changes.entries for ack in acks),
+            self._location.state.due_ms[self._index],
+        )
         if acks:
             due = next_due_ms(acks)
         elif stored is not None:

@@ -8,70 +8,37 @@ location, which fences the owner before.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
-import threading
-from collections.abc import Sequence
-from typing import Final, NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import describe_newest_claim, new_owner_id
 from statelog.checkpoint.restore import find_restore_point
-from statelog.errors import CheckpointError, StatelogError, StoreError
+from statelog.errors import CheckpointError
 from statelog.metrics import Metrics
 from statelog.model.checkpoint import CompletedCheckpoint
-from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.location_clean_up import LocationCleanUp
 from statelog.spark.driver.restart import (
     FirstBatch,
     check_state_is_there,
     is_committed,
 )
+from statelog.spark.driver.restored_state import RestoredState
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.driver.state_changes import ALL_STATE, evolved_schema
 from statelog.spark.query.query import Query
-from statelog.spark.worker.protocol import NEVER_MS
 from statelog.store import open_location
 
-# The newest checkpoint in which an operator ran, for the tasks that follow it.
-
-
-class LastRun(NamedTuple):
-    """
-    The newest checkpoint in which an operator ran.
-
-    Args:
-        checkpoint_id: Its id; -1 for none.
-        handles: Ids of the log handles that it added.
-    """
-
-    checkpoint_id: int
-    handles: tuple[str, ...]
-
-
-NEVER_RAN: Final = LastRun(-1, ())
-
-
-def last_run_of(base: CompletedCheckpoint) -> LastRun:
-    """Return *base* as the last run of an operator."""
-    base_id = base.checkpoint_id
-    return LastRun(
-        base_id, tuple(log.state_handle_id for log in base.log if log.checkpoint_id == base_id)
-    )
-
-
 _log = logging.getLogger("statelog.spark")
-_LAST_CLEAN_UP_S: Final = 10.0
 
 
 class StateLocation:
     """
-    The state of one query, as of its last committed checkpoint.
+    The location of one query: what its newest checkpoint allows, and the claim on it.
 
     Args:
         query: The query.
@@ -101,14 +68,8 @@ class StateLocation:
         """Puts of claims and commits that were repeated and that no record has yet."""
         self.schemas = tuple(operator.schema for operator in query.operators)
         """The state of each operator as stored, after its evolution."""
-        self.base: CompletedCheckpoint | None = None
-        self.record: BatchRecord | None = None
-        """The record of the base checkpoint's micro-batch."""
-        self.went_back_to: int | None = None
-        self.due_ms: list[int | None] = [NEVER_MS] * len(query.operators)
-        """When the next timer of each operator is due, in the time of the time mode; None if
-        unknown."""
-        self._last_runs = [NEVER_RAN] * len(query.operators)
+        self.state = RestoredState(len(query.operators))
+        self.clean_up = LocationCleanUp(self.store, self.coordinator, settings)
         self.is_empty = False
         """Whether `inspect` found no checkpoint."""
         self.epoch: int | None = None
@@ -116,7 +77,6 @@ class StateLocation:
         self.run_id = RandomIds().new_id()
         """A name of this run, with its schemas, that no other has: a new location under an old name begins
         at the same epoch."""
-        self._has_committed = self._is_finished = False
 
     def _pause(self, seconds: float) -> None:
         """Wait between two puts of one name, and count the second."""
@@ -139,7 +99,7 @@ class StateLocation:
         """
         settings = self._query.settings
         if isinstance(settings.checkpoint, int):
-            self.due_ms = [None] * len(self._query.operators)
+            self.state.due_ms = [None] * len(self._query.operators)
             return  # the user names a checkpoint, maybe because the newest one is damaged
         newest = self._entries.list_again().newest()
         self.is_empty = newest is None
@@ -148,7 +108,7 @@ class StateLocation:
         self._check_is_not_unwanted(newest)
         record = BatchRecord.of(newest)
         self._evolve(newest, record, record.now_ms)
-        self.due_ms = [operator.next_due_ms for operator in record.operators]
+        self.state.due_ms = [operator.next_due_ms for operator in record.operators]
         if query_id is not None and not settings.adopt:
             self._check_query(record, query_id)
 
@@ -171,7 +131,6 @@ class StateLocation:
 
         Blocks: On the store.
         """
-        query, settings = self._query, self._query.settings
         older_id = self._checkpoint_to_go_back_to()
         if older_id is None:
             checkpoint = self._entries.list_again().newest()
@@ -180,25 +139,20 @@ class StateLocation:
             checkpoint = point.checkpoint
         self._check(checkpoint, first, older_id)
         self.epoch = self.coordinator.claim(self._entries)
-        self.base = self.coordinator.restore(older_id)
+        base = self.coordinator.restore(older_id)
         self._entries = Entries(self.store)
-        is_committed = self._check(self.base, first, older_id)
-        self.due_ms = [NEVER_MS] * len(query.operators)
-        if self.base is not None:
-            self.record = record = BatchRecord.of(self.base)
-            self.due_ms = [operator.next_due_ms for operator in record.operators]
-            self._last_runs = [last_run_of(self.base)] * len(query.operators)
-            self.went_back_to = record.went_back_to if older_id is None else older_id
-            self.snapshots.begin(self.base, record.state_entries)
+        is_committed = self._check(base, first, older_id)
+        self.state.restore(base, older_id)
+        if self.state.record is not None:
+            self.snapshots.begin(base, self.state.record.state_entries)
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, delivery %s",
             self.store.url,
             self.epoch,
-            None if self.base is None else self.base.checkpoint_id,
-            settings.delivery.value,
+            self.state.base_id,
+            self._query.settings.delivery.value,
         )
-        # Orphans of attempts that failed in earlier runs, if they are old enough.
-        threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
+        self.clean_up.sweep_in_background()
         return is_committed
 
     def check_is_there(self, first: FirstBatch) -> None:
@@ -256,80 +210,9 @@ class StateLocation:
         The first commit of a run fixes it.  A micro-batch before it may have changed nothing, or been
         delivered again.
         """
-        if self.base is not None and self.record is not None and not self._has_committed:
-            self._evolve(self.base, self.record, times.now_ms)
-
-    @property
-    def next_due_ms(self) -> int | None:
-        """When the next timer of any operator is due; None if unknown."""
-        times = [due for due in self.due_ms if due is not None]
-        return min(times) if len(times) == len(self.due_ms) else None
-
-    def advance(
-        self, completed: CompletedCheckpoint, record: BatchRecord, ran: Sequence[bool]
-    ) -> None:
-        """Continue from *completed*, which holds *record*."""
-        self.base, self.record = completed, record
-        self._has_committed = True
-        self.due_ms = [operator.next_due_ms for operator in record.operators]
-        last = last_run_of(completed)
-        self._last_runs = [
-            last if has_run else before
-            for has_run, before in zip(ran, self._last_runs, strict=True)
-        ]
-        self.snapshots.advance(completed)
-
-    def last_run(self, operator: int) -> LastRun:
-        """Return the newest checkpoint in which an operator ran."""
-        return self._last_runs[operator]
-
-    def delete(self, paths: Sequence[str]) -> None:
-        """Delete objects that no checkpoint names, or log the failure."""
-        try:
-            self.store.delete(paths)
-        except StoreError as error:  # harmless: the next collection of orphans deletes them
-            _log.warning("deletion of rows between operators failed: %s", error)
-
-    def clean_up(self) -> None:
-        """Delete in batches what no retained checkpoint needs, or log the failure."""
-        try:
-            self.coordinator.clean_up_when_due()
-        except StoreError as error:  # harmless: the next collection of orphans deletes the rest
-            _log.warning("deletion of what no checkpoint needs failed: %s", error)
-
-    def finish_clean_up(self) -> None:
-        """
-        Delete everything that no retained checkpoint needs, or log the failure; once.
-
-        Blocks: On the store, for at most ten seconds.
-        """
-        if self._is_finished:
-            return
-        self._is_finished = True
-        try:
-            in_background(self.coordinator.clean_up, "statelog-last-clean-up").result(
-                _LAST_CLEAN_UP_S
-            )
-        except (StatelogError, TimeoutError) as error:  # harmless: the next run deletes the rest
-            _log.warning("deletion at the end of the query failed: %s", str(error) or "time-out")
-
-    def _sweep(self) -> None:
-        try:
-            report = collect_garbage(
-                self.store,
-                min_age=self._query.settings.checkpoints.min_age_of_orphans,
-                dry_run=False,
-                now=dt.datetime.now(dt.UTC),
-                failed_recording_age=self._query.settings.record_age,
-            )
-        except StatelogError as error:
-            _log.warning("deletion of orphans in %s failed: %s", self.store.url, error)
-            return
-        if report.deleted:
-            _log.info("deleted %d orphans in %s", len(report.deleted), self.store.url)
-        for release in report.outside:
-            tags = f"deleted {', '.join(release.tags)} in {release.parent}"
-            _log.warning("the parent of this fork: %s", release.problem or tags)
+        base, record = self.state.base, self.state.record
+        if base is not None and record is not None and not self.state.has_committed:
+            self._evolve(base, record, times.now_ms)
 
     def _evolve(self, checkpoint: CompletedCheckpoint, record: BatchRecord, now_ms: int) -> None:
         """

@@ -19,6 +19,7 @@ from statelog.core.task_count import TaskBounds
 from statelog.errors import CheckpointError, StoreError
 from statelog.spark.driver import state_location
 from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.location_clean_up import LocationCleanUp
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_changes import evolved_schema
 from statelog.spark.driver.state_location import StateLocation
@@ -68,7 +69,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
         small_checkpoint(owner, owner.next_checkpoint_id, properties=properties)
         owner.clean_up()
     monkeypatch.setattr(state_location, "open_location", lambda *_, **__: store)
-    monkeypatch.setattr(StateLocation, "_sweep", lambda _: None)  # another thread, later
+    monkeypatch.setattr(LocationCleanUp, "_sweep", lambda _: None)  # another thread, later
     store.reads.clear()
     return store
 
@@ -89,8 +90,8 @@ def test_a_start_reads_the_newest_checkpoint_once(store: CountingStore, batch_id
     started.inspect("q")
     is_committed = started.take_over(FirstBatch("q", batch_id, BatchTimes()))
     assert is_committed is (batch_id < BATCHES)
-    assert started.base is not None
-    newest = started.base.checkpoint_id
+    assert started.state.base is not None
+    newest = started.state.base.checkpoint_id
     assert NEWEST == newest
     assert started.coordinator.section(newest, b"OUTP") is None
     assert 1 == store.reads[f"chk-{newest}/_metadata"]
@@ -102,8 +103,8 @@ def test_a_start_from_an_older_checkpoint_reads_it_and_the_newest_once(
     started = location(restore=NEWEST - 1)
     started.inspect("q")
     started.take_over(FirstBatch("q", BATCHES - 1, BatchTimes()))
-    assert started.base is not None
-    assert NEWEST - 1 == started.base.checkpoint_id
+    assert started.state.base is not None
+    assert NEWEST - 1 == started.state.base.checkpoint_id
     reads = [store.reads[f"chk-{one}/_metadata"] for one in (NEWEST - 1, NEWEST)]
     assert [1, 1] == reads
 
@@ -130,8 +131,8 @@ def test_a_time_to_live_counts_from_the_first_batch_that_commits_it(store: Count
     again.take_over(FirstBatch("q", BATCHES, BatchTimes(now_ms=90)))
     assert again.schemas == started.schemas
 
-    assert started.base is not None
-    started.advance(started.base, record(BATCHES), [True])
+    assert started.state.base is not None
+    started.state.advance(started.state.base, record(BATCHES), [True])
     started.begin(BatchTimes(now_ms=110))
     assert [90] == expiries(started)
     assert runs[-1] == started.run_id
@@ -199,7 +200,7 @@ def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore)
         coordinator.trigger(checkpoint_id, [])
         coordinator.complete(checkpoint_id, properties={})
     before = set(store.objects)
-    started.finish_clean_up()
+    started.clean_up.finish()
     kept = {f"chk-{each}/_metadata" for each in range(checkpoint_id - 2, checkpoint_id + 1)}
     newest = coordinator.latest
     assert newest is not None
@@ -208,7 +209,7 @@ def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore)
     claims = {"chk-0/_metadata", f"chk-{NEWEST + 1}/_metadata"}
     assert {path for path in store.objects if path.startswith("chk-")} == kept | needed | claims
     store.requests.clear()
-    started.finish_clean_up()
+    started.clean_up.finish()
     assert not store.requests, "once"
 
 
@@ -225,5 +226,5 @@ def test_a_store_that_fails_at_the_end_is_no_error(
         raise StoreError("no route to host", path=path)
 
     store.on_request = fails
-    started.finish_clean_up()
+    started.clean_up.finish()
     assert "deletion at the end of the query failed: no route to host" in caplog.text
