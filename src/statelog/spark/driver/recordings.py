@@ -18,7 +18,7 @@ from statelog.checkpoint.batch_record import RecordingEntry
 from statelog.errors import StoreError, UnavailableError, UsageError
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.ids import RandomIds
-from statelog.spark.query.columnar_processor import ColumnarProcessor
+from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
@@ -42,7 +42,7 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
     if rule is None:
         return [() for _ in query.operators]
     for operator in query.operators:
-        if isinstance(operator.processor, ColumnarProcessor):
+        if not face_of(operator.processor).handles_single_keys:
             raise UsageError(
                 f"record has no effect on {type(operator.processor).__name__}: what single keys see is "
                 "recorded of processors of Rows and pandas frames only"

@@ -13,8 +13,8 @@ from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
 from statelog.spark.query.broadcast import BroadcastTables
-from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.error_policy import ErrorPolicy
+from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.query.side_output import SideSchemas
 from statelog.spark.rows.formats import RowFormat
