@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from statelog.checkpoint.state_stream import read_materialized
 from statelog.errors import CorruptionError
@@ -25,7 +25,7 @@ from statelog.store import ObjectStore
 ABSENT: Final = -2
 """The version of a key group that is not held."""
 
-WritesT = TypeVar("WritesT")
+WritesT = TypeVar("WritesT", covariant=True)
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class StateCache(ABC, Generic[WritesT]):
         """Keep to the limit of memory; return how many blocks were put into columns."""
 
 
-AnyState: TypeAlias = "StateCache[Any]"
+AnyState: TypeAlias = "StateCache[object]"
 """The state of an operator, in whatever form a worker keeps it."""
 
 

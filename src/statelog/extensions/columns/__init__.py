@@ -6,6 +6,6 @@ Columns: processors that take all keys of a task at once, without a Python objec
     rows            rows as one table, sorted by key
     run             the run of a task
     slots/          state: each key has a slot, each variable a column
-    aggregation/    `aggregate`: a columnar processor behind aggregates of Spark's own
+    aggregation/    `aggregate`: Spark aggregates each micro-batch, a columnar processor the results
     tester          tables in a `ProcessorTester`
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn, cast
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -57,11 +57,11 @@ def _columns(session: SparkSession, output: StructType, has_initial: bool) -> Ro
     return ColumnarFormat()
 
 
-def _test_tables(tester: Any, rows: pa.Table | None, initial: pa.Table | None) -> pa.Table:
+def _test_tables(tester: object, rows: pa.Table | None, initial: pa.Table | None) -> pa.Table:
     # Imported here, because a task does not test.
-    from statelog.extensions.columns.tester import run_columns
+    from statelog.extensions.columns.tester import Tester, run_columns
 
-    return run_columns(tester, rows, initial)
+    return run_columns(cast("Tester", tester), rows, initial)
 
 
 COLUMNS: Final = Face(

@@ -24,7 +24,7 @@ from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_hash import hash_columns
 
 
-class _Tester(Protocol):
+class Tester(Protocol):
     """What a test of columns needs of a `ProcessorTester`."""
 
     _state: TesterState
@@ -39,7 +39,7 @@ class _Tester(Protocol):
 
 
 def run_columns(
-    tester: _Tester, rows: pa.Table | None = None, initial: pa.Table | None = None
+    tester: Tester, rows: pa.Table | None = None, initial: pa.Table | None = None
 ) -> pa.Table:
     """Run one micro-batch; without rows only the timers that are due fire."""
     if rows is not None and tester._time_mode == "eventtime":
@@ -58,7 +58,7 @@ def run_columns(
     return output.table()
 
 
-def _input(tester: _Tester, rows: pa.Table | None) -> ColumnarInput:
+def _input(tester: Tester, rows: pa.Table | None) -> ColumnarInput:
     keys = tester._state.given_keys
     if keys is None:
         raise UsageError("a tester of a columnar processor needs a keySchema")

@@ -14,37 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    Generic,
-    NamedTuple,
-    Never,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Final, NamedTuple, Never, Protocol
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from statelog.model import KeyGroupRange
 from statelog.spark.rows.formats import RowFormat
-from statelog.spark.rows.interface import OutputCollector
 from statelog.state.cache import AnyState
 
 if TYPE_CHECKING:
     from statelog.spark.query.declared_state import DriverHandle
-    from statelog.spark.worker.protocol import BatchContext
     from statelog.spark.worker.run import TaskRun
-    from statelog.spark.worker.side_output import SideOutputs
 
 FACE: Final = "__statelog_face__"
 """The attribute of a processor's class that names its face; a class without it has the face of Rows."""
-
-StateT = TypeVar("StateT", bound=AnyState)
 
 
 class AnyProcessor(Protocol):
@@ -66,7 +50,7 @@ class Methods(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Face(Generic[StateT]):
+class Face:
     """
     What the engine knows of the processors of one face.
 
@@ -79,10 +63,10 @@ class Face(Generic[StateT]):
             The format is sent to each task; it makes the input and the output of the task.
         driver_handle: Makes the handle of the `init` on the driver, which notes what the processor
             declares, from a parser of DDL and whether variables may have a time to live.
-        new_state: Makes the empty state of a worker: from a codec for memory without a bound, with
-            limits and an opener of files for bounded memory; see `StateCache`.
-        new_run: Makes the run of one task from the micro-batch, the worker's state, the task's key
-            groups, the output, and the side outputs (None for none).
+        new_state: Makes the empty state of a worker from an `OperatorCodec`; for bounded memory also from
+            `MemoryLimits` and an opener of the host's files.
+        new_run: Makes the run of a task from a `BatchContext`, the worker's state, the `KeyGroupRange` of the
+            task, its `OutputCollector`, and its `SideOutputs` or None.
         test_tables: Runs a micro-batch of `ProcessorTester.testColumns`, from the tester, the rows and the
             initial rows; without rows only timers fire.  None where a test runs key by key.
     """
@@ -92,12 +76,6 @@ class Face(Generic[StateT]):
     handles_single_keys: bool
     row_format: Callable[[SparkSession, StructType, bool], RowFormat]
     driver_handle: Callable[[Callable[[str], StructType], bool], DriverHandle]
-    new_state: Callable[..., StateT]
-    new_run: Callable[
-        [BatchContext, StateT, KeyGroupRange, OutputCollector, SideOutputs | None], TaskRun
-    ]
-    test_tables: Callable[[Any, pa.Table | None, pa.Table | None], pa.Table] | None = None
-
-
-AnyFace: TypeAlias = "Face[Any]"
-"""A face, whatever its state."""
+    new_state: Callable[..., AnyState]
+    new_run: Callable[..., TaskRun]
+    test_tables: Callable[[object, pa.Table | None, pa.Table | None], pa.Table] | None = None

@@ -12,7 +12,7 @@ import importlib
 from typing import Final
 
 from statelog.errors import UsageError
-from statelog.spark.query.face import FACE, AnyFace
+from statelog.spark.query.face import FACE, Face
 
 _FACES: Final = {
     "rows": ("statelog.spark.worker.single_keys", "ROWS"),
@@ -25,12 +25,12 @@ PROCESSORS: Final = "a StatefulProcessor or ColumnarProcessor"
 """The base classes of the faces, for messages."""
 
 
-def face_of(processor: object) -> AnyFace:
+def face_of(processor: object) -> Face:
     """Return the face of a processor of `transform_with_state`."""
     return _face(getattr(type(processor), FACE, "rows"))
 
 
-def pandas_face_of(processor: object) -> AnyFace:
+def pandas_face_of(processor: object) -> Face:
     """Return the face of a processor of pandas frames; raises `UsageError` for one of another face."""
     face = face_of(processor)
     if not face.handles_single_keys:
@@ -42,7 +42,7 @@ def pandas_face_of(processor: object) -> AnyFace:
 
 
 @functools.cache
-def _face(name: str) -> AnyFace:
+def _face(name: str) -> Face:
     module, constant = _FACES[name]
-    face: AnyFace = getattr(importlib.import_module(module), constant)
+    face: Face = getattr(importlib.import_module(module), constant)
     return face

@@ -8,7 +8,7 @@ creates; each call commits its changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from statelog.errors import InvariantError
 from statelog.model import DEFAULT_MAX_PARALLELISM, ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.spark.query.declared_state import Declared, declared_by
-from statelog.spark.query.face import AnyProcessor, StateT
+from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.state_variables import (
     STATE_CLASSES,
     StateVariables,
@@ -49,6 +49,8 @@ from statelog.state.recordings.cells import Cells, cells_of
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.state.schema.evolution import evolve
 from statelog.store import PATHS, ObjectStore, open_store
+
+StateT = TypeVar("StateT", bound=AnyState)
 
 
 class KnownStates(TaskHandle):

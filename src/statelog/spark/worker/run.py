@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol, cast
 
 from statelog.errors import InvariantError
@@ -76,7 +75,7 @@ def new_state(
         name: Name of the state on this host.
         ids: Makes unique names.
     """
-    make: Callable[..., AnyState] = face_of(processor).new_state
+    make = face_of(processor).new_state
     if backend is None or ids is None:
         return make(codec)
     return make(codec, backend.limits(), backend.opener(name, ids))

@@ -17,9 +17,9 @@ from tests.unit.spark.worker.test_large_input import Query, arrow_input
 
 from statelog.errors import ProcessorError
 from statelog.extensions.columns.processor import ColumnarProcessor
+from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.spark import StatefulProcessor
 from statelog.spark.rows.formats import (
-    ColumnarFormat,
     PandasRowFormat,
     RowFormat,
     SparkRowFormat,
