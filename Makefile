@@ -16,7 +16,7 @@ PURE_TESTS ?= tests
 else
 VENV := .venv-spark-$(SPARK)
 CONSTRAINTS := build/constraints-spark-$(SPARK).txt
-PURE_TESTS ?= tests/unit/spark
+PURE_TESTS ?= tests/unit/spark tests/unit/extensions
 endif
 SPARK_TESTS ?= tests
 BIN := $(VENV)/bin

@@ -4,7 +4,7 @@ Measure ways from keys to row numbers, a batch at a time.
 Question: what finds the rows of state columns for the keys of a micro-batch, and takes new keys in,
 with the least processor time and memory?
 
-Ways: `slots` is `statelog.state.slots.SlotIndex`.  `pandas` is `Index.get_indexer`, whose table is
+Ways: `slots` is `statelog.state.keys.slot_index.SlotIndex`.  `pandas` is `Index.get_indexer`, whose table is
 made anew after the index has grown; `polars` a left join; `arrow` `pyarrow.compute.index_in`;
 `duckdb` a left join with a table; `dict` a Python dict.  All get Arrow columns and return numpy.
 
@@ -44,7 +44,7 @@ import pyarrow.compute as pc
 from pipeline import machine
 
 from statelog.state.keys.key_hash import Hashes, hash_columns
-from statelog.state.slots import SlotIndex
+from statelog.state.keys.slot_index import SlotIndex
 
 Numbers = npt.NDArray[np.int64]
 TYPES = {"int64": pa.int64(), "text": pa.string()}

@@ -33,11 +33,12 @@ from pipeline import OUTPUT, RunningTotal, RunningTotalInPandas, machine, noop, 
 from pyspark.sql import SparkSession
 
 from statelog.demo.java import prepare_environment
+from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.model import KeyGroupRange
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.record import RecordSpec
-from statelog.spark.rows.formats import ColumnarFormat, PandasRowFormat, SparkRowFormat
+from statelog.spark.rows.formats import PandasRowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.types import arrow_schema

@@ -63,6 +63,7 @@ TESTS = {
         "tests/unit/checkpoint/test_simulation.py::"
         "test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted[0]",
     ],
+    "extensions": ["tests/unit/extensions"],
     "spark": [
         "tests/unit/spark",
         "tests/unit/core/test_snapshot_schedule.py",
@@ -101,6 +102,7 @@ def _modules(area: str) -> list[str]:
 MODULES = {
     "state": _modules("state"),
     "checkpoint": _modules("checkpoint"),
+    "extensions": [name for name in _modules("extensions") if name.startswith("columns/slots")],
     # What pure tests reach of the driver and the worker; the rest runs on Spark only.
     "spark": [
         "driver/progress",

@@ -26,6 +26,7 @@ VERSIONS = tuple(f"{major}.{minor}" for major, minor in SPARK_VERSIONS)
 TARGETS = dict.fromkeys(VERSIONS, ("test-pure", "test-campaigns", "test-spark")) | {
     "3.5": ("test-smoke",)
 }
+PURE_TESTS = "tests/unit/spark tests/unit/extensions"
 CHOICES = ("PURE_TESTS", "SMOKE_TESTS", "SPARK_TESTS")
 """The variables of the Makefile by which tests are chosen."""
 NOT_OFFERED = "not offered by Spark"
@@ -60,7 +61,7 @@ def _run(version: str, tests: str) -> None:
     for target in TARGETS[version]:
         report = REPORTS / f"{version}-{target}.xml"
         report.unlink(missing_ok=True)
-        _make(version, target, f"--junitxml={report} {tests}", {"PURE_TESTS": "tests/unit/spark"})
+        _make(version, target, f"--junitxml={report} {tests}", {"PURE_TESTS": PURE_TESTS})
 
 
 def _run_failed(version: str, tests: str) -> None:

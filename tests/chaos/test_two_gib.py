@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import Row
 
 from statelog.errors import CapacityError
+from statelog.extensions.columns.slots import SlotState
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
@@ -23,7 +24,6 @@ from statelog.state.heap.memory import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
-from statelog.state.slots import SlotState
 from statelog.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.spark.aggregation.extremes import Extreme, TopK, ValueBy
-from statelog.spark.aggregation.kind import AggregateKind
-from statelog.spark.aggregation.processor import Merge, NamedAggregate
-from statelog.spark.aggregation.sums import Count, DistinctCount, Mean, Sum, Variance
+from statelog.extensions.columns.aggregation.extremes import Extreme, TopK, ValueBy
+from statelog.extensions.columns.aggregation.kind import AggregateKind
+from statelog.extensions.columns.aggregation.processor import Merge, NamedAggregate
+from statelog.extensions.columns.aggregation.sums import Count, DistinctCount, Mean, Sum, Variance
 
 Rows = Sequence[Any]
 DECIMAL = pa.decimal128(20, 2)

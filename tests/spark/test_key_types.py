@@ -20,6 +20,7 @@ from tests.unit.spark.rows.test_pandas_input import SETTINGS
 from tests.unit.spark.worker.test_large_input import GROUPS, Query
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.model import KeyGroupRange
 from statelog.spark import (
     ColumnarProcessor,
@@ -32,7 +33,6 @@ from statelog.spark import (
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
 from statelog.spark.rows.formats import (
-    ColumnarFormat,
     PandasRowFormat,
     RowFormat,
     SparkRowFormat,

@@ -11,10 +11,10 @@ from tests.spark.processors import TOTALS, Totals
 from tests.spark.streams import workers_get_by_value
 from tests.spark.versions import table_of
 
+from statelog.extensions.columns.aggregation import one_shuffle as one_shuffle_module
+from statelog.extensions.columns.aggregation.pre_aggregation import PreAggregation, PreAggregator
 from statelog.model import KeyGroupRange
 from statelog.spark import aggregate, count, transform_with_state
-from statelog.spark.jvm import one_shuffle as one_shuffle_module
-from statelog.spark.query.pre_aggregation import PreAggregation, PreAggregator
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 
 if TYPE_CHECKING:

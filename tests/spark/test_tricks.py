@@ -10,8 +10,9 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
+from statelog.extensions.columns.aggregation import one_shuffle
 from statelog.spark import aggregate, count, sum_
-from statelog.spark.jvm import frames, one_shuffle, python_job
+from statelog.spark.jvm import frames, python_job
 from statelog.spark.jvm.tricks import Trick
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ USES = [
     (
         ["pandas"],
         "import pyspark.sql\n"
-        "from statelog.spark.api import _pandas_format\n"
-        "_pandas_format(False, None, None)",
+        "from statelog.spark.worker.single_keys import PANDAS\n"
+        "PANDAS.row_format(None, None, False)",
         "a processor of pandas frames needs pandas",
         "spark",
     ),

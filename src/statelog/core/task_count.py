@@ -18,11 +18,6 @@ TASK_WORK_MS = 150.0
 """Work that pays for one more task: the cost of a shuffle and a second Python task, measured with
 `bench/pipeline.py` on two cores."""
 
-PARTIAL_WORK_MS = 20.0
-"""The same where Spark aggregates first: the shuffle is there with one task too, and Spark's own work
-on the results is shared as well.  Measured with `bench/peers.py` on two cores: one task and two took
-the same time at 300,000 events, with some 18 ms of work."""
-
 _FEWER_BELOW = 0.75
 """Part of the work that has paid for a number of tasks, below which there are fewer: tasks that get
 other keys replay what they missed, so the number must not go to and fro with the noise."""

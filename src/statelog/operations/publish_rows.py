@@ -38,13 +38,13 @@ from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import is_of_schema, rows_of_groups, tables_in_schema
 from statelog.state.keys.key_hash import hash_columns
+from statelog.state.keys.slot_index import SlotIndex
 from statelog.state.kinds.kind import RowNumbers, cell_of_element, expiry_of
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.held_state import groups_to_reload
 from statelog.state.reader.joining import Mask, valid_rows
 from statelog.state.reader.state_reader import StateReader, portions
 from statelog.state.reader.window import LoggedOperations, Window
-from statelog.state.slots import SlotIndex
 
 _NEVER: Final = np.iinfo(np.int64).max
 _NO_FILE: Final = -1

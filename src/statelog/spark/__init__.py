@@ -13,8 +13,7 @@ require_spark("statelog.spark")
 
 if TYPE_CHECKING:
     from statelog.core.delivered_batch import DeliveredBatch
-    from statelog.options import SnapshotPolicy
-    from statelog.spark.aggregation import (
+    from statelog.extensions.columns.aggregation import (
         Aggregate,
         aggregate,
         approx_count_distinct,
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
         top_k,
         variance,
     )
+    from statelog.extensions.columns.processor import ColumnarHandle, ColumnarProcessor
+    from statelog.extensions.columns.slots import ColumnState, ColumnTimers, Keys
+    from statelog.options import SnapshotPolicy
     from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
     from statelog.spark.comparison import BatchOutcome, WhatIf, what_if
     from statelog.spark.enabling import disable, enable
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
         with_initial_state,
     )
     from statelog.spark.query.broadcast import Broadcast, BroadcastTable
-    from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
     from statelog.spark.query.side_output import SideOutput
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from statelog.spark.stream.writer import StatefulStreamWriter
     from statelog.spark.testing.replay import Difference, ReplayedStep, replay
     from statelog.state.objects import AggregateFunction
-    from statelog.state.slots import ColumnState, ColumnTimers, Keys
 
 else:
     __getattr__ = names_on_first_use(
@@ -75,12 +75,12 @@ else:
         {
             "statelog.core.delivered_batch": "DeliveredBatch",
             "statelog.options": "SnapshotPolicy",
-            "statelog.spark.aggregation": "Aggregate aggregate approx_count_distinct count first last latest_row max_ mean min_ sum_ top_k variance",
+            "statelog.extensions.columns.aggregation": "Aggregate aggregate approx_count_distinct count first last latest_row max_ mean min_ sum_ top_k variance",
             "statelog.spark.api": "transform_with_state transform_with_state_in_pandas",
             "statelog.spark.enabling": "disable enable",
             "statelog.spark.migration": "spark_checkpoint spark_state to_spark with_initial_state",
             "statelog.spark.query.broadcast": "Broadcast BroadcastTable",
-            "statelog.spark.query.columnar_processor": "ColumnarHandle ColumnarProcessor",
+            "statelog.extensions.columns.processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
             "statelog.spark.query.settings": "OperatorSettings",
             "statelog.spark.query.side_output": "SideOutput",
@@ -94,7 +94,7 @@ else:
             "statelog.spark.testing.replay": "Difference ReplayedStep replay",
             "statelog.spark.comparison": "BatchOutcome WhatIf what_if",
             "statelog.state.objects": "AggregateFunction",
-            "statelog.state.slots": "ColumnState ColumnTimers Keys",
+            "statelog.extensions.columns.slots": "ColumnState ColumnTimers Keys",
         },
     )
 

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Unpack
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.extras import require
 from statelog.metrics import Metrics
 from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.query.broadcast import check_broadcasts
-from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import declared_by
+from statelog.spark.query.face import AnyProcessor
+from statelog.spark.query.faces import face_of, pandas_face_of
 from statelog.spark.query.input_columns import ALL, AUTO, columns_to_read
 from statelog.spark.query.input_plan import (
     EachRow,
@@ -59,24 +58,18 @@ from statelog.spark.query.resolve import (
 from statelog.spark.query.session import Client, parse_schema, session_of, use_this_python
 from statelog.spark.query.settings import OperatorSettings, QuerySettings, names_settings
 from statelog.spark.query.side_output import check_side_outputs
-from statelog.spark.rows.formats import (
-    ColumnarFormat,
-    PandasRowFormat,
-    RowFormat,
-    SparkRowFormat,
-)
+from statelog.spark.rows.formats import RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.spark_versions import StatefulProcessor, refuse_before
-from statelog.spark.rows.types import TIME_ZONE, arrow_schema
+from statelog.spark.rows.types import TIME_ZONE, arrow_schema, known_zone
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.stateful_stream import GroupedStatefulStream, StatefulStream
-from statelog.state.slots import known_zone
 
 DEFAULT_OPERATOR_ID = "transform_with_state"
 """Name of the first operator of a query that is given none."""
 
-FormatOf = Callable[[SparkSession, StructType], RowFormat]
-"""Makes the row format of an operator from its session and its output."""
+FormatOf = Callable[[SparkSession, StructType, bool], RowFormat]
+"""Makes the row format of an operator; see `Face`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +151,7 @@ def transform_with_state(
         eventTimeColumnName,
         observers=Observers(onProgress, metrics),
     )
-    row_format: RowFormat = SparkRowFormat()
-    if isinstance(statefulProcessor, ColumnarProcessor):
-        row_format = ColumnarFormat()
-    return stateful_frame(arguments, lambda session, output: row_format, settings)
+    return stateful_frame(arguments, face_of(statefulProcessor).row_format, settings)
 
 
 @names_settings
@@ -216,21 +206,7 @@ def transform_with_state_in_pandas(
         eventTimeColumnName,
         observers=Observers(onProgress, metrics),
     )
-    if isinstance(statefulProcessor, ColumnarProcessor):
-        raise UsageError(
-            f"{type(statefulProcessor).__name__} is a ColumnarProcessor: give it to "
-            "transform_with_state, not to transform_with_state_in_pandas"
-        )
-    has_initial = initialState is not None
-    return stateful_frame(arguments, partial(_pandas_format, has_initial), settings)
-
-
-def _pandas_format(has_initial: bool, session: SparkSession, output: StructType) -> RowFormat:
-    require("a processor of pandas frames", "spark", "pandas")
-    # Imported here, because the import of pandas takes time.
-    from statelog.spark.rows.pandas_input import PandasSettings
-
-    return PandasRowFormat(PandasSettings.of(session, has_initial=has_initial), output)
+    return stateful_frame(arguments, pandas_face_of(statefulProcessor).row_format, settings)
 
 
 def stateful_frame(
@@ -250,7 +226,8 @@ def stateful_frame(
     _check_chain(before, time_mode, resolved)
     groups = resolved.max_parallelism
     key_groups = KeyGroupRange(len(before) * groups, (len(before) + 1) * groups - 1)
-    row_format = format_of(session, output := parse_schema(session, arguments.output))
+    output, has_initial = parse_schema(session, arguments.output), arguments.initial is not None
+    row_format = format_of(session, output, has_initial)
     source = _input(arguments, client, key_groups, _to_read(arguments, row_format, resolved))
     event_time = arguments.keys.event_time(source) if time_mode == "eventtime" else None
     initial = None if arguments.initial is None else client.grouping(arguments.initial)
@@ -280,14 +257,13 @@ def stateful_frame(
         zone=known_zone(session.conf.get(TIME_ZONE) or "UTC"),
         arguments=given,
         of_upstream=source.of_upstream,
-        pre_aggregation=arguments.keys.aggregation,
+        reduction=arguments.keys.reduction,
         observers=observers,
         side_outputs=declared.side_outputs,
         has_all_columns=resolved.input_columns != AUTO
-        or arguments.keys.aggregation is not None
+        or arguments.keys.reduction is not None
         or source.has_all_columns,
     )
-    has_initial = initial is not None
     check_signatures(arguments.processor, time_mode, has_initial=has_initial)
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
     output = _with_event_time(output, definition.event_time_output, source)

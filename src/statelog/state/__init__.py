@@ -5,9 +5,8 @@ Keyed state: tables, the changes that bring them forward, and snapshots.
     schema     what a processor declares, and how it may change
     heap       dict tables, overlays, expiry, the memory budget
     encoding   values, deltas, changes and snapshot files as bytes
-    objects    the state objects that a processor uses; keys: key hash and key groups
+    objects    the state objects that a processor uses; keys: key hash, key groups, and an index of keys
     columnar   sorted runs of columns, for state beyond the budget
-    slots      keys to row numbers of state columns, for whole batches
     backend    where a worker keeps its state; replay: the log applied to it
     cache      what a process keeps of state, brought to a checkpoint; keyed_state: as Python objects
     recordings   what some keys saw, kept to be replayed

@@ -5,7 +5,7 @@ It is a cache.  Each key group may be missing, or be at another checkpoint than 
 from.  `StateCache.catch_up` brings a range to that checkpoint from the cheapest source: what the task itself
 staged, if that attempt was committed, else the log, else files of this host or a snapshot, then the log.
 
-`KeyedState` holds Python objects, and columns where they are too many; `SlotState` holds columns.
+`KeyedState` holds Python objects, and columns where they are too many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from statelog.checkpoint.state_stream import read_materialized
 from statelog.errors import CorruptionError
@@ -25,7 +25,7 @@ from statelog.store import ObjectStore
 ABSENT: Final = -2
 """The version of a key group that is not held."""
 
-WritesT = TypeVar("WritesT")
+WritesT = TypeVar("WritesT", covariant=True)
 
 
 @dataclass(slots=True)
@@ -149,6 +149,22 @@ class StateCache(ABC, Generic[WritesT]):
         """Empty some key groups; the next `catch_up` restores them."""
 
     @abstractmethod
+    def expire_incrementally(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
+        """Remove some expired entries from memory; return how many."""
+
+    @abstractmethod
+    def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
+        """Return the number of committed state entries of each key group."""
+
+    @abstractmethod
+    def object_count(self) -> int:
+        """Return the number of entries that the garbage collector visits."""
+
+    @abstractmethod
+    def end_snapshot(self, snapshot: MaterializedHandle) -> None:
+        """Note the file that a snapshot of this state was written to."""
+
+    @abstractmethod
     def _fold(self, staged: Staged[WritesT], key_groups: Sequence[int]) -> None:
         """Apply what a committed attempt wrote to *key_groups*."""
 
@@ -173,6 +189,10 @@ class StateCache(ABC, Generic[WritesT]):
     @abstractmethod
     def _bound(self) -> int:
         """Keep to the limit of memory; return how many blocks were put into columns."""
+
+
+AnyState: TypeAlias = "StateCache[object]"
+"""The state of an operator, in whatever form a worker keeps it."""
 
 
 def by_outcome(

@@ -2,8 +2,9 @@
 
 import pytest
 
-from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, BatchCost, TaskBounds, TaskCount
+from statelog.core.task_count import TASK_WORK_MS, BatchCost, TaskBounds, TaskCount
 from statelog.errors import UsageError
+from statelog.extensions.columns.aggregation.pre_aggregation import PARTIAL_WORK_MS
 
 ROW_MS = 0.01
 SMALL, LARGE = 50, int(20 * TASK_WORK_MS / ROW_MS)

@@ -22,6 +22,7 @@ from statelog.changelog.upload.inline import InlineStateChangeUploader
 from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.errors import CapacityError
+from statelog.extensions.columns.slots import ColumnState, Keys, SlotState, snapshot_of
 from statelog.format import arrow_limits
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, split_key_groups
@@ -34,7 +35,6 @@ from statelog.state.heap.memory import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
-from statelog.state.slots import ColumnState, Keys, SlotState, snapshot_of
 from statelog.store import PATHS, open_store
 
 GROUPS = 8

@@ -17,8 +17,8 @@ from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
 from statelog.spark.driver.extension import AttachingExtension, DriverContext
 from statelog.spark.driver.recordings import RecordedParts
-from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
+from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.dead_letters import BAD_RECORDS, failures_of
@@ -42,9 +42,9 @@ def check_error_policy(query: Query) -> None:
     if on_error is OnError.FAIL:
         return
     for operator in query.operators:
-        if isinstance(operator.processor, ColumnarProcessor):
-            is_aggregate = operator.pre_aggregation is not None
-            name = "aggregate" if is_aggregate else type(operator.processor).__name__
+        if not face_of(operator.processor).handles_single_keys:
+            reduction = operator.reduction
+            name = type(operator.processor).__name__ if reduction is None else reduction.call
             raise UsageError(
                 f"onError={on_error.value!r} cannot be used with {name}: it takes all keys of a task at "
                 "once, so a failure is not of one key. Leave onError out, or use a processor of Rows "

@@ -26,14 +26,18 @@ from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch, Re
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.driver.delivery import CommittedRows, deliveries
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION, row_files
-from statelog.spark.driver.extension import BatchStart, DriverContext, LocationObjects
+from statelog.spark.driver.extension import (
+    BatchStart,
+    DriverContext,
+    LocationObjects,
+    driver_extensions,
+)
 from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.driver.task_runner import TaskRunner
-from statelog.spark.extension_table import driver_extensions
 from statelog.spark.query.delivery import Delivery, Sink, set_batch
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query

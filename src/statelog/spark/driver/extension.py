@@ -35,6 +35,7 @@ from statelog.model.handles import FileStateHandle
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.ids import RandomIds
+from statelog.spark.extension_table import DRIVER, half
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
 from statelog.spark.worker.output_parts import OutputFiles
@@ -222,6 +223,12 @@ class DriverExtensions:
 
     def _by_operator(self, answers: Sequence[Sequence[TaskAck]]) -> Answers:
         return dict(zip(self._operators, answers, strict=True))
+
+
+def driver_extensions(context: DriverContext) -> DriverExtensions:
+    """Return the halves on the driver of all extensions, for one run of a query."""
+    operators = [operator.schema.operator_id for operator in context.query.operators]
+    return DriverExtensions([half(row)(context) for row in DRIVER], operators)
 
 
 class LocationObjects:

@@ -18,7 +18,7 @@ from statelog import errors
 from statelog.errors import ProcessorError, StatelogError, UnavailableError
 from statelog.spark.jvm.gateway import is_connect, query_of
 from statelog.spark.jvm.queries import is_running
-from statelog.spark.query.columnar_processor import AnyProcessor
+from statelog.spark.query.face import AnyProcessor
 from statelog.spark.worker.failures import END_OF_REPORT
 
 _log = logging.getLogger("statelog.spark")

@@ -18,7 +18,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from statelog.checkpoint.batch_record import OperatorRecord
-from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
+from statelog.core.task_count import TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.delivery.staged import frame_of_rows, inline_rows, row_files
@@ -28,7 +28,6 @@ from statelog.spark.driver.progress import batch_cost
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.jvm.frames import input_bytes
 from statelog.spark.query.keyed_frame import InitialState, by_task, with_initial_rows
-from statelog.spark.query.pre_aggregation import PreAggregator
 from statelog.spark.query.query import Query
 from statelog.spark.rows.layout import LateRows
 from statelog.spark.worker.protocol import (
@@ -105,7 +104,7 @@ _MAX_INLINE_BYTES = 32 * 1024 * 1024
 """Most bytes that all tasks together send through the driver, for deltas and rows each."""
 
 _SMALL_BYTES = 512 * 1024
-"""Input that one task reads and aggregates faster than two stages of Spark."""
+"""Input that one task reads and reduces faster than two stages of Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +150,10 @@ class OperatorRun:
         self._index = index
         self._location = location
         self._key_groups = query.key_groups_of(index)
-        aggregation, self._pre_aggregator = self.definition.pre_aggregation, None
-        if aggregation is not None:
-            self._pre_aggregator = PreAggregator(aggregation, self._key_groups)
+        reduction = self.definition.reduction
+        self._reducer = None if reduction is None else reduction.reducer(self._key_groups)
         self._task_count = TaskCount(
-            query.task_bounds, TASK_WORK_MS if aggregation is None else PARTIAL_WORK_MS
+            query.task_bounds, TASK_WORK_MS if reduction is None else reduction.work_ms
         )
         self._input_bytes: int | None = None
 
@@ -216,10 +214,10 @@ class OperatorRun:
             frame = definition.of_upstream(rows)
         if self._initial is not None:
             frame = with_initial_rows(frame, self._initial)
-        if self._pre_aggregator is not None:
+        if self._reducer is not None:
             size = self._input_bytes
             is_small = size is not None and size < _SMALL_BYTES
-            return self._pre_aggregator.partitioned(frame, tasks, is_small=is_small), True
+            return self._reducer.partitioned(frame, tasks, is_small=is_small), True
         if tasks == 1:  # one task gets all rows, without a shuffle
             return frame.coalesce(1), True
         return by_task(frame, tasks, self._key_groups), True

@@ -10,7 +10,7 @@ from itertools import chain
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
 from statelog.spark.driver.extension import AttachingExtension, DriverContext
-from statelog.spark.query.columnar_processor import ColumnarProcessor
+from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
@@ -115,7 +115,7 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
     if rule is None:
         return [() for _ in query.operators]
     for operator in query.operators:
-        if isinstance(operator.processor, ColumnarProcessor):
+        if not face_of(operator.processor).handles_single_keys:
             raise UsageError(
                 f"record has no effect on {type(operator.processor).__name__}: what single keys see is "
                 "recorded of processors of Rows and pandas frames only"

@@ -9,8 +9,8 @@ Everything that touches Spark's JVM, through py4j.
     files, sinks     Hadoop's files; Spark's sink of files, and tables
     python_job       the frames of Python jobs, with few calls, and a worker for each task
     arrow_data       Arrow tables to the JVM, Arrow batches to the workers
-    one_shuffle      an aggregation with one shuffle; plans: copies of physical plans
+    plans            copies of physical plans
 
-Only `python_job`, `arrow_data`, `one_shuffle` and the size in `frames` are optional.
+Only `python_job`, `arrow_data` and the size in `frames` are optional.
 The others are asked for what neither a file nor a public method of PySpark has.
 """

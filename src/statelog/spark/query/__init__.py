@@ -2,7 +2,8 @@
 Everything about a stateful query that is decided once, before it runs.
 
     session              what differs between a classic session and one of Spark Connect
-    input_plan           from `groupBy(...)` to rows with keys: keyed_frame, input_columns, pre_aggregation
+    faces                the forms in which processors get rows and state; face: what each has
+    input_plan           from `groupBy(...)` to rows with keys: keyed_frame, input_columns
     processor_checks     a copy of the processor as a worker gets it, and a warning of a missing `yield`
     declared_state       from the processor's `init`, run once, to the declared state variables
     settings             the declarations of all settings, each made by `setting`; as arguments too

@@ -24,9 +24,8 @@ from statelog.options.units import parse_duration
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.side_output import is_name
 from statelog.spark.rows.spark_versions import arrow_of
-from statelog.spark.rows.types import arrow_schema, row_factory
+from statelog.spark.rows.types import arrow_schema, row_factory, table_of
 from statelog.state.recordings.format import to_stream
-from statelog.state.slots import table_of
 
 BROADCAST_BYTES_MAX: Final = 16 << 20
 """Most bytes of a broadcast table in memory."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, NoReturn, cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -19,7 +19,8 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.broadcast import BroadcastTable, DeclaredBroadcast
-from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
+from statelog.spark.query.face import AnyProcessor
+from statelog.spark.query.faces import face_of
 from statelog.spark.query.processor_checks import copy_of, described
 from statelog.spark.query.side_output import DeclaredOutput, SideSchema, SideSchemas, side_schema
 from statelog.spark.query.state_variables import (
@@ -138,39 +139,6 @@ class DriverHandle(StateVariables):
         raise UsageError("timers belong to a key; list them while rows are handled")
 
 
-class ColumnarDriverHandle(DriverHandle):
-    """Notes the variables that a columnar processor asks for."""
-
-    def getColumnState(
-        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
-    ) -> object:
-        """Note a variable; what is returned cannot be used, because keys do not exist."""
-        return super()._variable(
-            WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
-        )
-
-    def _variable(self, variable: WantedVariable) -> NoReturn:
-        """Refuse the variables of other processors."""
-        raise UsageError(
-            "a columnar processor has column state and timers: use getColumnState for values. Lists "
-            "and maps of each key need a processor of Rows or pandas frames"
-        )
-
-    @property
-    def timers(self) -> _NoTimers:
-        """Timers that cannot be used, because keys do not exist."""
-        return _NoTimers()
-
-
-class _NoTimers:
-    """Timers on the driver."""
-
-    def _refuse(self, *_arguments: object) -> NoReturn:
-        raise UsageError("timers belong to keys; register them in process()")
-
-    register = delete = get = _refuse
-
-
 def check_not_reserved(name: str) -> None:
     """Raise `UsageError` where *name* is one that statelog keeps for itself."""
     if name.startswith("$"):
@@ -195,8 +163,7 @@ def declared_by(
 ) -> Declared:
     """Return what *processor* declares, by running `init` and `close` of a copy of it."""
     trial: Any = copy_of(processor)
-    kind = ColumnarDriverHandle if isinstance(trial, ColumnarProcessor) else DriverHandle
-    handle = kind(parse, has_ttl=time_mode == "processingtime")
+    handle = face_of(trial).driver_handle(parse, time_mode == "processingtime")
     method = "init"
     try:
         trial.init(handle)

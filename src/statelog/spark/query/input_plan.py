@@ -18,7 +18,6 @@ from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.jvm.frames import streaming_nodes
 from statelog.spark.query.keyed_frame import ColumnsToRead, Grouping, KeyedFrame, keyed_frame
-from statelog.spark.query.pre_aggregation import PreAggregation
 
 _WATERMARK_KEY = "spark.watermarkDelayMs"
 _STATELESS = frozenset(
@@ -146,11 +145,41 @@ class KeyedInput:
         return isinstance(first, str) and first == "*"
 
 
+class InputReducer(Protocol):
+    """Reduces the micro-batches of one operator in Spark, on Spark's thread of the query."""
+
+    def partitioned(self, frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFrame:
+        """
+        Return the tasks' input of a micro-batch, with one partition for each task.
+
+        *is_small*: whether one task may read and reduce all of the input too, without a shuffle.
+        """
+
+
+class InputReduction(Protocol):
+    """
+    What Spark computes of the rows of a micro-batch, before the tasks get the results.
+
+    It is a value, because a server of Spark Connect gets it pickled.
+    """
+
+    @property
+    def call(self) -> str:
+        """The name of the call that asks for it, for messages."""
+
+    @property
+    def work_ms(self) -> float:
+        """Work of the tasks that pays for one more task."""
+
+    def reducer(self, groups: KeyGroupRange) -> InputReducer:
+        """Return what reduces the micro-batches of the operator with these key groups."""
+
+
 class KeyedInputPlan(Protocol):
     """Makes the keyed input of an operator."""
 
     @property
-    def aggregation(self) -> PreAggregation | None:
+    def reduction(self) -> InputReduction | None:
         """What Spark computes of the rows of a micro-batch first; None to send the rows."""
 
     def keyed(
@@ -166,7 +195,7 @@ class KeyedInputPlan(Protocol):
 class EachRow:
     """The tasks get each row."""
 
-    aggregation: PreAggregation | None = None
+    reduction: InputReduction | None = None
 
     def keyed(
         self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
@@ -191,30 +220,3 @@ class EachRow:
             return None
         first = source.keyed.first_input
         return first + source.keyed.frame.columns[first:].index(name)
-
-
-@dataclass(frozen=True, slots=True)
-class PreAggregated:
-    """
-    Spark aggregates the micro-batches before the tasks get them.
-
-    Args:
-        frame: What flows into the aggregation, by position what flows out of it; its frame does not
-            have key groups yet.
-        aggregation: What is aggregated.
-        time_column: Position of the key with the event time in the tasks' input, or None.
-    """
-
-    frame: KeyedFrame
-    aggregation: PreAggregation
-    time_column: int | None
-
-    def keyed(
-        self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
-    ) -> KeyedFrame:
-        """See `KeyedInputPlan`; Spark itself reads what it aggregates only."""
-        return self.frame
-
-    def event_time(self, source: KeyedInput) -> int | None:
-        """See `KeyedInputPlan`."""
-        return self.time_column

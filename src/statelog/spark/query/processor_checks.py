@@ -22,8 +22,9 @@ from pyspark.errors import PySparkException
 
 from statelog.arguments import given
 from statelog.errors import UsageError
-from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
-from statelog.spark.rows.spark_versions import StatefulProcessor, condition_of
+from statelog.spark.query.face import AnyProcessor
+from statelog.spark.query.faces import PROCESSORS, face_of
+from statelog.spark.rows.spark_versions import condition_of
 
 _log = logging.getLogger("statelog.spark")
 
@@ -75,13 +76,10 @@ def pickled(processor: AnyProcessor) -> bytes:
             f"statefulProcessor is the class {processor.__name__}; give an instance: "
             f"{processor.__name__}(...)"
         )
-    if not isinstance(processor, ColumnarProcessor) and not (
-        callable(getattr(processor, "init", None))
-        and callable(getattr(processor, "handleInputRows", None))
-    ):
+    methods = ("init", face_of(processor).methods.rows)
+    if not all(callable(getattr(processor, name, None)) for name in methods):
         raise UsageError(
-            "statefulProcessor is an instance of a StatefulProcessor or ColumnarProcessor, not "
-            f"{given(processor)}"
+            f"statefulProcessor is an instance of {PROCESSORS}, not {given(processor)}"
         )
     try:
         data: bytes = cloudpickle.dumps(processor)
@@ -105,8 +103,8 @@ def _unpicklable_attribute(processor: AnyProcessor) -> str:
 
 def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bool) -> None:
     """Reject methods that cannot be called with their arguments, before the first rows or timers come."""
-    base = ColumnarProcessor if isinstance(processor, ColumnarProcessor) else StatefulProcessor
-    of_rows, of_timer, of_initial = _methods_of(processor)
+    face = face_of(processor)
+    base, (of_rows, of_timer, of_initial) = face.processor_type, face.methods
     called = {of_rows: True, of_timer: time_mode != "none", of_initial: has_initial}
     for name in (name for name, is_called in called.items() if is_called):
         expected = list(inspect.signature(getattr(base, name)).parameters)[1:]
@@ -123,13 +121,6 @@ def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bo
             ) from error
 
 
-def _methods_of(processor: AnyProcessor) -> tuple[str, str, str]:
-    """Return the names of the methods for rows, timers and initial state."""
-    if isinstance(processor, ColumnarProcessor):
-        return "process", "expired", "initialize"
-    return "handleInputRows", "handleExpiredTimer", "handleInitialState"
-
-
 def warn_of_missing_yield(
     processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
 ) -> None:
@@ -142,10 +133,11 @@ def missing_yields(
     processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
 ) -> list[str]:
     """Return what is certainly wrong with the methods of a processor with these output columns."""
-    of_rows, of_timer, of_initial = _methods_of(processor)
+    face = face_of(processor)
+    of_rows, of_timer, of_initial = face.methods
     name, messages = type(processor).__name__, []
     timers = None if time_mode == "none" else plain_function(processor, of_timer)
-    is_inherited = timers in (StatefulProcessor.handleExpiredTimer, ColumnarProcessor.expired)
+    is_inherited = timers is getattr(face.processor_type, of_timer)
     has_timers = time_mode != "none" and not is_inherited
     if (
         columns

@@ -19,10 +19,9 @@ from pyspark.sql.types import StructType
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.spark.query.columnar_processor import AnyProcessor
-from statelog.spark.query.input_plan import InputPlan
+from statelog.spark.query.face import AnyProcessor
+from statelog.spark.query.input_plan import InputPlan, InputReduction
 from statelog.spark.query.keyed_frame import InitialState
-from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.query.progress import NO_OBSERVERS, Observers
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.query.side_output import SideSchemas
@@ -67,8 +66,8 @@ class OperatorDefinition:
         observers: The observers given with it, and with the operators before it.
         of_upstream: Makes the input with its key groups from the rows of the operator before it;
             None for the first operator, which reads the input of the query.
-        pre_aggregation: Makes partial results of the rows of a micro-batch, in Spark; then *frame* does
-            not have key groups, and *layout* describes the results.  None: the tasks get the rows.
+        reduction: What Spark computes of the rows of a micro-batch first; then *frame* does not have key
+            groups, and *layout* describes the results.  None: the tasks get the rows.
         side_outputs: The side outputs that the processor declares.
         has_all_columns: Whether the tasks get all columns of the input, and not only those that the
             source code of the processor reads.
@@ -90,7 +89,7 @@ class OperatorDefinition:
     zone: str
     arguments: Mapping[str, object]
     of_upstream: Callable[..., DataFrame] | None = None
-    pre_aggregation: PreAggregation | None = None
+    reduction: InputReduction | None = None
     observers: Observers = NO_OBSERVERS
     side_outputs: SideSchemas = field(default_factory=dict)
     has_all_columns: bool = True

@@ -5,7 +5,6 @@ Convert rows between Arrow and what a processor handles.
     key_order                   the rows sorted by key group and key
     spark_row                   the Rows of each key, and those that the processor yields
     pandas_input, pandas_output the frames of each key, and those that the processor yields
-    columnar                    the keys and rows of a task as tables, and the tables it yields
     unfit_output                an item that does not fit, and the call that yielded it
     formats                     the row formats; interface: what a run needs of each of them
 

@@ -1,8 +1,8 @@
 """
-The row formats of a processor: PySpark's `Row`s, pandas DataFrames, or columns.
+The row formats of processors: PySpark's `Row`s and pandas DataFrames.
 
-The first two differ in the input and the output only: `ProcessorRun` handles keys, state, timers and
-failures for both.  `ColumnarRun` does so for columns.
+The two differ in the input and the output only: `ProcessorRun` handles keys, state, timers and failures
+for both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statelog.spark.rows.columnar import ColumnarInput, ColumnarOutput
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.spark_row import RowInput, RowOutput
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 _ROW_BYTES: Final = 640
 _CELL_BYTES: Final = 48
 """Memory of a row as Python objects, with the state and output that its processing makes."""
-_COPIES: Final = 4
-"""Memory of a columnar task per byte of input."""
 
 
 def python_bytes(batch: pa.RecordBatch) -> int:
@@ -119,31 +116,6 @@ class PandasRowFormat:
     def of_columns(self, columns: StructType) -> RowFormat:
         """See `RowFormat`."""
         return replace(self, columns=columns)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnarFormat:
-    """All rows of a task as one Arrow table; with *is_distinct* each key has one row."""
-
-    is_distinct: bool = False
-    rows_at_once: int = 0
-    splits_keys: bool = False
-
-    def cost(self, batch: pa.RecordBatch) -> int:
-        """Return the bytes of the rows, sorted rows and what a processor makes of them."""
-        return _COPIES * int(batch.nbytes)
-
-    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
-        """See `RowFormat`."""
-        return ColumnarInput(layout, key_codec, is_distinct=self.is_distinct)
-
-    def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """See `RowFormat`."""
-        return ColumnarOutput(schema, batch_id)
-
-    def of_columns(self, columns: StructType) -> RowFormat:
-        """See `RowFormat`."""
-        return self
 
 
 class KeepingFormat:

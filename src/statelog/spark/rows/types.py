@@ -7,7 +7,7 @@ Spark's Arrow batches end after a number of rows, or of bytes, whichever comes f
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
@@ -165,3 +165,40 @@ def _value_bytes(kind: pa.DataType) -> int | None:
     except ValueError:  # a type without a fixed width
         return None
     return (bits + 7) // 8 + 1
+
+
+def known_zone(name: str) -> str:
+    """Return a time zone that Arrow and Python know; UTC for one that only Java does, as `PST` and `Z`."""
+    try:
+        pa.lib.string_to_tzinfo(name)
+    except Exception:  # of the package by which Arrow finds time zones
+        return "UTC"
+    return name
+
+
+def table_of(values: object, what: str) -> pa.Table:
+    """Return columns in any form as a table; raises `UsageError`."""
+    try:
+        if isinstance(values, pa.Table):
+            return values
+        if isinstance(values, Mapping):
+            return pa.table(dict(values))
+        if isinstance(values, pa.RecordBatch):
+            return pa.Table.from_batches([values])
+        if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
+            return _without_views(pa.table(values))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UsageError(f"{what}: the columns given cannot be read: {error}") from error
+    raise UsageError(
+        f"{what} takes a pyarrow table, a frame of pandas or Polars, or a dict of columns, "
+        f"not {type(values).__name__}"
+    )
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return a table without views of texts, which Arrow has few functions for; Polars makes them."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    schema = pa.schema(
+        [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
+    )
+    return table if schema == table.schema else table.cast(schema)

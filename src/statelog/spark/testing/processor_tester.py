@@ -17,12 +17,14 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.query.broadcast import BroadcastTable, version_of
-from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
+from statelog.spark.query.face import AnyProcessor
+from statelog.spark.query.faces import face_of
 from statelog.spark.query.processor_checks import pickled
 from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.side_output import operator_of
@@ -34,8 +36,7 @@ from statelog.spark.rows.spark_errors import (
     WrongArgumentError,
     WrongTimeError,
 )
-from statelog.spark.rows.types import arrow_schema
-from statelog.spark.testing.columnar_tester import ColumnarTests, run_columns
+from statelog.spark.rows.types import arrow_schema, table_of
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.testing.key_state import (
     cells_given,
@@ -68,7 +69,7 @@ Values = tuple[object, ...]
 """The fields of a value, an element or a map key."""
 
 
-class ProcessorTester(ColumnarTests):
+class ProcessorTester:
     """
     Tests a `StatefulProcessor` key by key, or a `ColumnarProcessor` with `testColumns`.
 
@@ -129,6 +130,7 @@ class ProcessorTester(ColumnarTests):
         self._extractor = eventTimeExtractor
         self._pickled = pickled(processor)
         self.processor = processor
+        self._face = face_of(processor)
         self._columns = None if outputStructType is None else _struct(outputStructType)
         self._output = None if self._columns is None else arrow_schema(self._columns)
         self._zone = timeZone
@@ -211,7 +213,7 @@ class ProcessorTester(ColumnarTests):
         Raises:
             ProcessorError: The processor failed; `__cause__` is its own error.
         """
-        self._refuse_columns()
+        self._refuse_tables()
         self._in_pandas = False
         self.handle.setGroupingKey(key)
         extractor = self._extractor
@@ -225,7 +227,7 @@ class ProcessorTester(ColumnarTests):
         self, key: object, input: pd.DataFrame, *, initialState: Sequence[pd.DataFrame] = ()
     ) -> pd.DataFrame:
         """Run one micro-batch through a processor of pandas frames; as `test`, with frames."""
-        self._refuse_columns()
+        self._refuse_tables()
         self._in_pandas = True
         self.handle.setGroupingKey(key)
         extractor = self._extractor
@@ -234,6 +236,38 @@ class ProcessorTester(ColumnarTests):
             input = input[[not each for each in late]].reset_index(drop=True)
         initial = self._rows_of(key, initialState) if initialState else None
         return self._in_form(self._run(self._rows_of(key, [input]), initial))
+
+    def testColumns(self, rows: object, *, initialState: object = None) -> pa.Table:
+        """
+        Run one micro-batch of many keys through a `ColumnarProcessor`.
+
+        Args:
+            rows: All columns of the input, the key's by the names of keySchema: an Arrow
+                table, a frame of pandas or Polars, or a dict of columns.
+            initialState: Rows with which `initialize` is called before.
+
+        Returns:
+            What the processor yields, for timers that were due too.  Where the tester has an
+            outputStructType, it is an error if a column does not fit.
+
+        Raises:
+            UsageError: The processor is not columnar, the tester has no keySchema, or a column of the
+                key is missing.
+            ProcessorError: The processor failed; `__cause__` is its own error.
+        """
+        if self._face.test_tables is None:
+            raise UsageError(
+                f"{type(self.processor).__name__} is no ColumnarProcessor: use test or testInPandas"
+            )
+        if self._state.given_keys is None:
+            raise UsageError("a tester of a columnar processor needs a keySchema")
+        table = table_of(rows, "testColumns")
+        initial = None if initialState is None else table_of(initialState, "initialState")
+        return self._face.test_tables(self, table, initial)
+
+    def _refuse_tables(self) -> None:
+        if self._face.test_tables is not None:
+            raise UsageError(f"{type(self.processor).__name__} is columnar: use testColumns")
 
     def testNoData(self) -> Any:
         """
@@ -391,8 +425,8 @@ class ProcessorTester(ColumnarTests):
         return keyed
 
     def _run(self, rows: TesterRows, initial: TesterRows | None = None) -> Any:
-        if isinstance(self.processor, ColumnarProcessor):
-            return run_columns(self)
+        if self._face.test_tables is not None:
+            return self._face.test_tables(self, None, None)
         if not self._state.has_keys:
             return []  # no key yet: no timers, no rows
         self._batch_id += 1

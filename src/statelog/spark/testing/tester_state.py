@@ -8,7 +8,7 @@ creates; each call commits its changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import pyarrow as pa
@@ -20,8 +20,8 @@ from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError
 from statelog.model import DEFAULT_MAX_PARALLELISM, ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
-from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.declared_state import Declared, declared_by
+from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.state_variables import (
     STATE_CLASSES,
     StateVariables,
@@ -38,6 +38,7 @@ from statelog.spark.rows.spark_errors import (
 from statelog.spark.rows.types import make_row
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker.handle import TaskHandle
+from statelog.state.cache import AnyState
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import write_snapshot
 from statelog.state.heap.tables import Key, Overlay
@@ -47,8 +48,9 @@ from statelog.state.objects import BoundState, Cursor, Timers
 from statelog.state.recordings.cells import Cells, cells_of
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.state.schema.evolution import evolve
-from statelog.state.slots import SlotState
 from statelog.store import PATHS, ObjectStore, open_store
+
+StateT = TypeVar("StateT", bound=AnyState)
 
 
 class KnownStates(TaskHandle):
@@ -202,7 +204,7 @@ class TesterLog:
         self._checkpoint_id = -1
         self._snapshots: tuple[MaterializedHandle, ...] = ()
         self._log: list[ChangelogStateHandle] = []
-        self._slots: SlotState | None = None
+        self._in_form: AnyState | None = None
 
     def current(self) -> KeyedState:
         """Return the committed state."""
@@ -215,12 +217,13 @@ class TesterLog:
             self._range, self._checkpoint_id, self._snapshots, tuple(self._log)
         )
 
-    def slots(self) -> SlotState:
-        """Return the committed state for a columnar processor."""
-        if self._slots is None:
-            self._slots = SlotState(self.state.codec)
-        self._slots.catch_up(self._range, self._checkpoint_id, (), self._load)
-        return self._slots
+    def in_form(self, new_state: type[StateT]) -> StateT:
+        """Return the committed state in a form of its own, the same in all calls."""
+        state = self._in_form
+        if not isinstance(state, new_state):
+            self._in_form = state = new_state(self.state.codec)
+        state.catch_up(self._range, self._checkpoint_id, (), self._load)
+        return state
 
     def commit(self, overlays: Mapping[int, Overlay]) -> None:
         """
@@ -256,7 +259,7 @@ class TesterLog:
     def restart(self, codec: OperatorCodec, now_ms: int) -> None:
         """Read the state from the log, then from a snapshot."""
         schema = codec.schema.to_json()
-        self._slots = None
+        self._in_form = None
         if self._checkpoint_id < 0:
             return
         for last in (False, True):
@@ -337,12 +340,12 @@ class TesterState:
         """The columns of the key as the test gave them."""
         return self._given_keys
 
-    def slots(self) -> SlotState:
-        """Return the committed state for a columnar processor."""
-        return self._opened(()).slots()
+    def in_form(self, new_state: type[StateT]) -> StateT:
+        """Return the committed state in the form of a face that takes all keys at once."""
+        return self._opened(()).in_form(new_state)
 
-    def commit_slots(self, changes: ChangeBatch) -> None:
-        """Append the changes of a columnar processor."""
+    def append(self, changes: ChangeBatch) -> None:
+        """Append the changes of a micro-batch, and commit them."""
         self._opened(()).append(changes)
 
     def restart(self, now_ms: int) -> None:

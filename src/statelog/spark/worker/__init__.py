@@ -7,6 +7,7 @@ One task of one micro-batch, in a Python worker.
     connection      the rows come without the delays of TCP
     task_input      all rows at once, or parts of them from the local disk (large_input)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
+    single_keys     the faces of processors that are called key by key
     unencodable     the values of state that do not fit their type
     output_parts    the output rows as record batches; task_uploads: the changes into the changelog
     broadcasts      the broadcast tables of a micro-batch

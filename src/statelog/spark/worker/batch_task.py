@@ -14,8 +14,6 @@ from statelog.spark.worker.protocol import BatchFrameSpec
 from statelog.spark.worker.run import new_run, new_state
 from statelog.spark.worker.task_input import TaskInput
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import KeyGroupState
-from statelog.state.keyed_state import KeyedState
 from statelog.state.schema.descriptors import OperatorStateSchema
 
 
@@ -36,8 +34,7 @@ def _run(
     every_group, out = spec.key_groups, spec.rows.output
     codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
     state = new_state(spec.context.processor, codec)
-    if isinstance(state, KeyedState):
-        state.groups = {key_group: KeyGroupState(codec.kinds) for key_group in every_group}
+    state.forget(list(every_group))  # each is there, and empty
     rows = TaskInput(spec.rows, codec.key, every_group, batches, file)
     rows_out = spec.rows.row_format.output(out, spec.context.batch_id)
     output = DirectOutput(rows_out, lambda _batch: None, out, file)

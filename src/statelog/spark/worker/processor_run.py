@@ -17,16 +17,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from types import GeneratorType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pyspark.sql import Row
 
-from statelog.errors import InvariantError, ProcessorError
+from statelog.errors import ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
-from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.processor_checks import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
-from statelog.spark.rows.spark_versions import ExpiredTimerInfo, TimerValues
+from statelog.spark.rows.spark_versions import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, returned
 from statelog.spark.worker.failures import ends_of_process_are_errors
@@ -132,9 +131,7 @@ class ProcessorRun:
         output: OutputCollector,
         sides: SideOutputs | None = None,
     ) -> None:
-        if isinstance(context.processor, ColumnarProcessor):
-            raise InvariantError(f"{type(context.processor).__name__} is a columnar processor")
-        self._processor = context.processor
+        self._processor = cast("StatefulProcessor", context.processor)
         self._key_group = -1
         self._context = context
         self._state = state

@@ -12,7 +12,7 @@ from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
 from statelog.spark.query.broadcast import BroadcastTables
-from statelog.spark.query.columnar_processor import AnyProcessor
+from statelog.spark.query.face import AnyProcessor
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.rows.layout import InitialLayout, InputLayout, LateRows

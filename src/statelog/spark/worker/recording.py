@@ -24,7 +24,7 @@ from statelog.errors import ProcessorError, StoreError, UnavailableError, UsageE
 from statelog.format.arrow_limits import batches_of
 from statelog.model import FileStateHandle
 from statelog.model.json_types import Json
-from statelog.spark.query.columnar_processor import AnyProcessor
+from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
 from statelog.spark.worker.broadcasts import broadcasts_of

@@ -1,24 +1,24 @@
-"""The run of a processor in a task, and the state it needs, for processors of single keys and of columns."""
+"""The run of a processor in a task, and the state it needs, by the face of the processor."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
+from statelog.errors import InvariantError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.runtime.ids import IdSource
-from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
+from statelog.spark.query.face import AnyProcessor
+from statelog.spark.query.faces import face_of
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
-from statelog.spark.worker.columnar_run import ColumnarRun
 from statelog.spark.worker.large_input import SpillFile
-from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
 from statelog.spark.worker.recorded_run import RecordedRun
 from statelog.spark.worker.recorder import TaskRecorder
 from statelog.spark.worker.side_output import SideOutputs
 from statelog.state.backend import StateBackendConfig
+from statelog.state.cache import AnyState
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
-from statelog.state.slots import SlotState
 
 
 class TaskRun(Protocol):
@@ -58,17 +58,13 @@ class TaskRun(Protocol):
         """Return the state with the changes of this run as a snapshot."""
 
 
-WorkerState = KeyedState | SlotState
-"""What a worker keeps for an operator."""
-
-
 def new_state(
     processor: AnyProcessor,
     codec: OperatorCodec,
     backend: StateBackendConfig | None = None,
     name: str = "",
     ids: IdSource | None = None,
-) -> WorkerState:
+) -> AnyState:
     """
     Return an empty state for a processor.
 
@@ -79,23 +75,29 @@ def new_state(
         name: Name of the state on this host.
         ids: Makes unique names.
     """
-    kind = SlotState if isinstance(processor, ColumnarProcessor) else KeyedState
+    make = face_of(processor).new_state
     if backend is None or ids is None:
-        return kind(codec)
-    return kind(codec, backend.limits(), backend.opener(name, ids))
+        return make(codec)
+    return make(codec, backend.limits(), backend.opener(name, ids))
 
 
 def new_run(
     context: BatchContext,
-    state: WorkerState,
+    state: AnyState,
     key_group_range: KeyGroupRange,
     output: OutputCollector,
     recorder: TaskRecorder | None = None,
     sides: SideOutputs | None = None,
 ) -> TaskRun:
     """Return the run of a processor; see `RecordedRun` for the arguments."""
-    if isinstance(state, SlotState):
-        return ColumnarRun(context, state, key_group_range, output, sides)
     if recorder is not None:
-        return RecordedRun(context, state, key_group_range, output, recorder, sides)
-    return ProcessorRun(context, state, key_group_range, output, sides)
+        keyed = keyed_state(context.processor, state)
+        return RecordedRun(context, keyed, key_group_range, output, recorder, sides)
+    return face_of(context.processor).new_run(context, state, key_group_range, output, sides)
+
+
+def keyed_state(processor: AnyProcessor, state: AnyState) -> KeyedState:
+    """Return the state of a processor that is called key by key; raises `InvariantError` for another."""
+    if not face_of(processor).handles_single_keys:
+        raise InvariantError(f"{type(processor).__name__} is not called key by key")
+    return cast("KeyedState", state)

@@ -62,13 +62,12 @@ from statelog.spark.worker.recording import (
 )
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
-from statelog.spark.worker.run import TaskRun, new_run
+from statelog.spark.worker.run import TaskRun, keyed_state, new_run
 from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideOutputs, SideRows, side_schemas_of
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions, of_task
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
 from statelog.spark.worker.tolerant_run import TolerantRun
-from statelog.state.keyed_state import KeyedState
 from statelog.store import PATHS, ObjectStore
 
 _ERROR_MAX = 2000
@@ -236,13 +235,12 @@ def _new_run(
     policy = error_policy_of(spec)
     if policy is None:
         return new_run(spec.context, kept.state, key_range, output, recorder, sides), None
-    if not isinstance(kept.state, KeyedState):
-        raise InvariantError("the keys of a columnar processor do not fail one by one")
+    state = keyed_state(spec.context.processor, kept.state)
     processor, batch_id = type(spec.context.processor).__name__, spec.context.batch_id
-    failures = FailedKeys(policy, kept.state.codec, processor, batch_id)
+    failures = FailedKeys(policy, state.codec, processor, batch_id)
     run = TolerantRun(
         spec.context,
-        kept.state,
+        state,
         key_range,
         output,
         recorder or _new_recorder(kept, spec, NOTHING),

@@ -1,1 +1,8 @@
-"""Hashes of keys: Spark's `xxhash64` of one key (`key_groups`) and of columns (`key_hash`)."""
+"""
+Keys: their hashes, and an index of many keys.
+
+    key_groups   Spark's `xxhash64` of one key; key_hash: of columns
+    slot_index   keys -> slots, and the keys in columns
+    entry_heap   entries in columns, found by position
+    state_key    a key that a caller gives
+"""

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from statelog.errors import InvalidOptionsError, UsageError
+from statelog.extensions.columns.aggregation import aggregate
 from statelog.metrics import Metrics
 from statelog.options import (
     OPTIONS,
@@ -16,7 +17,6 @@ from statelog.options import (
     task_changelog_options,
 )
 from statelog.options.declaration import FOREIGN
-from statelog.spark.aggregation import aggregate
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.progress import NO_OBSERVERS, BatchProgress, Observers

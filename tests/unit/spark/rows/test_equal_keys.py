@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import Row
 from tests.zones import REPEATED_HOURS, ZONES
 
+from statelog.extensions.columns.rows import ColumnarInput
 from statelog.spark import ColumnarProcessor, StatefulProcessor
-from statelog.spark.rows.columnar import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings

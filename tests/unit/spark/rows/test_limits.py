@@ -11,9 +11,9 @@ from pyspark.sql import Row
 from pyspark.sql.types import LongType, StringType, StructType
 
 from statelog.errors import CapacityError
+from statelog.extensions.columns.rows import ColumnarInput, ColumnarOutput
 from statelog.format import arrow_limits
 from statelog.spark.jvm.arrow_data import _filled
-from statelog.spark.rows.columnar import ColumnarInput, ColumnarOutput
 from statelog.spark.rows.key_order import KeptRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings

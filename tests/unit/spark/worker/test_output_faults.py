@@ -16,10 +16,10 @@ from tests.unit.spark.rows.test_pandas_input import SETTINGS
 from tests.unit.spark.worker.test_large_input import Query, arrow_input
 
 from statelog.errors import ProcessorError
+from statelog.extensions.columns.processor import ColumnarProcessor
+from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.spark import StatefulProcessor
-from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.rows.formats import (
-    ColumnarFormat,
     PandasRowFormat,
     RowFormat,
     SparkRowFormat,

@@ -1,0 +1,201 @@
+"""
+`aggregate`: running aggregates of a stream, by key and window, in columns.
+
+Spark aggregates each micro-batch in the JVM, and only the distinct keys with their partial results are
+sent to the tasks, which combine them with the state.  Here the arguments are checked, and each
+aggregate gets its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Column, DataFrame, GroupedData
+
+from statelog.errors import UsageError
+from statelog.extensions.columns.aggregation.functions import Aggregate
+from statelog.extensions.columns.aggregation.planning import AggregationPlan, plan_aggregates
+from statelog.extensions.columns.aggregation.pre_aggregation import PreAggregated
+from statelog.extensions.columns.aggregation.processor import AggregateProcessor
+from statelog.extensions.columns.rows import ColumnarFormat
+from statelog.metrics import Metrics
+from statelog.spark.api import OperatorArguments, client_of, stateful_frame
+from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.query.progress import Observers, OnProgress
+from statelog.spark.query.query import OUTPUT_MODES, mode_of
+from statelog.spark.query.session import session_of
+from statelog.spark.query.settings import SETTINGS, OperatorSettings, names_settings
+from statelog.spark.stream.stateful_stream import GroupedStatefulStream
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+_SETTING_NAMES: Final = frozenset(setting.name for setting in SETTINGS.values())
+_SPARKS: Final = {
+    "count": ("count",),
+    "sum_": ("sum",),
+    "min_": ("min",),
+    "max_": ("max",),
+    "mean": ("avg", "mean"),
+    "variance": ("variance", "var_samp"),
+    "first": ("first", "first_value", "min_by"),
+    "last": ("last", "last_value", "max_by"),
+    "approx_count_distinct": ("approx_count_distinct",),
+}
+"""The names of Spark's functions that each aggregate takes the place of."""
+
+
+@names_settings
+def aggregate(
+    grouped: GroupedData,
+    /,
+    *aggregates: Aggregate,
+    outputMode: str = "Update",
+    onProgress: OnProgress | None = None,
+    metrics: Metrics | None = None,
+    **settings: Unpack[OperatorSettings],
+) -> DataFrame:
+    """
+    Keep running aggregates by key, and by window of event time.
+
+    The results have the types that Spark's own functions give them.  Output columns are the keys, then the
+    aggregates.
+
+    Example:
+        totals = aggregate(
+            events.groupBy("customer"), count().alias("n"), sum_("amount").alias("amount")
+        )
+
+    Args:
+        grouped: `df.groupBy(...)` of a stream, also of the output of another stateful operator in
+            the same query, by columns and `window(...)` expressions; or of a batch frame.
+        aggregates: The aggregates with the names of their output columns, such as `count().alias("n")`.
+            Spark's own aggregate columns are rejected; the error names the function to use.
+        outputMode: "Update": the keys that had rows in the micro-batch, with their new results.
+            "Append": each key once, when the watermark has reached the end of its window or its event
+            time; for keys with one of them.  In both modes a key's state is dropped then.
+        onProgress: As for `transform_with_state`.
+        metrics: As for `transform_with_state`.
+        settings: See `OperatorSettings`.
+
+    Returns:
+        For a stream a `StatefulStream`, see `transform_with_state`; for a batch frame a plain lazy
+        frame.
+
+    Raises:
+        UsageError: An argument is wrong, a column is unknown, or a setting is not supported.
+    """
+    mode = mode_of("outputMode", outputMode, OUTPUT_MODES)
+    if mode == "complete":
+        raise UsageError(
+            "outputMode Complete would send the results of all keys in each micro-batch: use Update, "
+            "and read all results with statelog.open(...) or spark.read.format('statelog')"
+        )
+    _check_settings(settings)
+    functions = named_aggregates(aggregates)
+    if settings.get("inputColumns") is not None:
+        raise UsageError(
+            "aggregate reads the columns that its aggregates name: remove inputColumns"
+        )
+    session = session_of(grouped)
+    client = client_of(session)
+    shape = grouped.shape if isinstance(grouped, GroupedStatefulStream) else grouped
+    plan = plan_aggregates(client.grouping(shape), functions)
+    if not plan.keyed.frame.isStreaming and shape is grouped:
+        return plan.over_batch()
+    is_append = mode == "append"
+    if is_append and plan.event_time is None:
+        raise _no_end(plan)
+    return stateful_frame(
+        OperatorArguments(
+            grouped,
+            AggregateProcessor(plan.merge, plan.state, plan.event_time, is_append=is_append),
+            plan.output,
+            outputMode,
+            "None" if plan.event_time is None else "EventTime",
+            keys=_pre_aggregated(plan),
+            observers=Observers(onProgress, metrics),
+        ),
+        lambda session, output, has_initial: ColumnarFormat(is_distinct=True),
+        settings,
+    )
+
+
+def _pre_aggregated(plan: AggregationPlan) -> PreAggregated:
+    at = plan.event_time
+    return PreAggregated(plan.keyed, plan.pre, None if at is None else plan.keyed.key_positions[at])
+
+
+def _no_end(plan: AggregationPlan) -> UsageError:
+    names = ", ".join(plan.keyed.key_schema.names)
+    return UsageError(
+        f"outputMode Append needs an end of each key, and those of ({names}) have none: call "
+        "withWatermark on the input and group by window(...) of that column, or by the column; or use "
+        "Update"
+    )
+
+
+def named_aggregates(given: Sequence[object]) -> dict[str, Aggregate]:
+    """
+    Return the aggregates of a call by the names of their output columns.
+
+    Raises:
+        UsageError: An argument is not an aggregate, or does not have a name, or two have one name.
+    """
+    if not given:
+        raise UsageError("aggregate needs at least one aggregate, such as count().alias('n')")
+    aggregates: dict[str, Aggregate] = {}
+    for value in given:
+        aggregate = _aggregate(value)
+        if aggregate.name is None:
+            raise UsageError(
+                f"aggregate: {aggregate!r} needs a name for its output column: "
+                f"{aggregate!r}.alias('...')"
+            )
+        if aggregate.name in aggregates:
+            raise UsageError(f"aggregate: two aggregates have the name {aggregate.name!r}")
+        aggregates[aggregate.name] = aggregate
+    return aggregates
+
+
+def _check_settings(settings: Mapping[str, object]) -> None:
+    for name in sorted(settings.keys() - _SETTING_NAMES):
+        similar = difflib.get_close_matches(name, _SETTING_NAMES, n=1, cutoff=0.8)
+        hint = f"; did you mean the setting {similar[0]}?" if similar else ""
+        raise UsageError(
+            f"aggregate: {name} is not a setting{hint}. An output column is named by "
+            f"count().alias('n'), before the settings"
+        )
+
+
+def _aggregate(value: object) -> Aggregate:
+    if isinstance(value, Aggregate):
+        return value
+    text = f"{value!r:.80}"
+    if isinstance(value, Column) or is_connect(value):
+        raise UsageError(
+            f"aggregate: {text} is an expression of Spark; aggregate takes functions of statelog.spark, "
+            f"which know how to combine results over micro-batches. {_instead_of(str(value))}"
+        )
+    raise UsageError(
+        f"aggregate: {text} is not an aggregate of statelog.spark, such as count().alias('n') or "
+        "sum_('amount').alias('amount')"
+    )
+
+
+def _instead_of(expression: str) -> str:
+    """Return what takes the place of an expression of Spark, given as text."""
+    call = re.search(r"\b([a-z_]+)\((.*)\)", expression, re.DOTALL)
+    function, argument = ("", "") if call is None else call.groups()
+    ours = next((name for name, sparks in _SPARKS.items() if function in sparks), None)
+    if ours is None:
+        return f"The aggregates of statelog.spark are {', '.join(_SPARKS)}, latest_row and top_k"
+    value = repr(argument) if argument.isidentifier() else "column"
+    if argument in ("*", "1"):
+        value = ""
+    if ours in ("first", "last"):
+        value = "column, by=column"
+    return f"Use {ours}({value}) of statelog.spark"

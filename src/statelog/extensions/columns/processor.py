@@ -1,0 +1,121 @@
+"""
+`ColumnarProcessor`: keyed state and rows as columns, without a Python object per key or row.
+
+It is what `StatefulProcessor` is for single keys: `init` asks for state variables once per task, and
+`process` is called once with all keys of a task in a micro-batch, in parts where their rows exceed the
+memory budget.  The state is in the same log and snapshots, so that a processor of Rows reads the values
+and timers that a columnar one wrote, and the other way round.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from statelog.errors import UsageError
+from statelog.extensions.columns.slots import ColumnState, ColumnTimers, Keys
+from statelog.spark.query.broadcast import BroadcastTable
+from statelog.spark.query.side_output import SideOutput
+from statelog.spark.rows.spark_versions import TimerValues
+
+Tables: TypeAlias = "Iterable[Any] | None"
+"""Tables of output rows: Arrow tables or record batches, frames of pandas or Polars."""
+
+
+class ColumnarHandle(Protocol):
+    """What `ColumnarProcessor.init` gets."""
+
+    def getColumnState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ColumnState:
+        """
+        Return the state variable *stateName*, one value for each key.
+
+        Args:
+            stateName: Its name; a value state of a processor of Rows has the same state.
+            schema: Names and types of its fields, also as DDL text.
+            ttlDurationMs: Time to live in milliseconds, since the last `put`; None for ever.
+        """
+
+    def broadcast(self, name: str) -> BroadcastTable:
+        """Return the broadcast table *name*, as the micro-batch sees it; see the setting `broadcast`."""
+
+    def sideOutput(self, name: str, schema: StructType | str) -> SideOutput:
+        """
+        Return the side output *name*; its method `emit` takes tables of output rows.
+
+        Args:
+            name: Its name, up to 100 letters, digits, '_' and '.'.
+            schema: Names and types of its columns, also as DDL text.
+        """
+
+    @property
+    def timers(self) -> ColumnTimers:
+        """The timers; raises `UsageError` in the time mode None."""
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state variable for all keys; in `init` only."""
+
+
+class ColumnarProcessor(ABC):
+    """
+    A processor of whole columns; pass it to `transform_with_state`.
+
+    A copy of it is made for each task and micro-batch, so what must last is state.
+
+    Example:
+        class Totals(ColumnarProcessor):
+            def init(self, handle):
+                self.total = handle.getColumnState("total", "total double")
+
+            def process(self, keys, rows, times):
+                old = self.total.get(keys)["total"].fill_null(0.0).to_numpy()
+                new = old + np.add.reduceat(rows["amount"].to_numpy(), keys.starts)
+                self.total.put(keys, {"total": new})
+                yield {"customer": keys["customer"], "total": new}
+    """
+
+    __statelog_face__: ClassVar[str] = "columns"
+
+    @abstractmethod
+    def init(self, handle: ColumnarHandle) -> None:
+        """Ask for state variables; also called once on the driver."""
+
+    @abstractmethod
+    def process(self, keys: Keys, rows: pa.Table, times: TimerValues) -> Tables:
+        """
+        Process the rows of all keys of a task; yield tables of output rows.
+
+        Args:
+            keys: The distinct keys; `keys.starts` and `keys.ends` say which rows are theirs.
+            rows: All columns of the input.  The rows of a key are together, in order of arrival.
+            times: Processing time and watermark of the micro-batch.
+        """
+
+    def expired(self, keys: Keys, expiry_ms: pa.Array, times: TimerValues) -> Tables:
+        """
+        Process the timers that are due, all at once; yield tables of output rows.
+
+        Each is deleted afterwards.  A timer registered here fires in the next micro-batch at the
+        earliest.
+
+        Args:
+            keys: One key for each timer, by time; a key with several timers is there several times.
+            expiry_ms: The time of each timer, in milliseconds.
+            times: Processing time and watermark of the micro-batch.
+        """
+        return None
+
+    def initialize(self, keys: Keys, rows: pa.Table, times: TimerValues) -> None:
+        """Process rows of initial state, before `process` in the first micro-batch."""
+        raise UsageError(
+            f"{type(self).__name__} has no method initialize, which initial state needs"
+        )
+
+    def close(self) -> None:
+        """Release what `init` made; called at the end of each task."""
+        return None

@@ -1,0 +1,181 @@
+"""
+The cells of one variable, by slot.
+
+A cell is the value of a key, or the list of its timers.  What a micro-batch writes is *pending*: reads
+see it at once, but it counts only after `fold`, once its checkpoint is committed.  `forget_pending`
+drops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.keys.entry_heap import EntryHeap
+from statelog.state.kinds.kind import EXPIRES_FIELD, OP_CLEAR, OP_SET, RowNumbers
+
+ABSENT: Final = -1
+_UNCHANGED: Final = -2
+_SPARE_ROWS: Final = 65_536
+NEVER_MS: Final = int(np.iinfo(np.int64).max)
+
+
+class CellColumn:
+    """
+    The cells of one variable.
+
+    Args:
+        state: The variable's codec; its kind is value or timer.
+        capacity: Number of slots.
+
+    Attributes: `first_ms`: for timers the earliest time of each slot, `NEVER_MS` for none.
+    """
+
+    def __init__(self, state: StateCodec, capacity: int) -> None:
+        self.state = state
+        self.heap = EntryHeap(state.row_fields(), f"state {state.descriptor.name!r}, field")
+        self._rows = np.full(capacity, ABSENT, np.int64)
+        self._pending = np.full(capacity, _UNCHANGED, np.int64)
+        self._written: list[RowNumbers] = []
+        self.is_timers = state.kind.fires
+        self._compact_at = _SPARE_ROWS
+        self.first_ms = np.full(capacity if self.is_timers else 0, NEVER_MS, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.heap.nbytes + self._rows.nbytes + self._pending.nbytes + self.first_ms.nbytes
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for at least this number of slots."""
+        if capacity > len(self._rows):
+            more = max(capacity, 2 * len(self._rows)) - len(self._rows)
+            self._rows = np.concatenate([self._rows, np.full(more, ABSENT, np.int64)])
+            self._pending = np.concatenate([self._pending, np.full(more, _UNCHANGED, np.int64)])
+            if self.is_timers:
+                self.first_ms = np.concatenate([self.first_ms, np.full(more, NEVER_MS, np.int64)])
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def positions(self, slots: RowNumbers) -> RowNumbers:
+        """Return the positions of cells with what is pending; `ABSENT` for no cell or no slot."""
+        safe = np.maximum(slots, 0)
+        rows = self._rows[safe]
+        if self._written:
+            pending = self._pending[safe]
+            rows = np.where(pending == _UNCHANGED, rows, pending)
+        rows[slots < 0] = ABSENT
+        return rows
+
+    def live(self, slots: RowNumbers, now_ms: int) -> RowNumbers:
+        """Return positions as `positions` does; `ABSENT` for a cell that expired by *now_ms*."""
+        rows = self.positions(slots)
+        if self.state.expires:
+            rows[self.expiry_ms(rows) <= now_ms] = ABSENT
+        return rows
+
+    def expiry_ms(self, positions: RowNumbers) -> npt.NDArray[np.int64]:
+        """Return when the cells at *positions* expire; `NEVER_MS` for no cell."""
+        at = [field.name for field in self.heap.fields].index(EXPIRES_FIELD)
+        column = self.heap.take_column(at, positions)
+        times: npt.NDArray[np.int64] = column.fill_null(NEVER_MS).to_numpy()
+        return times
+
+    def committed(self, slots: RowNumbers) -> RowNumbers:
+        """Return the positions of cells without what is pending."""
+        return self._rows[slots]
+
+    def count(self, slots: RowNumbers) -> int:
+        """Return how many of the slots have a cell, without what is pending."""
+        return int(np.count_nonzero(self._rows[slots] >= 0))
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def put(self, slots: RowNumbers, columns: Sequence[pa.Array]) -> None:
+        """Write cells; of several for one slot the last counts."""
+        positions = self.heap.append(columns)
+        self._pending[slots] = positions
+        repeats = (self._pending[slots] != positions).any()
+        self._written.append(np.unique(slots) if repeats else slots)
+
+    def clear(self, slots: RowNumbers) -> None:
+        """Remove cells; a slot may repeat."""
+        self._pending[slots] = ABSENT
+        self._written.append(np.unique(slots))
+
+    def written(self) -> tuple[RowNumbers, RowNumbers]:
+        """Return the slots that were written, each once, and the positions of their cells."""
+        if not self._written:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        if len(self._written) > 1:
+            self._written = [np.unique(np.concatenate(self._written))]
+        slots = self._written[0]
+        return slots, self._pending[slots]
+
+    def forget_pending(self) -> None:
+        """Drop what is pending."""
+        for slots in self._written:
+            self._pending[slots] = _UNCHANGED
+        self._written = []
+
+    def operations(self, keys: Sequence[pa.Array], positions: RowNumbers) -> pa.RecordBatch:
+        """Return changes in the columns of a log, for keys with the positions of their cells."""
+        ops = np.where(positions >= 0, OP_SET, OP_CLEAR).astype(np.int8)
+        columns = [*keys, pa.array(ops), *self.heap.take(positions)]
+        return pa.RecordBatch.from_arrays(columns, schema=self.state.schema)
+
+    # --- committed state --------------------------------------------------------------------------
+
+    def fold(self, slots: RowNumbers, positions: RowNumbers) -> None:
+        """Make the cells at *positions* the cells of *slots*."""
+        self._rows[slots] = positions
+        if self.is_timers:
+            self.first_ms[slots] = self.first_times(positions)
+
+    def first_times(self, positions: RowNumbers) -> npt.NDArray[np.int64]:
+        """Return the earliest timer of each cell; `NEVER_MS` for none."""
+        (times,) = self.heap.take(positions)
+        starts = times.offsets.to_numpy()
+        first = np.full(len(positions), NEVER_MS, np.int64)
+        some = np.diff(starts) > 0
+        first[some] = times.values.to_numpy()[starts[:-1][some]]
+        return first
+
+    def remove(self, slots: npt.NDArray[np.bool_] | RowNumbers) -> None:
+        """Remove committed cells."""
+        self._compact_at = 0
+        self._rows[slots] = ABSENT
+        if self.is_timers:
+            self.first_ms[slots] = NEVER_MS
+
+    def renumber(self, kept: RowNumbers, capacity: int) -> None:
+        """Give the slots *kept* the numbers 0, 1, ...; nothing may be pending."""
+        rows = np.full(capacity, ABSENT, np.int64)
+        rows[: len(kept)] = self._rows[kept]
+        self._rows, self._pending = rows, np.full(capacity, _UNCHANGED, np.int64)
+        if self.is_timers:
+            first = np.full(capacity, NEVER_MS, np.int64)
+            first[: len(kept)] = self.first_ms[kept]
+            self.first_ms = first
+
+    def compact(self, spare: int | None = None) -> None:
+        """
+        Drop cells that no slot has, once they are many; nothing may be pending or staged.
+
+        Args:
+            spare: Unused cells tolerated beyond one per used cell.
+        """
+        if spare is None:
+            if self.heap.count <= self._compact_at:
+                return
+            spare = _SPARE_ROWS
+        used = np.flatnonzero(self._rows >= 0)
+        if self.heap.count > 2 * len(used) + spare:
+            self.heap.keep(self._rows[used])
+            self._rows[used] = np.arange(len(used))
+        self._compact_at = 2 * len(used) + _SPARE_ROWS

@@ -1,0 +1,166 @@
+"""
+The distinct keys of some rows in columns, and the types in which a processor gets columns.
+
+Spark sends rows in the session's time zone, and fields inside of them may be NOT NULL.  State is
+stored in UTC, and any field of it may be null.  Arrow combines columns of equal types only, so a
+processor gets all of them in one type: the stored one, in the session's time zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import UsageError
+from statelog.state.keys.key_hash import Hashes, hash_columns
+from statelog.state.kinds.kind import RowNumbers
+from statelog.state.schema.descriptors import stored_field
+
+_Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
+
+
+class Keys:
+    """
+    Distinct keys, and where the rows of each are.
+
+    A columnar processor gets it with the rows, and names by it the keys whose state it reads and
+    writes.  `len(keys)` is the number of keys; `keys["customer"]` one column of `table`.
+
+    Args:
+        schema: Names and types of the key's columns.
+        columns: The columns, one row for each key.
+        key_groups: The key group of each key.
+        starts: For each key the number of its first row.
+        ends: For each key the number after its last row.
+        hashes: The hash of each key, where it is known already.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        columns: Sequence[pa.Array],
+        key_groups: npt.NDArray[np.int32],
+        starts: RowNumbers,
+        ends: RowNumbers,
+        hashes: Hashes | None = None,
+    ) -> None:
+        self.schema = schema
+        self.columns = list(columns)
+        self.key_groups = key_groups
+        self.starts = starts
+        self.ends = ends
+        self._hashes = hashes
+        self.zone = "UTC"
+        """The time zone of points in time in `table`."""
+        self.slots: RowNumbers | None = None
+        """Where the state of the keys is, once it was looked up; -1 for a key without any."""
+        self.origin: tuple[Keys, RowNumbers] | None = None
+        """For keys that may repeat: distinct keys, and which of them each one is."""
+
+    def __len__(self) -> int:
+        return len(self.key_groups)
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        return self.table.column(name)
+
+    def __repr__(self) -> str:
+        return f"Keys({len(self)} of {', '.join(self.schema.names)})"
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The keys, one row each."""
+        return zoned_table(pa.Table.from_arrays(self.columns, schema=self.schema), self.zone)
+
+    @property
+    def counts(self) -> RowNumbers:
+        """The number of rows of each key."""
+        return self.ends - self.starts
+
+    @property
+    def hashes(self) -> Hashes:
+        """The 64-bit hash of each key, the one that its key group is made of."""
+        if self._hashes is None:
+            self._hashes = hash_columns(self.columns, self.schema)
+        return self._hashes
+
+    def row_keys(self) -> RowNumbers:
+        """Return for each row the number of its key."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    def take(self, chosen: object) -> Keys:
+        """
+        Return some of the keys.
+
+        Args:
+            chosen: A mask, or numbers of keys, as a NumPy or Arrow array.  A number may repeat: for
+                `row_keys()` the result has a key for each row.
+
+        Raises:
+            UsageError: A mask is not as long as the keys.
+        """
+        at = np.asarray(chosen)
+        may_repeat = at.dtype != np.bool_
+        if at.dtype == np.bool_:
+            if len(at) != len(self):
+                raise UsageError(f"a mask of {len(at)} values for {len(self)} keys")
+            at = np.flatnonzero(at)
+        at = at.astype(np.int64, copy=False)
+        numbers = pa.array(at)
+        some = Keys(
+            self.schema,
+            [column.take(numbers) for column in self.columns],
+            self.key_groups[at],
+            self.starts[at],
+            self.ends[at],
+            None if self._hashes is None else self._hashes[at],
+        )
+        some.zone = self.zone
+        if self.slots is not None:
+            some.slots = self.slots[at]
+        if self.origin is not None:
+            some.origin = self.origin[0], self.origin[1][at]
+        elif may_repeat:
+            some.origin = self, at
+        return some
+
+
+def zoned_field(field: pa.Field, zone: str) -> pa.Field:
+    """Return *field* in the type in which a processor gets it."""
+    stored = stored_field(field)
+    return stored.with_type(_in_zone(stored.type, zone))
+
+
+def zoned(column: _Column, zone: str) -> _Column:
+    """Return a column in the type in which a processor gets it; its values are not copied."""
+    kind = zoned_field(pa.field("", column.type), zone).type
+    return column if column.type == kind else column.cast(kind)
+
+
+def zoned_table(table: pa.Table, zone: str) -> pa.Table:
+    """Return a table in the types in which a processor gets it."""
+    fields = [zoned_field(field, zone) for field in table.schema]
+    return pa.Table.from_arrays(
+        [zoned(column, zone) for column in table.columns], schema=pa.schema(fields)
+    )
+
+
+def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
+    """Return a type with its points in time in a zone."""
+    if pa.types.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, zone)
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_in_zone(field, zone) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_field_in_zone(kind.value_field, zone))
+    if pa.types.is_map(kind):
+        return pa.map_(_field_in_zone(kind.key_field, zone), _field_in_zone(kind.item_field, zone))
+    return kind
+
+
+def _field_in_zone(field: pa.Field, zone: str) -> pa.Field:
+    return field.with_type(_in_zone(field.type, zone))

@@ -1,0 +1,489 @@
+"""
+The cells of some key groups in columns, and what a micro-batch changes in them.
+
+Each key has a slot, and each variable a column of cells by slot, so that no key, row or value is a
+Python object.  What is written is pending until `fold`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import CapacityError, UsageError
+from statelog.extensions.columns.slots.cell_column import ABSENT, NEVER_MS, CellColumn
+from statelog.extensions.columns.slots.cold_runs import ColdRuns
+from statelog.extensions.columns.slots.keys import Keys
+from statelog.format.arrow_limits import batches_of
+from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.state.columnar.run_files import RunFiles
+from statelog.state.columnar.run_set import contiguous, without_expired
+from statelog.state.columnar.sorted_run import (
+    RowLayout,
+    by_key_group,
+    group_order,
+    rows_of_group,
+)
+from statelog.state.encoding.changes import OperatorCodec, joined
+from statelog.state.encoding.snapshot_file import parquet_of
+from statelog.state.heap.expiry import CLOCK_STEP_MS
+from statelog.state.heap.memory import BLOCK, blocks
+from statelog.state.keys.key_hash import Hashes, hash_columns
+from statelog.state.keys.slot_index import SlotIndex, are_in
+from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
+
+_FIRST_SLOTS: Final = 1024
+_SPARE_SLOTS: Final = 65_536
+_COPIES: Final = 5
+"""Bytes of slots per byte of a table, with the spare room for growth."""
+
+Writes = dict[int, tuple[RowNumbers, RowNumbers]]
+"""By state id: slots, and the positions of their new cells."""
+
+
+class SlotTable:
+    """
+    The values and timers of some key groups of one operator.
+
+    Args:
+        codec: The operator's codec.
+        limit_bytes: Size in bytes beyond which keys move to cold runs; None for no bound.
+        files: Opens the host's files for cold runs, if there may be some.
+
+    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `zone`: time zone in
+    which a processor gets keys and values; `cold`: the keys without slots.
+
+    Raises:
+        UsageError: The operator has list or map state.
+
+    Thread: one at a time.
+    """
+
+    def __init__(
+        self,
+        codec: OperatorCodec,
+        limit_bytes: int | None = None,
+        files: Callable[[RowLayout], RunFiles | None] = lambda _layout: None,
+    ) -> None:
+        for state_id in codec.live:
+            state = codec.states[state_id]
+            if not state.kind.replaces:
+                raise UsageError(
+                    f"state {state.descriptor.name!r} is a {state.descriptor.kind_text} state, which "
+                    "a columnar processor cannot hold; delete it with "
+                    f"handle.deleteIfExists({state.descriptor.name!r}), or use a processor of Rows"
+                )
+        self.codec = codec
+        self.layout = RowLayout(codec)
+        self.index = SlotIndex(codec.key.schema)
+        self.columns = {
+            state_id: CellColumn(codec.states[state_id], _FIRST_SLOTS) for state_id in codec.live
+        }
+        self.limit_bytes = limit_bytes
+        self.cold = ColdRuns(self.layout, None if limit_bytes is None else files(self.layout))
+        self.now_ms = -1
+        self.zone = "UTC"
+        self._counts = np.zeros(0, np.int64)
+        # Key groups that one array cannot hold: they stay in slots.
+        self._too_large: set[int] = set()
+        self._tidy_at = _SPARE_SLOTS
+        self._folded = 0
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    def find(self, keys: Keys) -> RowNumbers:
+        """Return the slots of keys; -1 for a key without state."""
+        if keys.slots is None:
+            keys.slots = self.index.find(keys.columns, keys.hashes)
+            if self.cold:
+                some = self._without_cells(keys.slots)
+                taken = self.cold.take(keys.hashes[some], keys.key_groups[some])
+                if self._warm(taken):
+                    keys.slots = self.index.find(keys.columns, keys.hashes)
+        return keys.slots
+
+    def _without_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
+        """Return which slots are -1 or have no cell: a key group that was emptied keeps its slots."""
+        is_empty = np.zeros(len(slots), np.bool_)
+        for column in self.columns.values():
+            is_empty |= column.committed(np.maximum(slots, 0)) >= 0
+        return (slots < 0) | ~is_empty
+
+    def _warm(self, rows: Iterable[tuple[pa.Table, Hashes]]) -> bool:
+        """Take rows of cold runs into slots; return whether there were any."""
+        taken = list(rows)
+        if taken:
+            hashes = np.concatenate([hashes for _, hashes in taken])
+            for batch in batches_of(pa.concat_tables([table for table, _ in taken])):
+                self._insert(batch, hashes[: batch.num_rows])
+                hashes = hashes[batch.num_rows :]
+        return bool(taken)
+
+    def add(self, keys: Keys) -> RowNumbers:
+        """Return the slots of keys, with new ones for keys without state."""
+        if keys.origin is not None:
+            distinct, at = keys.origin
+            keys.slots = self.add(distinct)[at]
+            return keys.slots
+        slots = self.find(keys)
+        absent = np.flatnonzero(slots < 0)
+        if len(absent):
+            some = keys.take(slots < 0)
+            slots = slots.copy()
+            slots[absent] = self._add(some.columns, some.hashes, some.key_groups)
+            keys.slots = slots
+        return slots
+
+    def _add(
+        self, columns: Sequence[pa.Array], hashes: Hashes, key_groups: npt.NDArray[np.int32]
+    ) -> RowNumbers:
+        slots = self.index.add(columns, hashes, key_groups)
+        for column in self.columns.values():
+            column.reserve(len(self.index))
+        return slots
+
+    def keys_of(self, slots: RowNumbers) -> Keys:
+        """Return the keys of slots, which may repeat, without rows."""
+        none = np.zeros(len(slots), np.int64)
+        keys = Keys(
+            self.codec.key.schema,
+            self.index.keys(slots),
+            self.index.key_groups(slots),
+            none,
+            none,
+        )
+        keys.slots, keys.zone = slots, self.zone
+        return keys
+
+    # --- what is pending --------------------------------------------------------------------------
+
+    def changes(self) -> ChangeBatch:
+        """Return what is pending, as changes for the log."""
+        parts = []
+        for state_id, column in self.columns.items():
+            slots, positions = column.written()
+            if not len(slots):
+                continue
+            key_groups = self.index.key_groups(slots)
+            order = group_order(key_groups)
+            slots, positions = slots[order], positions[order]
+            operations = column.operations(self.index.keys(slots), positions)
+            parts.append(self.codec.encode_operations(state_id, key_groups[order], operations))
+        return joined(parts)
+
+    def writes(self) -> Writes:
+        """Return what is pending."""
+        return {state_id: column.written() for state_id, column in self.columns.items()}
+
+    def forget_pending(self) -> None:
+        """Drop what is pending and was not staged."""
+        for column in self.columns.values():
+            column.forget_pending()
+
+    def due(
+        self, key_group_range: KeyGroupRange, state_id: int, until_ms: int
+    ) -> tuple[RowNumbers, npt.NDArray[np.int64]]:
+        """Return (slots, times) of the timers up to *until_ms*, by time."""
+        at = self.layout.columns[state_id]
+        self._warm(self.cold.take_due(key_group_range, at, until_ms))
+        column = self.columns[state_id]
+        written, positions = column.written()
+        first = column.first_ms[: len(self.index)]
+        slots = np.flatnonzero(first <= until_ms)
+        slots = np.setdiff1d(slots, written, assume_unique=True)
+        positions = np.concatenate([column.committed(slots), positions])
+        slots = np.concatenate([slots, written])
+        is_inside = are_in(self.index.key_groups(slots), key_group_range)
+        (cells,) = column.heap.take(positions[is_inside])
+        times = cells.flatten().to_numpy()
+        owners = np.repeat(slots[is_inside], np.diff(cells.offsets.to_numpy()))
+        due = times <= until_ms
+        times, owners = times[due], owners[due]
+        order = np.argsort(times, kind="stable")
+        return owners[order], times[order]
+
+    def next_due_ms(self, key_group_range: KeyGroupRange, state_id: int, after_ms: int) -> int:
+        """Return the earliest timer with what is pending, after `due`; `NEVER_MS` for none."""
+        column = self.columns[state_id]
+        written, positions = column.written()
+        first = column.first_ms[: len(self.index)].copy()
+        first[written] = column.first_times(positions)
+        mine = first[self.index.slots_in(key_group_range)]
+        cold = self.cold.first_timer(key_group_range, self.layout.columns[state_id], after_ms)
+        return min(int(mine.min(initial=NEVER_MS)), NEVER_MS if cold is None else cold)
+
+    def drop(self, state_id: int, key_group_range: KeyGroupRange) -> None:
+        """Remove a variable of every key of some key groups, as a change."""
+        self._warm(self.cold.take_all(key_group_range))
+        column = self.columns[state_id]
+        slots = self.index.slots_in(key_group_range)
+        column.clear(slots[column.positions(slots) >= 0])
+
+    # --- figures ----------------------------------------------------------------------------------
+
+    def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
+        """Return the number of state entries of each key group, without what is pending."""
+        self._reserve_counts(key_group_range.end)
+        counts: list[int] = self._counts[key_group_range.start : key_group_range.end + 1].tolist()
+        cold = map(self.cold.live_count, key_group_range)
+        return [count + more for count, more in zip(counts, cold, strict=True)]
+
+    # --- committed cells --------------------------------------------------------------------------
+
+    def fold(self, state_id: int, slots: RowNumbers, positions: RowNumbers) -> None:
+        """Make the cells at *positions* the cells of *slots*; -1 removes a cell."""
+        if not len(slots):
+            return
+        column = self.columns[state_id]
+        change = (positions >= 0).astype(np.int64) - (column.committed(slots) >= 0)
+        changed = np.flatnonzero(change)
+        key_groups = self.index.key_groups(slots[changed])
+        self._reserve_counts(int(key_groups.max(initial=0)))
+        np.add.at(self._counts, key_groups, change[changed])
+        column.fold(slots, positions)
+        self._folded += len(slots)
+
+    def remove(self, key_groups: Collection[int]) -> None:
+        """Remove all cells of some key groups."""
+        self.cold.forget(key_groups)
+        self._too_large.difference_update(key_groups)
+        self._remove_slots(key_groups)
+
+    def _remove_slots(self, key_groups: Collection[int]) -> None:
+        self._reserve_counts(max(key_groups, default=0))
+        if not key_groups or not len(self.index):
+            return
+        slots = np.flatnonzero(np.isin(self.index.all_key_groups, list(key_groups)))
+        for column in self.columns.values():
+            column.remove(slots)
+        self._counts[list(key_groups)] = 0
+
+    def insert(self, part: KeyGroupRange, table: pa.Table) -> None:
+        """
+        Take the rows of a snapshot.
+
+        Args:
+            part: Some key groups, which are empty.
+            table: All their rows.
+        """
+        if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
+            try:
+                self.cold.place(part, table)
+                return
+            except CapacityError:
+                if len(part) > 1:
+                    for key_group in part:
+                        some = rows_of_group(table, key_group)
+                        self.insert(KeyGroupRange(key_group, key_group), some)
+                    return
+        for batch in batches_of(table):
+            keys = batch.columns[1 : self.layout.first_state]
+            self._insert(batch, hash_columns(keys, self.codec.key.schema))
+
+    def _insert(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
+        """Give rows in the columns of a snapshot slots; their keys have none with cells."""
+        keys = self.codec.key.uniform(batch.columns[1 : self.layout.first_state])
+        key_groups = batch.column(0).to_numpy()
+        slots = self._add(keys, hashes, key_groups)
+        for state_id, at in self.layout.columns.items():
+            cells = batch.column(at)
+            present = np.flatnonzero(cells.is_valid().to_numpy(zero_copy_only=False))
+            cells = cells.drop_null()
+            column = self.columns[state_id]
+            positions = column.heap.append([cells] if column.is_timers else cells.flatten())
+            self.fold(state_id, slots[present], positions)
+
+    def apply(self, state_id: int, changes: Sequence[tuple[int, pa.RecordBatch]]) -> None:
+        """Take changes of the present schema: key group and operations, no key twice."""
+        counts = [part.num_rows for _, part in changes]
+        key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
+        for batch in batches_of(pa.Table.from_batches([part for _, part in changes])):
+            self._apply(state_id, batch, key_groups[: batch.num_rows])
+            key_groups = key_groups[batch.num_rows :]
+
+    def _apply(
+        self, state_id: int, batch: pa.RecordBatch, key_groups: npt.NDArray[np.int32]
+    ) -> None:
+        width = len(self.codec.key.schema)
+        keys = self.codec.key.uniform(batch.columns[:width])
+        hashes = hash_columns(keys, self.codec.key.schema)
+        if self.cold:  # its row would count again otherwise
+            some = self._without_cells(self.index.find(keys, hashes))
+            self._warm(self.cold.take(hashes[some], key_groups[some]))
+        slots = self._add(keys, hashes, key_groups)
+        column = self.columns[state_id]
+        positions = column.heap.append(batch.columns[width + 1 :])
+        positions[batch.column(width).to_numpy() == OP_CLEAR] = ABSENT
+        self.fold(state_id, slots, positions)
+
+    def expire(self) -> int:
+        """
+        Remove expired cells once half as many were written as there are; return how many.
+
+        Nothing may be staged.  Expired cells are hidden from reads at once.
+        """
+        expiring = [state_id for state_id, each in self.columns.items() if each.state.expires]
+        if not expiring or self.now_ms < 0 or 2 * self._folded < len(self.index):
+            return 0
+        self._folded = 0
+        removed = 0
+        every = np.arange(len(self.index))
+        for state_id in expiring:
+            column = self.columns[state_id]
+            until_ms = self.now_ms - CLOCK_STEP_MS
+            dead = every[column.expiry_ms(column.committed(every)) <= until_ms]
+            self.fold(state_id, dead, np.full(len(dead), ABSENT, np.int64))
+            removed += len(dead)
+        return removed
+
+    def tidy(self) -> None:
+        """
+        Drop old cells, and slots without any, once they are many.
+
+        Nothing may be pending or staged.
+        """
+        for column in self.columns.values():
+            column.compact()
+        if len(self.index) < self._tidy_at:
+            return
+        some = np.zeros(len(self.index), np.bool_)
+        for column in self.columns.values():
+            some |= column.committed(np.arange(len(self.index))) >= 0
+        live = np.flatnonzero(some)
+        if 2 * len(live) < len(self.index):
+            self._keep(live)
+        self._tidy_at = len(self.index) * 3 // 2 + _SPARE_SLOTS
+
+    def _keep(self, live: RowNumbers) -> None:
+        """Keep only some slots, which get the numbers 0, 1, ..."""
+        self.index = self.index.keep(live)
+        for column in self.columns.values():
+            column.renumber(live, max(_FIRST_SLOTS, len(live)))
+            column.compact(spare=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of all slots."""
+        return self.index.nbytes + sum(column.nbytes for column in self.columns.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether slots take more than the limit."""
+        return self.limit_bytes is not None and self.nbytes > self.limit_bytes
+
+    def bound(self) -> int:
+        """
+        Move key groups to cold runs while slots take more than the limit; return how many.
+
+        Then half of the limit is free, so that few micro-batches have to.  Nothing may be pending or
+        staged.
+        """
+        if self.limit_bytes is None or not self.is_full:
+            return 0
+        key_groups = self.index.all_key_groups
+        blocks = key_groups // BLOCK
+        sizes = np.bincount(blocks)
+        keep = len(blocks) * (self.limit_bytes / 2) / self.nbytes
+        moved: list[int] = []
+        cold: list[int] = []
+        for block in np.argsort(-sizes, kind="stable").tolist():
+            if len(blocks) - sizes[moved].sum() <= keep:
+                break
+            moved.append(block)
+            slots = np.flatnonzero(blocks == block)
+            slots = slots[group_order(key_groups[slots])]
+            present = np.unique(key_groups[slots]).tolist()
+            for part in contiguous(kg for kg in present if kg not in self._too_large):
+                cold += self._to_cold(part, slots)
+        are_moved = np.isin(key_groups, cold)
+        self._remove_slots(cold)
+        self._keep(np.flatnonzero(~are_moved))
+        return len(moved)
+
+    def _to_cold(self, part: KeyGroupRange, slots: RowNumbers) -> list[int]:
+        """Copy some of the key groups of slots to cold runs; return those that fit into one array."""
+        mine = slots[are_in(self.index.key_groups(slots), part)]
+        try:
+            self.cold.place(part, whole_rows(self, mine, part, self.now_ms))
+        except CapacityError:
+            if len(part) == 1:
+                self._too_large.update(part)
+                return []
+            singles = [KeyGroupRange(key_group, key_group) for key_group in part]
+            return [cold for single in singles for cold in self._to_cold(single, slots)]
+        return list(part)
+
+    def _reserve_counts(self, key_group: int) -> None:
+        if key_group >= len(self._counts):
+            more = np.zeros(key_group + 1 - len(self._counts), np.int64)
+            self._counts = np.concatenate([self._counts, more])
+
+
+# --- rows of slots in the columns of a snapshot
+
+
+def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -> bytes:
+    """Return the state with what is pending as Parquet, in the layout of `write_snapshot`."""
+    key_groups = table.index.all_key_groups
+    order = group_order(key_groups)
+    grouped = key_groups[order]
+
+    def tables() -> Iterator[pa.Table]:
+        for part in blocks(key_group_range):
+            start, stop = np.searchsorted(grouped, [part.start, part.end + 1]).tolist()
+            yield whole_rows(table, order[start:stop], part, now_ms)
+
+    return parquet_of(tables())
+
+
+def whole_rows(table: SlotTable, slots: RowNumbers, part: KeyGroupRange, now_ms: int) -> pa.Table:
+    """Return the rows of some key groups: the rows of slots, ascending, and the cold ones."""
+    hot = slot_rows(table, slots, now_ms)
+    cold = [without_expired(table.layout, rows, now_ms) for rows in table.cold.table(part)]
+    if not any(rows.num_rows for rows in cold):
+        return hot
+    return by_key_group(pa.concat_tables([hot, *cold]))
+
+
+def slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
+    """
+    Return the cells of slots in the columns of a snapshot, without what expired long ago.
+
+    The table has several chunks if one array cannot hold a column.
+    """
+    try:
+        return _slot_rows(table, slots, now_ms)
+    except CapacityError:
+        half = len(slots) // 2
+        if not half:
+            raise
+        return pa.concat_tables(slot_rows(table, part, now_ms) for part in np.split(slots, [half]))
+
+
+def _slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
+    until_ms = now_ms - CLOCK_STEP_MS
+    positions_by_state = {
+        state_id: column.live(slots, until_ms) if now_ms >= 0 else column.positions(slots)
+        for state_id, column in table.columns.items()
+    }
+    some = np.zeros(len(slots), np.bool_)
+    for positions in positions_by_state.values():
+        some |= positions >= 0
+    slots = slots[some]
+    arrays = [pa.array(table.index.key_groups(slots), pa.int32()), *table.index.keys(slots)]
+    for state_id, positions in positions_by_state.items():
+        column, kept = table.columns[state_id], positions[some]
+        columns = column.heap.take(kept)
+        if column.is_timers:
+            arrays.append(columns[0])
+            continue
+        fields = column.state.entry_fields()
+        missing = pa.array(kept < 0)
+        arrays.append(pa.StructArray.from_arrays(columns, fields=fields, mask=missing))
+    schema = table.layout.table_schema
+    cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
+    return pa.Table.from_arrays(cast, schema=schema)

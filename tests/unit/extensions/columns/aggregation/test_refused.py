@@ -1,0 +1,38 @@
+"""What takes the place of Spark's aggregate functions, without Spark."""
+
+import pytest
+
+from statelog.errors import UsageError
+from statelog.extensions.columns.aggregation import aggregate, api
+
+
+class Expression:
+    """An expression of Spark, by its text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"Column<'{self.text}'>"
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("count(1)", r"Use count\(\) of statelog\.spark"),
+        ("count(*)", r"Use count\(\) of statelog\.spark"),
+        ("count(amount)", r"Use count\('amount'\) of statelog\.spark"),
+        ("sum((amount * 2))", r"Use sum_\(column\) of statelog\.spark"),
+        ("avg(amount)", r"Use mean\('amount'\) of statelog\.spark"),
+        ("max_by(amount, at)", r"Use last\(column, by=column\) of statelog\.spark"),
+        ("amount", r"The aggregates of statelog\.spark are count, sum_, min_, max_"),
+        ("collect_list(amount)", r"The aggregates of statelog\.spark are count, sum_"),
+    ],
+)
+def test_the_equivalent_of_an_expression_is_named(
+    monkeypatch: pytest.MonkeyPatch, text: str, advice: str
+) -> None:
+    monkeypatch.setattr(api, "Column", Expression)
+    grouped: object = None  # the arguments are checked before the frame is looked at
+    with pytest.raises(UsageError, match=f"Column<.* is an expression of Spark.*{advice}"):
+        aggregate(grouped, Expression(text))  # type: ignore[arg-type]
