@@ -10,7 +10,7 @@ same points of a micro-batch, in the order of `spark.extension_table`:
     committed                  after the commit
     deliver, deliver_again     after the commit, with the frame of the micro-batch
 
-An error up to the commit fails the micro-batch, of which nothing is committed then.
+After an error up to the commit, nothing of the micro-batch is committed.
 """
 
 from __future__ import annotations
