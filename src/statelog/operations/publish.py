@@ -311,6 +311,8 @@ class TablePublisher:
         if published is not None:
             self._table.check_source(source)
             self._check_history(published)
+            if given is None:
+                self._check_ahead(published, target)
         all_tags = list_tags(self._store)
         tags = {tag.name: tag.checkpoint_id for tag in all_tags if tag.kind is TagKind.TAG}
         due = self._due(published, target.checkpoint_id, tags)
@@ -352,13 +354,25 @@ class TablePublisher:
         if isinstance(entry, StoredCheckpoint):
             position = entry.checkpoint.position.to_text()
         if entry is not None and position != published.position:
-            raise CheckpointError(
-                f"the table {self._table.name} has checkpoint {published.newest} of another history "
-                f"({published.position}) than {self._store.url}: the location was restored from a backup. Its "
-                "checkpoints cannot follow those of the table; publish to another table",
-                reason="not_newer",
-                checkpoint_id=published.newest,
-            )
+            raise self._restored(published)
+
+    def _check_ahead(self, published: PublishedTable, target: CompletedCheckpoint) -> None:
+        """Check that the table is not ahead of the newest checkpoint of the location."""
+        if published.newest is None or target.checkpoint_id >= published.newest:
+            return
+        newest = find_checkpoint(self._store)
+        if newest.checkpoint_id < published.newest:
+            raise self._restored(published)
+        raise CommitConflictError(f"the table {self._table.name} has a newer checkpoint meanwhile")
+
+    def _restored(self, published: PublishedTable) -> CheckpointError:
+        return CheckpointError(
+            f"the table {self._table.name} has checkpoint {published.newest} of another history "
+            f"({published.position}) than {self._store.url}: the location was restored from a backup. Its "
+            "checkpoints cannot follow the checkpoints of the table; publish to another table",
+            reason="not_newer",
+            checkpoint_id=published.newest,
+        )
 
     def _due(
         self, published: PublishedTable | None, target: int, tags: Mapping[str, int]
