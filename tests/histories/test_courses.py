@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests import evidence
-from tests.histories.courses import run_course
+from tests.histories.courses import Course, run_course
 from tests.histories.readers import (
     FeedReader,
     PublishedReader,
@@ -27,6 +28,7 @@ from tests.histories.targets import (
 )
 
 from statelog.core.delivered_batch import DeliveredBatch
+from statelog.errors import InvariantError
 from statelog.model import CheckpointPosition, CompletedCheckpoint
 from statelog.operations.publish import TablePublisher
 
@@ -67,10 +69,29 @@ def test_many_courses(tmp_path: Path) -> None:
     totals: Counter[str] = Counter()
     with evidence.campaign("histories", seeds=range(FEW, FEW + MANY)) as record:
         for seed in range(FEW, FEW + MANY):
-            totals += run(seed, tmp_path / f"course {seed}", slow=SLOW[1 + seed % 3])
+            folder = tmp_path / f"course {seed}"
+            totals += run(seed, folder, slow=SLOW[1 + seed % 3])
+            shutil.rmtree(folder)
+            record.runs += 1
         record.counts.update(totals)
     for needed in ("rewound", "forked", "asleep", "woken and refused", "restored both"):
         assert totals[needed], f"no course has: {needed}"
+
+
+@pytest.mark.parametrize("kind", ["claim", "put"])
+def test_a_trace_without_a_step_does_not_conform(kind: str, tmp_path: Path) -> None:
+    course = Course(0, tmp_path, {})
+    with course.traces.recorded():
+        course.begin_again()
+        course.batches()
+        course.restart()
+    traces, events = course.traces.check()
+    (trace,) = course.traces.ended
+    assert (1, len(trace.events)) == (traces, events)
+    at = next(at for at, event in enumerate(trace.events) if event.kind == kind)
+    del trace.events[at]
+    with pytest.raises(InvariantError, match="no step of the model"):
+        course.traces.check()
 
 
 def number_alone(self: DeliveredBatch, last: DeliveredBatch | None, *, target: str) -> bool:

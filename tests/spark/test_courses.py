@@ -69,7 +69,7 @@ def _rows(batch: Any) -> list[dict[str, Any]]:
 
 
 def test_each_row_is_written_once_or_refused(spark: SparkSession, tmp_path: Path) -> None:
-    run(spark, 1000, tmp_path / "course", steps=5)
+    run(spark, 1000, tmp_path / "course", steps=3)
 
 
 @pytest.mark.slow
