@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests import evidence
 from tests.histories.courses import run_course
@@ -14,6 +18,7 @@ from tests.histories.targets import COLUMNS, FilesTarget, delta_target, rows_of_
 from tests.spark.delta_stand_in import DeltaStandIn
 
 from statelog.core.delivered_batch import DeliveredBatch
+from statelog.spark.jvm.arrow_data import frame_of_arrow
 from statelog.spark.query.delivery import set_batch
 from statelog.spark.stream.sinks.file_sink import LOG
 
@@ -28,20 +33,17 @@ _QUERY_ID = "sql.streaming.queryId"
 
 def run(spark: SparkSession, seed: int, folder: Path, steps: int) -> Counter[str]:
     """Run a course whose frames, log of files and reader are Spark's."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
     context = spark.sparkContext
+    schema = StructType([StructField(name, StringType()) for name in COLUMNS.names])
 
     def make_frame(writer: str, batch: DeliveredBatch) -> Any:
         context.setLocalProperty(_QUERY_ID, writer)
         rows = rows_of_plan(batch.plan, f"{writer} {batch.batch_id}")
-        data = [tuple(row.values()) for row in rows.to_pylist()]
-        frame = spark.createDataFrame(data, ", ".join(f"{name} string" for name in COLUMNS.names))
+        frame = frame_of_arrow(spark, rows, schema).coalesce(1)
         set_batch(frame, batch)
         return frame
-
-    def read(path: Path) -> list[tuple[str, str]]:
-        if not (path / LOG).exists():
-            return []
-        return [(row["key"], row["value"]) for row in spark.read.parquet(str(path)).collect()]
 
     def stored(path: Path) -> list[str]:
         if not deltalake.DeltaTable.is_deltatable(str(path)):
@@ -52,19 +54,36 @@ def run(spark: SparkSession, seed: int, folder: Path, steps: int) -> Counter[str
     folder.mkdir()
     spark.dataSource.register(DeltaStandIn)
     targets = {
-        "files on Spark": FilesTarget(folder / "files", make_frame, spark, read),
+        "files on Spark": FilesTarget(folder / "files", make_frame, spark, logged_rows),
         "Delta on Spark": delta_target(folder / "delta", make_frame, stored),
     }
     try:
-        return run_course(seed, folder, targets, steps=steps)
+        counts = run_course(seed, folder, targets, steps=steps)
+        for path in (folder / "files").iterdir():
+            read = spark.read.parquet(str(path)).collect()
+            assert Counter(logged_rows(path)) == Counter((row["key"], row["value"]) for row in read)
+        return counts
     finally:
         for name in (_QUERY_ID, "statelog.batch"):
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
-def _rows(batch: Any) -> list[dict[str, Any]]:
-    import pyarrow as pa
+def logged_rows(folder: Path) -> list[tuple[str, str]]:
+    """Return the rows of the files that Spark's log names: its newest compaction, and the entries after it."""
+    log = folder / LOG
+    names = [path.name for path in log.glob("[0-9]*")] if log.exists() else []
+    compacted = max((int(name.partition(".")[0]) for name in names if "." in name), default=-1)
+    rows: list[tuple[str, str]] = []
+    for name in names:
+        if int(name.partition(".")[0]) < compacted + ("." not in name):
+            continue
+        for line in (log / name).read_text().splitlines()[1:]:
+            table = pq.read_table(unquote(urlparse(json.loads(line)["path"]).path))
+            rows += [(row["key"], row["value"]) for row in table.to_pylist()]
+    return rows
 
+
+def _rows(batch: Any) -> list[dict[str, Any]]:
     return pa.record_batch(batch).to_pylist()
 
 
