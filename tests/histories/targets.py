@@ -262,6 +262,16 @@ class FilesTarget(Target):
                     rows.append(key)
         return rows + [key for key, _ in self._read(self._folder)]
 
+    def answered(self, writer: str, batch: DeliveredBatch) -> bool:
+        """Note a delivery; a query that went back further begins the rows of its folder earlier."""
+        if any(writer == query and batch.batch_id < gap for _, query, gap in self._ended):
+            self._ended = [
+                (folder, query, min(gap, batch.batch_id) if query == writer else gap)
+                for folder, query, gap in self._ended
+            ]
+            self.delivered &= {key.rpartition("-")[0] for key in self._keys()}
+        return super().answered(writer, batch)
+
     def refused(self, writer: str, error: CheckpointError) -> None:
         if error.reason != "gap" or error.batch_id is None:
             return
