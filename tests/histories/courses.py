@@ -15,13 +15,15 @@ import hashlib
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pyarrow as pa
+from tests.histories.readers import Reader
+from tests.histories.targets import ROWS, Target, Writer, keys_of
+from tests.histories.traces import Traces
 from tests.records import one_operator
-from tests.unit.state.reader.histories import History, Model, Rows, rows_of
+from tests.unit.state.reader.histories import History, Model
 
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord
@@ -34,12 +36,9 @@ from statelog.operations.rewind import commit_again
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.restart import FirstBatch, is_committed
-from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce, ExactlyOnceSink, SinkBatch
-from statelog.state.reader.replica import Replica
 from statelog.store import open_location
 
 RETAINED = 4
-_ROWS = 3
 
 
 @dataclass
@@ -80,34 +79,6 @@ class Job(History):
         )
 
 
-@dataclass
-class Target:
-    """
-    A target with its sink, by several clients.
-
-    Args:
-        make: Returns a new sink of the target, as a new driver has it.
-        stored: Returns the keys of all rows of the target, by another client.
-    """
-
-    make: Callable[[], ExactlyOnceSink]
-    stored: Callable[[], list[str]]
-    delivered: set[str] = field(default_factory=set)
-    """Plans whose delivery was answered with success."""
-    timelines: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The latest timeline of a driver whose micro-batch was written, by query and location."""
-
-    def check_is_latest(self, writer: str, batch: DeliveredBatch) -> None:
-        """Check that no driver of a later timeline has written before."""
-        timeline = max(batch.timeline, batch.run_timeline)
-        key = writer, batch.location_id
-        latest = self.timelines.get(key, -1)
-        # A sink may leave unchanged what it has, without an error.
-        is_new = batch.plan not in self.delivered and keys_of(batch.plan)[0] in self.stored()
-        assert not is_new or timeline >= latest, "a micro-batch that was given up was written"
-        self.timelines[key] = max(latest, timeline)
-
-
 class Driver:
     """One run of the query, with a sink of each target."""
 
@@ -117,32 +88,35 @@ class Driver:
         self.path = course.path
         self.query_id = course.query_id
         self.coordinator = course.job.coordinator
-        self.sinks = {name: ExactlyOnce(target.make()) for name, target in course.targets.items()}
+        planned = len(course.offsets.plans) - 1
+        self.writers: dict[str, Writer] = {
+            name: target.open_writer(self.query_id, planned)
+            for name, target in course.targets.items()
+        }
         self.pending: DeliveredBatch | None = None
         """A committed micro-batch that was not delivered."""
 
     def deliver(self, batch: DeliveredBatch) -> None:
         """Write a micro-batch to all targets, as the function of `foreachBatch` does."""
-        for name, function in self.sinks.items():
+        counts = self.course.counts
+        for name, writer in self.writers.items():
             target = self.course.targets[name]
-            writer = self.query_id
-            rows = pa.table({"key": keys_of(batch.plan), "value": keys_of(batch.plan)})
             try:
-                if not function.has(writer, batch):
-                    function.write(SinkBatch(writer, batch, rows))
-                    target.check_is_latest(writer, batch)
-                target.delivered.add(batch.plan)
-            except (CheckpointError, FencedError) as error:
-                self.course.refusal(name, error)
+                writer.deliver(self.query_id, batch)
+                if not target.counts(writer):
+                    counts[f"{name}: written to what was left"] += 1
+                elif not target.answered(self.query_id, batch):
+                    counts[f"{name}: skipped, of an earlier timeline"] += 1
+            except CheckpointError as error:
+                counts[f"{name}: {error.reason}"] += 1
+                if self is self.course.driver:
+                    target.refused(self.query_id, error)
+            except FencedError:
+                counts[f"{name}: fenced"] += 1
 
     def close(self) -> None:
-        for function in self.sinks.values():
-            function.close()
-
-
-def keys_of(plan: str) -> list[str]:
-    """Return the keys of the rows of a micro-batch, which its input decides."""
-    return [f"{plan}-{number}" for number in range(_ROWS)]
+        for writer in self.writers.values():
+            writer.close()
 
 
 class Course:
@@ -153,9 +127,16 @@ class Course:
         seed: Decides it.
         folder: An empty folder.
         targets: The targets by name.
+        readers: What follows the location.
     """
 
-    def __init__(self, seed: int, folder: Path, targets: Mapping[str, Target]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        targets: Mapping[str, Target],
+        readers: Sequence[Reader] = (),
+    ) -> None:
         self.rng = random.Random(f"course {seed}")
         self.folder = folder
         self.targets = dict(targets)
@@ -168,20 +149,22 @@ class Course:
         self.counts: Counter[str] = Counter()
         self.sleeping: list[Driver] = []
         self.backups: list[tuple[Path, Offsets, dict[str, object]]] = []
-        self.reader = Reader(self)
-        self.replica: Replica | None = None
-        self.begin_again()
+        self.readers = readers
+        self.rows: Counter[str] = Counter()
+        """Rows that were read and compared, by reader."""
+        self.traces = Traces()
 
     # --- the query ------------------------------------------------------------------------------
 
     def begin_again(self) -> None:
         """Make the location at its path, after another one perhaps, with a new query."""
+        store = open_location(str(self.path), fsync=False)
+        self.traces.end(store.url)
         if self.path.exists():
             shutil.rmtree(self.path)
         self.made += 1
         self.query_id = f"query-{self.made}"
         self.offsets = Offsets()
-        store = open_location(str(self.path), fsync=False)
         self.job = Job(f"{self.rng.random()}", store, RETAINED, RandomIds())
         self.job.query_id = self.query_id
         self.backups.clear()
@@ -259,7 +242,7 @@ class Course:
 
     def take_model(self, base: CompletedCheckpoint) -> None:
         """Continue with the state of a checkpoint."""
-        model, _ = self.models[base.timeline.location_id, base.attempt]
+        model, _ = self.model_of(base)
         self.job.model = copy.deepcopy(model)
         self.job.checkpoint_id = base.checkpoint_id
 
@@ -299,6 +282,7 @@ class Course:
         latest = driver.coordinator.latest
         assert latest is not None
         number = latest.checkpoint_id
+        self.traces.leave_out(self.job.store.url)
         mine = self.job.coordinator.timeline.location_id
         assert latest.timeline.location_id != mine, "a driver that was replaced has committed"
         try:
@@ -309,6 +293,7 @@ class Course:
         else:
             assert self.job.coordinator.latest != latest, "the commit of a deleted location counts"
         shutil.rmtree(self.path / f"chk-{number}")
+        self.traces.begin(self.job.store)
         self.restart()
 
     def rewind(self) -> None:
@@ -332,17 +317,20 @@ class Course:
         commit_again(before.coordinator, store, older, None)
         newest = before.coordinator.latest
         assert newest is not None
-        stored = self.model_of(older)
+        stored = self.model_of_number(older)
         self.models[newest.timeline.location_id, newest.attempt] = stored
         del self.offsets.plans[batch_id + 1 :]
         self.offsets.finished = batch_id + 1
         self.counts["rewound"] += 1
         self.restart()
 
-    def model_of(self, checkpoint_id: int) -> tuple[Model, int]:
-        with statelog.open(self.path) as state:
-            checkpoint = state.reader(checkpoint_id).checkpoint
+    def model_of(self, checkpoint: CompletedCheckpoint) -> tuple[Model, int]:
+        """Return the state of a checkpoint, and its time."""
         return self.models[checkpoint.timeline.location_id, checkpoint.attempt]
+
+    def model_of_number(self, checkpoint_id: int) -> tuple[Model, int]:
+        with statelog.open(self.path) as state:
+            return self.model_of(state.reader(checkpoint_id).checkpoint)
 
     def back_up(self) -> None:
         """Copy the location and the checkpointLocation by other means than statelog."""
@@ -360,6 +348,7 @@ class Course:
         if what != "offsets":
             shutil.rmtree(self.path)
             shutil.copytree(target, self.path)
+            self.traces.begin(self.job.store)
         if what != "state":
             self.offsets = copy.deepcopy(offsets)
         # Drivers must be stopped before: the claims that fence them are lost.
@@ -382,6 +371,7 @@ class Course:
         if self.rng.random() < 0.5:
             self.sleep()
         store = open_location(str(new), fsync=False)
+        self.traces.begin(store)
         old = self.job
         self.path = new
         self.job = Job(f"{self.rng.random()}", store, RETAINED, RandomIds())
@@ -391,12 +381,9 @@ class Course:
         assert first is not None
         parent = old.coordinator.latest
         assert parent is not None
-        model = self.models[parent.timeline.location_id, parent.attempt]
+        model = self.model_of(parent)
         self.models[first.timeline.location_id, first.attempt] = model
         self.take_model(first)
-        if self.replica is not None:
-            self.replica.close()
-            self.replica = None
         # A query that adopts the state, with a checkpointLocation of its own.
         self.offsets = Offsets()
         self.driver = Driver(self)
@@ -404,10 +391,6 @@ class Course:
         self.counts["forked"] += 1
 
     # --- checks ---------------------------------------------------------------------------------
-
-    def refusal(self, target: str, error: StatelogError) -> None:
-        """Count a refusal."""
-        self.counts[f"{target}: {type(error).__name__}"] += 1
 
     def check(self) -> None:
         for name, target in self.targets.items():
@@ -417,29 +400,10 @@ class Course:
             for plan in target.delivered:
                 missing = [key for key in keys_of(plan) if key not in stored]
                 assert not missing, f"{name} lacks rows that were delivered: {missing[:3]}"
-        self.check_replica()
-        self.reader.check()
-
-    def check_replica(self) -> None:
         newest = self.newest()
-        if newest is None:
-            return
-        if self.replica is None:
-            self.replica = Replica(self.job.store, interval_s=None)
-        elif self.rng.random() < 0.7:
-            try:
-                self.replica.refresh()
-            except CheckpointError:
-                self.counts["replica refused"] += 1
-                return
-        else:
-            return
-        model, now_ms = self.models[newest.timeline.location_id, newest.attempt]
-        for variable in self.replica.variables():
-            stored = rows_of(self.replica.table(variable.name, now_ms=now_ms))
-            assert stored == model.rows(variable.name, now_ms), (
-                f"the replica differs: {variable.name}"
-            )
+        if newest is not None:
+            for reader in self.readers:
+                reader.check(self, newest)
 
     def newest(self) -> CompletedCheckpoint | None:
         try:
@@ -452,51 +416,29 @@ class Course:
         self.driver.close()
         for driver in self.sleeping:
             driver.close()
-        if self.replica is not None:
-            self.replica.close()
+        for reader in self.readers:
+            reader.close()
 
-
-class Reader:
-    """A copy of the timers that follows the changes from the position it remembers."""
-
-    def __init__(self, course: Course) -> None:
-        self.course = course
-        self.position: str | None = None
-        self.rows: dict[int, object] = {}
-
-    def check(self) -> None:
-        course = self.course
-        newest = course.newest()
-        if newest is None or course.rng.random() < 0.3:
-            return
-        with statelog.open(course.path) as state:
-            try:
-                batches = list(state.feed(self.position, variable="$timers"))
-            except CheckpointError as error:
-                assert error.reason in ("not_newer", "subsumed", "not_found"), error
-                course.counts[f"feed: {error.reason}"] += 1
-                self.position, self.rows = None, {}
-                batches = list(state.feed(None, variable="$timers"))
-        changes = [row for batch in batches for row in batch.to_pylist()]
-        for row in sorted(changes, key=lambda row: row["checkpoint_id"]):
-            if row["after.$timers"] is None:
-                self.rows.pop(row["key.k"], None)
-            else:
-                self.rows[row["key.k"]] = row["after.$timers"]
-        self.position = newest.position.to_text()
-        model, now_ms = course.models[newest.timeline.location_id, newest.attempt]
-        expected: Rows = model.rows("$timers", now_ms)
-        assert set(expected) == set(self.rows), "the copy of the feed has other keys"
-        for key, rows in expected.items():
-            assert len(rows) == len(self.rows[key]), "the copy of the feed has other timers"  # type: ignore[arg-type]
+    def finish(self) -> None:
+        """Count what the course did; its traces conform to the model of the protocol."""
+        for name, target in self.targets.items():
+            self.counts[f"{name}: courses"] += 1
+            self.counts[f"{name}: rows"] += len(target.stored())
+            assert len(target.stored()) >= ROWS * len(target.delivered)
+        for name, count in self.rows.items():
+            self.counts[f"{name}: courses"] += 1
+            self.counts[f"{name}: rows"] += count
+        traces, events = self.traces.check()
+        self.counts["conforming traces"] += traces
+        self.counts["events of traces"] += events
 
 
 STEPS: dict[str, int] = {
     "batches": 10,
     "restart": 2,
     "rewind": 3,
-    "back_up": 2,
-    "restore": 2,
+    "back_up": 4,
+    "restore": 4,
     "fork": 1,
     "begin_again": 1,
     "wake": 3,
@@ -504,7 +446,11 @@ STEPS: dict[str, int] = {
 
 
 def run_course(
-    seed: int, folder: Path, targets: Mapping[str, Target], steps: int = 12
+    seed: int,
+    folder: Path,
+    targets: Mapping[str, Target],
+    readers: Sequence[Reader] = (),
+    steps: int = 12,
 ) -> Counter[str]:
     """
     Run one course.
@@ -512,20 +458,27 @@ def run_course(
     Returns:
         How often what happened.
     """
-    course = Course(seed, folder, targets)
+    course = Course(seed, folder, targets, readers)
     try:
-        for _ in range(steps):
-            (name,) = course.rng.choices([*STEPS], [*STEPS.values()])
-            try:
-                getattr(course, name)()
-            except CheckpointError as error:
-                # The start was refused by name: the operator begins again.
-                course.counts[f"{name} refused: {error.reason}"] += 1
-                course.begin_again()
-            course.check()
-        while course.sleeping:
-            course.wake()
-        course.check()
+        with course.traces.recorded():
+            _run(course, steps)
+        course.finish()
     finally:
         course.close()
     return course.counts
+
+
+def _run(course: Course, steps: int) -> None:
+    course.begin_again()
+    for _ in range(steps):
+        (name,) = course.rng.choices([*STEPS], [*STEPS.values()])
+        try:
+            getattr(course, name)()
+        except CheckpointError as error:
+            # The start was refused by name: the operator begins again.
+            course.counts[f"{name} refused: {error.reason}"] += 1
+            course.begin_again()
+        course.check()
+    while course.sleeping:
+        course.wake()
+    course.check()

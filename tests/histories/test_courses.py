@@ -2,86 +2,65 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import sqlite3
+import shutil
 from collections import Counter
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from tests import evidence
-from tests.histories.courses import Target, run_course
-from tests.kafka_stand_in import Broker, Consumer, Producer
+from tests.histories.courses import Course, run_course
+from tests.histories.readers import (
+    FeedReader,
+    PublishedReader,
+    Reader,
+    ReplicaReader,
+    SourceReader,
+)
+from tests.histories.targets import (
+    FilesTarget,
+    Target,
+    delta_target,
+    iceberg_target,
+    kafka_target,
+    sqlite_target,
+    stand_ins,
+)
 
 from statelog.core.delivered_batch import DeliveredBatch
+from statelog.errors import InvariantError
 from statelog.model import CheckpointPosition, CompletedCheckpoint
-from statelog.spark import DatabaseSink, KafkaSink
-from statelog.spark.stream.sinks import kafka
+from statelog.operations.publish import TablePublisher
 
 FEW = 12
 MANY = int(os.environ.get("STATELOG_HISTORY_COURSES", "300"))
 
 
-def sqlite_target(folder: Path) -> Target:
-    path = folder / "rows.db"
-    with sqlite3.connect(path) as database:
-        database.execute("create table rows (key text, value text)")
-    connect = functools.partial(sqlite3.connect, path, check_same_thread=False)
-
-    def stored() -> list[str]:
-        with sqlite3.connect(path) as reader:
-            return [key for (key,) in reader.execute("select key from rows")]
-
-    return Target(lambda: DatabaseSink(connect, "rows"), stored)
-
-
-def iceberg_target(folder: Path) -> Target:
-    from pyiceberg.catalog import load_catalog
-    from pyiceberg.exceptions import NoSuchTableError
-
-    from statelog.spark.stream.sinks.iceberg import IcebergSink
-
-    properties = {
-        "uri": f"sqlite:///{folder}/catalog.db",
-        "warehouse": f"file://{folder}/warehouse",
-    }
-    catalog = load_catalog("courses", **properties)
-    catalog.create_namespace("rows")
-
-    def stored() -> list[str]:
-        try:
-            table = catalog.load_table("rows.rows")
-        except NoSuchTableError:
-            return []
-        return table.scan(selected_fields=("key",)).to_arrow().column("key").to_pylist()
-
-    return Target(
-        lambda: IcebergSink("rows.rows", catalog="courses", properties=properties), stored
-    )
-
-
-def kafka_target() -> Target:
-    broker = Broker.newest = Broker()
-
-    def stored() -> list[str]:
-        return [key for key, _ in broker.records]
-
-    return Target(lambda: KafkaSink("rows", {"bootstrap.servers": "broker"}), stored)
-
-
-def run(seed: int, folder: Path, *, iceberg: bool) -> Counter[str]:
+def run(seed: int, folder: Path, *, slow: str = "") -> Counter[str]:
+    """Run a course with all targets and readers that are fast, and with those that *slow* names."""
     folder.mkdir()
-    targets = {"SQLite": sqlite_target(folder), "Kafka": kafka_target()}
-    if iceberg:
+    targets: dict[str, Target] = {
+        "SQLite": sqlite_target(folder),
+        "Kafka": kafka_target(),
+        "files": FilesTarget(folder / "files"),
+        "Delta": delta_target(folder / "delta"),
+    }
+    readers: list[Reader] = [FeedReader(), ReplicaReader(), SourceReader()]
+    if slow == "sink":
         targets["Iceberg"] = iceberg_target(folder)
-    with mock.patch.multiple(kafka, Producer=Producer, Consumer=Consumer):
-        return run_course(seed, folder, targets)
+    elif slow:
+        readers.append(PublishedReader(folder / "published", slow))
+    with stand_ins():
+        return run_course(seed, folder, targets, readers)
+
+
+SLOW = ("", "sink", "Iceberg", "Delta")
+"""What joins a course, by its seed."""
 
 
 @pytest.mark.parametrize("seed", range(FEW))
 def test_each_row_is_written_once_or_refused(seed: int, tmp_path: Path) -> None:
-    run(seed, tmp_path / "course", iceberg=seed % 4 == 0)
+    run(seed, tmp_path / "course", slow=SLOW[seed % len(SLOW)])
 
 
 @pytest.mark.slow
@@ -90,10 +69,29 @@ def test_many_courses(tmp_path: Path) -> None:
     totals: Counter[str] = Counter()
     with evidence.campaign("histories", seeds=range(FEW, FEW + MANY)) as record:
         for seed in range(FEW, FEW + MANY):
-            totals += run(seed, tmp_path / f"course {seed}", iceberg=seed % 3 == 0)
+            folder = tmp_path / f"course {seed}"
+            totals += run(seed, folder, slow=SLOW[1 + seed % 3])
+            shutil.rmtree(folder)
+            record.runs += 1
         record.counts.update(totals)
     for needed in ("rewound", "forked", "asleep", "woken and refused", "restored both"):
         assert totals[needed], f"no course has: {needed}"
+
+
+@pytest.mark.parametrize("kind", ["claim", "put"])
+def test_a_trace_without_a_step_does_not_conform(kind: str, tmp_path: Path) -> None:
+    course = Course(0, tmp_path, {})
+    with course.traces.recorded():
+        course.begin_again()
+        course.batches()
+        course.restart()
+    traces, events = course.traces.check()
+    (trace,) = course.traces.ended
+    assert (1, len(trace.events)) == (traces, events)
+    at = next(at for at, event in enumerate(trace.events) if event.kind == kind)
+    del trace.events[at]
+    with pytest.raises(InvariantError, match="no step of the model"):
+        course.traces.check()
 
 
 def number_alone(self: DeliveredBatch, last: DeliveredBatch | None, *, target: str) -> bool:
@@ -106,17 +104,27 @@ def every_position(self: CompletedCheckpoint, position: CheckpointPosition) -> b
     return position.checkpoint_id <= self.checkpoint_id
 
 
+def any_history(self: TablePublisher, published: object) -> None:
+    """A mutant: the newest checkpoint of a table is taken for that of its number."""
+
+
 @pytest.mark.parametrize(
-    ("kind", "name", "mutant"),
+    ("kind", "name", "mutant", "slow"),
     [
-        (DeliveredBatch, "is_written", number_alone),
-        (CompletedCheckpoint, "continues", every_position),
+        (DeliveredBatch, "is_written", number_alone, ""),
+        (CompletedCheckpoint, "continues", every_position, ""),
+        (TablePublisher, "_check_history", any_history, "Delta"),
     ],
 )
 def test_the_courses_find_a_number_without_its_history(
-    kind: type, name: str, mutant: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type,
+    name: str,
+    mutant: object,
+    slow: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kind, name, mutant)
     with pytest.raises(AssertionError):
         for seed in range(40):
-            run(seed, tmp_path / f"course {seed}", iceberg=False)
+            run(seed, tmp_path / f"course {seed}", slow=slow)

@@ -110,6 +110,11 @@ MUTANTS = (
 )
 
 WHOLE = (
+    small(drivers=3, numbers=6, claims=3),
+    small(numbers=6, claims=3, late=2),
+    tagged(numbers=6, claims=3, late=1),
+    small(drivers=3, claims=4, lost=0),
+    small(numbers=6, claims=4, lost=0),
     small(claims=3),
     small(numbers=6, claims=3, lost=0),
     tagged(numbers=6, claims=3),
@@ -121,7 +126,12 @@ WHOLE = (
     small(numbers=6, claims=3, rewinds=2, watched_by="sink"),
     small(drivers=3, numbers=6, claims=3, rewinds=2, lost=0, late=0, watched_by="sink"),
 )
-"""What `make model` explores whole."""
+"""
+What `make model` explores whole.
+
+The first five have 14.3 million states and 80 million steps of the 16.1 and 88 million.  A core takes 80,000
+steps a second, and a state about 1 KB of memory: 10 minutes on two free cores, and 10 GB at once.
+"""
 
 QUICK = (
     small(),

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 from tests.model.explorer import State
-from tests.model.history import CHECKPOINT, CLAIM
+from tests.model.history import CHECKPOINT, CLAIM, Content
 from tests.model.observers import initial
 from tests.model.sequence import (
     FREE,
@@ -74,10 +75,14 @@ class Replay:
 
     Args:
         numbers: Numbers of the sequence.
+        stored: Entries that were stored before the trace began, by number.
     """
 
-    def __init__(self, numbers: int) -> None:
-        self._entries: State = (FREE,) * numbers
+    def __init__(self, numbers: int, stored: Mapping[int, Content] = MappingProxyType({})) -> None:
+        entries = [FREE] * numbers
+        for number, content in stored.items():
+            entries[number] = (content, content, 0)
+        self._entries: State = tuple(entries)
         bounds = Bounds(
             drivers=1,
             numbers=numbers,
@@ -174,15 +179,21 @@ class Replay:
         return (self._entries, (), (driver,), (NO_TAG, 0), (nonce, 0, 0, 0), "", initial())
 
 
-def check_trace(events: Iterable[Event]) -> int:
+def check_trace(
+    events: Iterable[Event], stored: Mapping[int, Content] = MappingProxyType({})
+) -> int:
     """
     Check a trace; return the number of its events.
+
+    Args:
+        events: The trace.
+        stored: As for `Replay`.
 
     Raises:
         InvariantError: The model has no transition for an event.
     """
     trace = tuple(events)
-    replay = Replay(numbers_of(trace))
+    replay = Replay(max(numbers_of(trace), max(stored, default=0) + 3), stored)
     for at, event in enumerate(trace):
         check(replay.take(event), f"event {at} is no step of the model: {event}")
     return len(trace)

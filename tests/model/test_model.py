@@ -38,7 +38,9 @@ def test_the_page_shows_the_results_of_the_last_campaign() -> None:
     assert [mutant.rule for mutant in MUTANTS] == [
         run["mutant"]["rule"] for run in results["mutants"]
     ]
-    assert len(WHOLE) == len(results["whole"])
+    explored_whole = [Bounds(**run["bounds"]) for run in results["whole"]]
+    assert len(explored_whole) == len({*explored_whole}), "bounds were explored twice"
+    assert {*explored_whole} <= {*WHOLE}, "bounds that `make model` no longer explores"
 
 
 def test_the_explorer_finds_the_shortest_way() -> None:

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from statelog.arguments import text, whole_number
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
+from statelog.checkpoint.history import StoredCheckpoint, readable
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
@@ -38,6 +39,7 @@ from statelog.operations.publish_rows import TableRows
 from statelog.operations.publish_table import (
     CHECKPOINT,
     LOCATION,
+    POSITION,
     CommitConflictError,
     PublishableTable,
     PublishedTable,
@@ -308,6 +310,9 @@ class TablePublisher:
         source = self._source(reader)
         if published is not None:
             self._table.check_source(source)
+            self._check_history(published)
+            if given is None:
+                self._check_ahead(published, target)
         all_tags = list_tags(self._store)
         tags = {tag.name: tag.checkpoint_id for tag in all_tags if tag.kind is TagKind.TAG}
         due = self._due(published, target.checkpoint_id, tags)
@@ -336,6 +341,39 @@ class TablePublisher:
             "statelog.variables": "all" if self._variables is None else json.dumps(self._variables),
         }
 
+    def _check_history(self, published: PublishedTable) -> None:
+        """
+        Check that the newest checkpoint of the table is what the location has under its number.
+
+        The table keeps that checkpoint, so that it is missing only if its tag was deleted.
+        """
+        if published.newest is None:
+            return
+        entry = readable(self._store, published.newest)
+        position = None
+        if isinstance(entry, StoredCheckpoint):
+            position = entry.checkpoint.position.to_text()
+        if entry is not None and position != published.position:
+            raise self._restored(published)
+
+    def _check_ahead(self, published: PublishedTable, target: CompletedCheckpoint) -> None:
+        """Check that the table is not ahead of the newest checkpoint of the location."""
+        if published.newest is None or target.checkpoint_id >= published.newest:
+            return
+        newest = find_checkpoint(self._store)
+        if newest.checkpoint_id < published.newest:
+            raise self._restored(published)
+        raise CommitConflictError(f"the table {self._table.name} has a newer checkpoint meanwhile")
+
+    def _restored(self, published: PublishedTable) -> CheckpointError:
+        return CheckpointError(
+            f"the table {self._table.name} has checkpoint {published.newest} of another history "
+            f"({published.position}) than {self._store.url}: the location was restored from a backup. Its "
+            "checkpoints cannot follow the checkpoints of the table; publish to another table",
+            reason="not_newer",
+            checkpoint_id=published.newest,
+        )
+
     def _due(
         self, published: PublishedTable | None, target: int, tags: Mapping[str, int]
     ) -> tuple[int, ...]:
@@ -362,7 +400,7 @@ class TablePublisher:
         pins: list[Tag],
     ) -> PublishedTable:
         """Publish one checkpoint; its pin is added to *pins*."""
-        if self._rows.checkpoint_id != reader.checkpoint_id:
+        if self._rows.position != reader.checkpoint.position:
             self._rows.advance(reader)
         if published is None:
             published = self._table.create(self._rows.schema, self._source(reader))
@@ -372,6 +410,7 @@ class TablePublisher:
         fail_point("publish-written")
         facts = {
             CHECKPOINT: str(reader.checkpoint_id),
+            POSITION: reader.checkpoint.position.to_text(),
             "statelog.as-of-ms": str(as_of_ms(reader.checkpoint)),
             "statelog.row-count": str(self._rows.row_count),
         }

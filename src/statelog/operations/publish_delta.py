@@ -64,6 +64,7 @@ from statelog.operations.publish_rows import TableFile, TableRows, Write
 from statelog.operations.publish_table import (
     CHECKPOINT,
     LOCATION,
+    POSITION,
     CommitConflictError,
     PublishedTable,
     check_properties,
@@ -204,6 +205,7 @@ class DeltaTable:
         return PublishedTable(
             uuid=version.metadata.id,
             newest=version.checkpoint,
+            position=version.facts.get(POSITION, ""),
             checkpoints=checkpoints,
             tags={
                 name: checkpoints[number]

@@ -41,6 +41,7 @@ from statelog.operations.publish_rows import TableRows
 from statelog.operations.publish_schema import iceberg_schema
 from statelog.operations.publish_table import (
     CHECKPOINT,
+    POSITION,
     CommitConflictError,
     PublishedTable,
     check_properties,
@@ -139,6 +140,7 @@ class IcebergTable:
         return PublishedTable(
             uuid=str(table.metadata.table_uuid),
             newest=None if current is None else checkpoints.get(current),
+            position="" if (newest := table.current_snapshot()) is None else fact(newest, POSITION),
             checkpoints=checkpoints,
             tags={
                 name: checkpoints[refs[name].snapshot_id]

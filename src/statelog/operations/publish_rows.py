@@ -29,7 +29,7 @@ from statelog.checkpoint.state_stream import read_materialized
 from statelog.errors import CapacityError, CorruptionError
 from statelog.format.arrow_data import open_parquet
 from statelog.format.arrow_limits import batches_of, joined_batches, one_batch
-from statelog.model import KeyGroupRange
+from statelog.model import CheckpointPosition, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.model.handles import ChangelogStateHandle
 from statelog.state.cache import logs_ahead, path_of, snapshots_ahead
@@ -141,6 +141,11 @@ class TableRows:
     def checkpoint_id(self) -> int | None:
         """The checkpoint; None before the first one, and after a call that failed."""
         return None if self._reader is None else self._reader.checkpoint_id
+
+    @property
+    def position(self) -> CheckpointPosition | None:
+        """The position of the checkpoint; None as for `checkpoint_id`."""
+        return None if self._reader is None else self._reader.checkpoint.position
 
     @property
     def row_count(self) -> int:

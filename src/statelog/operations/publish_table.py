@@ -14,6 +14,8 @@ from statelog.operations.publish_rows import Deletes, TableRows
 
 CHECKPOINT: Final = "statelog.checkpoint-id"
 """Name of the checkpoint's id in the facts of a table snapshot."""
+POSITION: Final = "statelog.position"
+"""Name of the checkpoint's position in the facts of a table snapshot, see `CheckpointPosition`."""
 LOCATION: Final = "statelog.location"
 """Property of a table with the URL of its location."""
 
@@ -30,12 +32,14 @@ class PublishedTable:
     Args:
         uuid: The id of the table.
         newest: The checkpoint of its current snapshot; None without one.
+        position: The position of that checkpoint; "" without one.
         checkpoints: The checkpoint of each of its snapshots, by the id of the snapshot.
         tags: The checkpoint of each tag that statelog put.
     """
 
     uuid: str
     newest: int | None
+    position: str
     checkpoints: Mapping[int, int]
     tags: Mapping[str, int]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import copy
 import datetime as dt
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -274,6 +276,35 @@ def test_a_table_has_one_location(kind: type[Published], tmp_path: Path) -> None
     other.target = published.target
     with pytest.raises(UsageError, match="publish to another table"):
         other.publish()
+
+
+@pytest.mark.parametrize("lives_on", [True, False])
+@pytest.mark.parametrize("more", [None, 0, 1])
+def test_a_checkpoint_of_another_history_does_not_follow_one_of_its_number(
+    kind: type[Published], lives_on: bool, more: int | None, tmp_path: Path
+) -> None:
+    """After a backup was restored, the same numbers have other states, or none yet (`more` is None)."""
+    published = kind("restored", tmp_path, retained=4)
+    backup = tmp_path / "backup"
+    published.history.run(2)
+    shutil.copytree(published.location, backup)
+    model = copy.deepcopy(published.history.model)
+    publisher = published.publisher()
+    published.history.micro_batch()
+    published.history.micro_batch()
+    number = publisher.publish().checkpoint_id
+    shutil.rmtree(published.location)
+    shutil.copytree(backup, published.location)
+    published.history.restart()
+    published.history.model = model
+    while more is not None and published.history.coordinator.next_checkpoint_id <= number + more:
+        published.history.micro_batch()
+    if not lives_on:
+        publisher = published.publisher()
+    for call in (publisher.publish, publisher.refresh):
+        with pytest.raises(CheckpointError, match="publish to another table") as refused:
+            call()
+        assert "not_newer" == refused.value.reason
 
 
 def test_some_variables_are_published(kind: type[Published], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import check_continues, find_checkpoint
 from statelog.checkpoint.tags import ReaderPosition
@@ -77,11 +78,11 @@ class ChangesPart(InputPartition):
 
     Args:
         after: The checkpoint before, as its number or the text of its position; None for the whole state.
-        upto: The last checkpoint.
+        upto: The last checkpoint, likewise.
         key_groups: The key groups.
     """
 
-    def __init__(self, after: int | str | None, upto: int, key_groups: KeyGroupRange) -> None:
+    def __init__(self, after: int | str | None, upto: int | str, key_groups: KeyGroupRange) -> None:
         super().__init__((after, upto, key_groups))
 
 
@@ -202,7 +203,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         if start == end:
             return []
         upto = _position_in(end)
-        self._check_continues(self._read.location.newest(), upto)
+        self._check_stored(upto)
         after: str | None = None
         if start != _BEFORE_ALL:
             position = _position_in(start)
@@ -210,9 +211,8 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
                 position, upto.checkpoint_id
             )  # a clear error now, instead of one of each task
             after = position.to_text()
-        return [
-            ChangesPart(after, upto.checkpoint_id, key_range) for key_range in self._read.ranges
-        ]
+        last = upto.to_text()
+        return [ChangesPart(after, last, key_range) for key_range in self._read.ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition."""
@@ -223,6 +223,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         position = self._position()
         if position is not None and end != _BEFORE_ALL:
             upto = _position_in(end)
+            self._check_stored(upto)
             try:
                 position.move(upto.checkpoint_id)
             except CheckpointError as error:
@@ -247,6 +248,13 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
     ) -> None:
         try:
             check_continues(self._read.location.store(), checkpoint, position)
+        except CheckpointError as error:
+            raise self._behind(position.checkpoint_id, error) from error
+
+    def _check_stored(self, position: CheckpointPosition) -> None:
+        """Check that a planned checkpoint is the location's, and not another one of its number."""
+        try:
+            checkpoint_id_of(self._read.location.store(), position.to_text())
         except CheckpointError as error:
             raise self._behind(position.checkpoint_id, error) from error
 
@@ -291,10 +299,13 @@ def read_part(
     with LocationState(store, operator=read.operator) as state:
         for batch in state.feed(after, upto, read.variable, key_groups=key_groups):
             if batch.schema.names != read.columns.names or batch.schema.types != read.columns.types:
+                number = upto
+                if isinstance(upto, str):
+                    number = CheckpointPosition.from_text(upto).checkpoint_id
                 raise CheckpointError(
-                    f"the state schema of operator {read.operator} changed with checkpoint {upto} of "
+                    f"the state schema of operator {read.operator} changed with checkpoint {number} of "
                     f"{store.url} or before: start the query again, and its frame has the new columns",
                     reason="incompatible",
-                    checkpoint_id=upto,
+                    checkpoint_id=number,
                 )
             yield spark_batch(batch, target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +79,8 @@ def test_offsets_follow_the_limit_that_spark_gives(tmp_path: Path) -> None:
     assert source.latestOffset(offset(tmp_path, 6), limit(2)) == offset(tmp_path, 6)
     assert source.reportLatestOffset() == offset(tmp_path, 6)
     parts = source.partitions(offset(tmp_path, 1), offset(tmp_path, 3))
-    assert [part.value[:2] for part in parts] == [(offset(tmp_path, 1)["position"], 3)] * 2
+    between = offset(tmp_path, 1)["position"], offset(tmp_path, 3)["position"]
+    assert [part.value[:2] for part in parts] == [between] * 2
     rows = [row for part in parts for batch in source.read(part) for row in batch.to_pylist()]
     assert {row["checkpoint_id"] for row in rows} == {2, 3}
     assert source.partitions(offset(tmp_path, 3), offset(tmp_path, 3)) == []
@@ -130,3 +133,32 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
     assert "raise readerMaxCheckpoints, which is 8" in str(one.value)
     with pytest.raises(CheckpointError, match="give it a name by the option reader"):
         stream(tmp_path).partitions(offset(tmp_path, 3), offset(tmp_path, 6 + BOUND))
+
+
+@pytest.mark.parametrize("name", [None, "copy"])
+def test_a_planned_batch_is_not_read_of_another_history(tmp_path: Path, name: str | None) -> None:
+    """A backup was restored after the plan, and the query committed the number again, and the next one."""
+    folder, backup = tmp_path / "state", tmp_path / "backup"
+    history = a_history(folder, 2)
+    shutil.copytree(folder, backup)
+    history.run(2)
+    source = stream(folder, name)
+    begin = source.initialOffset()
+    end = source.latestOffset(begin, limit(None))
+    part, *_ = source.partitions(begin, end)
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+    history.restart()
+    while history.coordinator.next_checkpoint_id <= int(end["checkpoint"]) + 1:
+        history.micro_batch()
+    again = stream(folder, name)
+    calls: list[Callable[[], object]] = [
+        lambda: again.partitions(begin, end),
+        lambda: list(again.read(part)),
+    ]
+    if name is not None:
+        calls.append(lambda: again.commit(end))
+    for call in calls:
+        with pytest.raises(CheckpointError) as refused:
+            call()
+        assert "not_newer" == refused.value.reason

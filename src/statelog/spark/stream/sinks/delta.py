@@ -38,6 +38,8 @@ _VERSION: Final = "txnVersion"
 _METADATA: Final = "userMetadata"
 _SEPARATOR: Final = "/"
 _LOG: Final = "_delta_log"
+_BEFORE_MAX: Final = 100
+"""Commits before the newest checkpoint of the log that are read for their texts."""
 _MISSING: Final = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(
@@ -167,8 +169,8 @@ def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
     """
     Return the newest transaction of each application in a Delta table; none without a table.
 
-    Blocks: On two or three jobs of Spark, which list the log and read its newest checkpoint and the
-        commits after it.
+    Blocks: On up to four jobs of Spark, which list the log and read its newest checkpoint, the commits
+        after it and up to 100 before it.
     """
     log = f"{folder.rstrip('/')}/{_LOG}"
     try:
@@ -179,12 +181,19 @@ def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
         raise
     paths = {str(row[0]).rpartition("/")[2]: str(row[0]) for row in files}
     version, names = _newest_checkpoint(paths)
-    commits = [name for name in paths if _COMMIT.fullmatch(name) and int(name[:20]) > version]
+    commits = sorted(filter(_COMMIT.fullmatch, paths))
+    # A checkpoint lacks the users' texts; the commits before it have them, while they are stored.
+    before = [name for name in commits if int(name[:20]) <= version][-_BEFORE_MAX:]
+    after = [name for name in commits if int(name[:20]) > version]
+    stored = {
+        (transaction.application, transaction.number): transaction
+        for transaction in _of_commits(session, [paths[name] for name in before])
+    }
     newest: dict[str, Transaction] = {}
-    for transaction in (
-        *_of_checkpoint(session, [paths[name] for name in names]),
-        *_of_commits(session, [paths[name] for name in commits]),
-    ):
+    for transaction in _of_checkpoint(session, [paths[name] for name in names]):
+        key = transaction.application, transaction.number
+        newest[transaction.application] = stored.get(key, transaction)
+    for transaction in _of_commits(session, [paths[name] for name in after]):
         newest[transaction.application] = transaction
     return tuple(newest.values())
 
