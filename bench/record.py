@@ -36,7 +36,7 @@ from statelog.demo.java import prepare_environment
 from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.model import KeyGroupRange
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
-from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import PandasRowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
@@ -91,7 +91,7 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
         "columns": (RunningTotalInColumns(), ColumnarFormat()),
     }[flavour]
     key = pa.schema([("key", pa.int64())])
-    schema = operator_schema(processor, "bench", key, parse_ddl, time_mode="none")
+    schema, _, _ = declared_by(processor, "bench", key, parse_ddl, time_mode="none")
     record = None
     if rate:
         record = RecordSpec(

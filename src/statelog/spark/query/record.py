@@ -54,10 +54,6 @@ class RecordSpec:
     operator_id: str
 
 
-NOTHING: Final = RecordSpec(rate=0.0, keys=(), batch_bytes=0, key_bytes=0, operator_id="")
-"""What a task records that only keeps what failed."""
-
-
 def parse_record(value: object, *, key: str) -> RecordRule | None:
     """
     Return the rule that a setting means; None records nothing.

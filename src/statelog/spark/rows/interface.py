@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Row
 
-from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
+from statelog.spark.rows.unfit_output import OutputCalls
 from statelog.state.heap.tables import Key
 
 if TYPE_CHECKING:
@@ -74,20 +74,6 @@ class Output(Protocol):
 
     def clear(self) -> None:
         """Drop all rows."""
-
-
-@runtime_checkable
-class RevocableOutput(Output, Protocol):
-    """An output from which the rows of some calls can be taken back."""
-
-    def held(self, produced: Iterable[RowLike]) -> list[RowLike]:
-        """Run one call's generator to its end, and return what it yields for `extend`."""
-
-    def misfits(self) -> list[UnfitOutputError]:
-        """Return an error for each item that does not fit, with its position."""
-
-    def drop(self, positions: Collection[int]) -> None:
-        """Drop the items at some positions."""
 
 
 class OutputCollector(Protocol):

@@ -149,6 +149,12 @@ class FrameInput(KeyedRows):
         inputs = table.select(range(self._layout.first_input, table.num_columns))
         self._frames = _SortedFrame(inputs, self._order.rows, self._settings)
 
+    def again(self) -> FrameInput:
+        """Return the same rows in other frames: a call may have changed its frame in place."""
+        again = FrameInput(self._layout, self._codec, self._settings)
+        again.read([] if self.kept is None else self.kept.batches)
+        return again
+
     def _convert_times(self, columns: list[pa.Array]) -> None:
         """Give the processor the timestamps in keys as frames hold them."""
         if any(pa.types.is_timestamp(column.type) for column in columns):

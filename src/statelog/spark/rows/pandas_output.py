@@ -9,9 +9,8 @@ Source: PySpark's transformWithStateInPandas.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -34,8 +33,6 @@ _UNFIT = (
     TypeError,
     ValueError,
 )
-
-_ORDINAL = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -106,38 +103,6 @@ class FrameOutput:
         """Drop all rows."""
         self._forms, self.pending = {}, 0
         self.items.clear()
-
-    def held(self, produced: Iterable[object]) -> list[pd.DataFrame]:
-        """Run one call's generator to its end, and return copies of its frames; raises as `extend`."""
-        frames = []
-        for frame in produced:
-            if not isinstance(frame, pd.DataFrame):
-                raise self._no_frame(frame)
-            frames.append(frame.copy())
-        return frames
-
-    def misfits(self) -> list[UnfitOutputError]:
-        """Return an error for each frame that does not fit, with its position."""
-        errors = []
-        for ordinal, frame in self._each():
-            try:
-                self._convert(frame)
-            except _UNFIT as error:
-                errors.append(self._unfit(frame, ordinal, error))
-                errors[-1].__cause__ = error
-        return errors
-
-    def drop(self, positions: Collection[int]) -> None:
-        """Drop the frames at some positions."""
-        left = [frame for at, frame in sorted(self._each(), key=_ORDINAL) if at not in positions]
-        self.clear()
-        self.extend(left)
-
-    def _each(self) -> Iterator[tuple[int, pd.DataFrame]]:
-        """Yield the position and a copy of each frame, form by form."""
-        for frames in self._forms.values():
-            whole = frames.joiner.joined()
-            yield from frames.cut(whole)
 
     def _no_frame(self, item: object) -> UnfitOutputError:
         return unfit_output(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import pyarrow as pa
@@ -55,6 +55,11 @@ class RowInput(KeyedRows):
         self._make = row_factory(whole.schema.names[layout.first_input :])
         if self.row_count <= _AT_ONCE:
             self._rows = self._rows_of(0, self.row_count)
+
+    def again(self) -> RowInput:
+        """Return the same rows, made again: a call may have changed a list in one."""
+        self._rows = None
+        return self
 
     def _rows_of(self, start: int, end: int) -> list[Row]:
         """Return the rows from one position to another, in the order of keys."""
@@ -120,30 +125,6 @@ class RowOutput:
                 raise self._unfit(field, rows, column, error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def held(self, produced: Iterable[Row]) -> list[Row]:
-        """Run one call's generator to its end, and return what it yields."""
-        return list(produced)
-
-    def misfits(self) -> list[UnfitOutputError]:
-        """Return an error for each item that does not fit, with its position."""
-        no_rows = [at for at, row in enumerate(self._rows) if not hasattr(row, "__fields__")]
-        errors = {
-            at: unfit_output(self._no_row(self._rows[at]), self._batch_id, at) for at in no_rows
-        }
-        positions = [at for at in range(len(self._rows)) if at not in errors]
-        rows = [self._rows[at] for at in positions]
-        for field, column in zip(self._schema, self._columns(rows), strict=True):
-            try:
-                pa.array(column, type=field.type)
-            except UNENCODABLE:
-                for at, unfit in self._unfit_rows(field, rows, column):
-                    errors.setdefault(positions[at], unfit)
-        return list(errors.values())
-
-    def drop(self, positions: Collection[int]) -> None:
-        """Drop the rows at some positions."""
-        self._rows[:] = [row for at, row in enumerate(self._rows) if at not in positions]
-
     def _columns(self, rows: Sequence[Row]) -> Sequence[Sequence[object]]:
         if not rows:
             return [()] * len(self._names)
@@ -182,28 +163,19 @@ class RowOutput:
         self, field: pa.Field, rows: Sequence[Row], column: Sequence[object], error: Exception
     ) -> UnfitOutputError:
         """Return an error with the first row that does not fit."""
-        for _, unfit in self._unfit_rows(field, rows, column):
-            return unfit
-        return unfit_output(
-            f"output column {field.name!r} ({field.type}) failed: {error}", self._batch_id, 0
-        )
-
-    def _unfit_rows(
-        self, field: pa.Field, rows: Sequence[Row], column: Sequence[object]
-    ) -> Iterator[tuple[int, UnfitOutputError]]:
-        """Yield the position and the error of each row that does not fit; the error has a cause."""
         for at, (row, value) in enumerate(zip(rows, column, strict=True)):
             try:
                 pa.array([value], type=field.type)
-            except UNENCODABLE as error:
-                unfit = unfit_output(
+            except UNENCODABLE as unfit:
+                return unfit_output(
                     f"output column {field.name!r} ({field.type}) cannot hold {value!r:.100} of "
-                    f"{row!r:.200}: {error}",
+                    f"{row!r:.200}: {unfit}",
                     self._batch_id,
                     at,
                 )
-                unfit.__cause__ = error
-                yield at, unfit
+        return unfit_output(
+            f"output column {field.name!r} ({field.type}) failed: {error}", self._batch_id, 0
+        )
 
 
 def _may_hold_struct(kind: pa.DataType) -> bool:

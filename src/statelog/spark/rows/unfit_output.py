@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from types import GeneratorType
@@ -139,23 +139,6 @@ class OutputCalls:
             key, span.key_group, span.method, span.timer_ms, is_over=call < len(self.ends)
         )
 
-    def positions(self, rejected: Collection[tuple[int, Key, int]]) -> list[int]:
-        """Return the positions of what some calls yielded: (key group, key, timer or -1)."""
-        positions: list[int] = []
-        for number, span in enumerate(self._spans):
-            following = self._spans[number + 1 :]
-            stop = following[0].first if following else len(self.ends)
-            for call, key in zip(range(span.first, stop), span.keys, strict=False):
-                if (span.key_group, key, span.timer_ms) in rejected:
-                    start = self.ends[call - 1] if call else 0
-                    positions += range(start, self.ends[call])
-        return positions
-
-    def drop(self, positions: Collection[int]) -> None:
-        """Note that the items at some positions were dropped."""
-        dropped = sorted(positions)
-        self.ends[:] = [end - bisect.bisect_left(dropped, end) for end in self.ends]
-
     def finish(self) -> None:
         """Finish the calls that began last; drop those without items, if they are most of them."""
         span, ends = self._spans[-1], self.ends
@@ -178,6 +161,11 @@ class OutputCalls:
             left = span.keys[len(self.ends) - span.first :]
             self._spans = [span._replace(first=0, keys=left)] if left else []
         self.ends.clear()
+
+    def reset(self) -> None:
+        """Forget all calls."""
+        self.ends.clear()
+        self._spans.clear()
 
 
 def returned(produced: Any, batch_id: int, noun: str) -> Iterable[Any]:

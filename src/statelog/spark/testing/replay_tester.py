@@ -72,7 +72,7 @@ class StepResult:
 
 
 class _CheckedRun(ProcessorRun):
-    """A run that checks what a call changed before what it yielded, as `TolerantRun` does."""
+    """A run that checks what a call changed before what it yielded, as `IsolatingRun` does."""
 
     def _convert_if_many(self) -> None:
         if isinstance(self.output, StepOutput) and self.output.checks_each_call:

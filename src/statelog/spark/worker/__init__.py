@@ -13,7 +13,7 @@ One task of one micro-batch, in a Python worker.
     broadcasts      the broadcast tables of a micro-batch
     side_output     rows that the processor emits by name, next to its output
     recorder        what chosen keys see, in a recorded_run; recording: that as bytes
-    tolerant_run    leaves out the keys that fail; dead_letters: what a replay of them needs
+    isolating_run    leaves out the keys that fail; dead_letters: what a replay of them needs
     replayable      the command that replays a key that failed
     batch_task      a task over a batch frame, whose state is discarded
 

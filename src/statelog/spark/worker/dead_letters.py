@@ -9,7 +9,6 @@ error of the call that froze the key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,15 +27,15 @@ from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskSpec
 from statelog.spark.worker.recorder import RecordedKey, RecordedRows
 from statelog.spark.worker.recording import recording_of
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key
-from statelog.state.objects import Cursor, ValueState
+from statelog.state.kinds import Values
 from statelog.state.recordings.cells import Cells
 from statelog.state.recordings.format import Failure, encode_file, encode_recording
-from statelog.state.schema.descriptors import FROZEN_NAME
+from statelog.state.schema.descriptors import FROZEN_NAME, TIMERS_NAME
 
 LETTERS_BYTES_MAX: Final = 64 << 20
 """Most bytes of the rows and the state in the dead letters of a task in one micro-batch."""
@@ -170,19 +169,20 @@ class FailedKeys:
     Args:
         policy: What to keep, and how many keys may fail.
         codec: The operator's codec.
-        processor: Name of the processor, for messages.
-        batch_id: The micro-batch.
+        context, checkpoint_id: The micro-batch, and the checkpoint being made.
 
-    Attributes: `first`: the first failure, as text.
+    Attributes: `first`: the first failure, as text; `frozen`: the marks of frozen keys, or None.
     """
 
     def __init__(
-        self, policy: ErrorPolicy, codec: OperatorCodec, processor: str, batch_id: int
+        self, policy: ErrorPolicy, codec: OperatorCodec, context: BatchContext, checkpoint_id: int
     ) -> None:
         self._policy = policy
-        self._codec = codec
-        self._processor = processor
-        self._batch_id = batch_id
+        self.codec = codec
+        self._due_until_ms = context.due_until_ms
+        self.frozen = FrozenMarks(codec, checkpoint_id) if policy.freezes else None
+        self._processor = type(context.processor).__name__
+        self._batch_id = context.batch_id
         self._part: tuple[RecordedRows, ...] = ()
         self._of_part: dict[tuple[int, Key], DeadLetter] = {}
         self._letters: list[DeadLetter] = []
@@ -193,10 +193,15 @@ class FailedKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
-    @property
-    def freezes(self) -> bool:
-        """Whether keys that fail are to be frozen."""
-        return self._policy.freezes
+    def before(self, cells: Cells, timers: tuple[int, ...]) -> Cells:
+        """Return the state of a key for its dead letter; of the due timers only the called ones."""
+        if self.frozen is not None:
+            cells.pop(self.frozen.state_id, None)  # not of the processor
+        if timers:
+            timers_id, until = self.codec.schema.state_id(TIMERS_NAME), self._due_until_ms
+            registered = cells.get(timers_id, ())
+            cells[timers_id] = tuple(each for each in registered if each in timers or each > until)
+        return cells
 
     def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
         """Begin a part of the input, from which rows of failed keys are copied."""
@@ -228,7 +233,7 @@ class FailedKeys:
         self._keys.add(place)
         kind, text = error_text(error)
         if not self.first:
-            key = repr(self._codec.key.thaw(place[1]))
+            key = repr(self.codec.key.thaw(place[1]))
             self.first = f"{method} for key {key:.200}: {kind}: {text:.500}"
         self.check(None, error)
         if not self._policy.keeps_letters:
@@ -328,7 +333,7 @@ class FailedKeys:
 
     def _encoded(self, letter: DeadLetter, spec: TaskSpec) -> bytes:
         key = RecordedKey(letter.key_group, letter.key, letter.before)
-        seen = _Seen(self._codec, [key])
+        seen = _Seen(self.codec, [key])
         if letter.rows is not None:
             seen.rows.append((0, letter.rows))
         if letter.initial is not None:
@@ -338,42 +343,18 @@ class FailedKeys:
         return encode_recording(recording_of(seen, spec, [0], nothing, {}, letter.failure))
 
 
-class FrozenKeys:
-    """
-    The marks of frozen keys, of the key of a cursor.
+class FrozenMarks:
+    """The marks of frozen keys, in a state variable of the operator."""
 
-    Args:
-        cursor: The current key.
-        codec: The operator's codec; has the variable for marks.
-        checkpoint_id: The checkpoint being made.
-    """
-
-    def __init__(self, cursor: Cursor, codec: OperatorCodec, checkpoint_id: int) -> None:
+    def __init__(self, codec: OperatorCodec, checkpoint_id: int) -> None:
         self.state_id = codec.schema.state_id(FROZEN_NAME)
-        self._marks = ValueState.bound_to(cursor, self.state_id, codec.states[self.state_id])
+        self._normalize = codec.states[self.state_id].value.normalize
         self._checkpoint_id = checkpoint_id
 
-    def reason(self) -> str:
-        """Return since when the key is frozen, and why; empty if it is not."""
-        mark = self._marks.get()
-        return "" if mark is None else f"frozen since checkpoint {mark[0]}: {mark[1]}"
+    def reason(self, mark: Values) -> str:
+        """Return since when a key is frozen, and why."""
+        return f"frozen since checkpoint {mark[0]}: {mark[1]}"
 
-    def freeze(self, error: BaseException) -> None:
-        """Mark the key; *error* is why."""
-        self._marks.update((self._checkpoint_id, ": ".join(error_text(error))[:_MARK_MAX]))
-
-
-def only_timers(
-    before: Cells, timers_id: int, timers: Sequence[int], due_until_ms: int
-) -> Mapping[int, object]:
-    """
-    Return the state of a key without the due timers whose calls did not fail.
-
-    Args:
-        before: The state.
-        timers_id: The position of the timers among the state variables.
-        timers: The timers whose calls failed.
-        due_until_ms: The time up to which timers are due; later ones stay.
-    """
-    kept = [time for time in before.get(timers_id, ()) if time in timers or time > due_until_ms]
-    return {**before, timers_id: tuple(kept)}
+    def mark(self, error: BaseException) -> Values:
+        """Return the mark of a key that fails with an error."""
+        return self._normalize((self._checkpoint_id, ": ".join(error_text(error))[:_MARK_MAX]))

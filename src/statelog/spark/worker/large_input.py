@@ -206,9 +206,10 @@ class HugeKeyInput:
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
         """Yield each key, in both its forms, and its rows."""
         for key, key_object in self._keys.get(key_group, {}).items():
-            yield key, key_object, self._rows_of(key_group, key)
+            yield key, key_object, self.rows_of(key_group, key)
 
-    def _rows_of(self, key_group: int, key: Key) -> Iterator[RowLike]:
+    def rows_of(self, key_group: int, key: Key) -> Iterator[RowLike]:
+        """Yield the rows of a key, each time as other objects."""
         for batch in _rebatched(self.batches_of(key), self._row_format.rows_at_once or _SLICE_ROWS):
             slice_input = self._row_format.input(self._layout, self._codec)
             slice_input.read([batch])

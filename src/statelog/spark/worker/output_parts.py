@@ -3,18 +3,20 @@ Hold the output rows of a task in memory, or outside.
 
 Staged rows that are too many for the task's answer are written to files of the state location, each
 of a bounded size.  Rows of direct delivery are stored in the task's file on the local disk until the
-task has answered, because it answers before it returns rows.
+task has answered, because it answers before it returns rows.  So rows can be dropped again until then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from statelog.format.arrow_data import write_stream
+from statelog.format.arrow_limits import one_batch
 from statelog.format.buffers import Buffers, checksum
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.ids import IdSource
@@ -29,6 +31,28 @@ _LEAST_ROWS = 1_024
 _BATCH_BYTES = 8 * 1024 * 1024
 _HELD_BYTES = 16 * 1024 * 1024
 _AT_ONCE = 4_096
+_JOINED: Final = 64
+"""Batches of few rows are joined when they are this many."""
+
+
+class Collector(Protocol):
+    """Collects what calls of a processor make, and can drop what was collected last."""
+
+    def mark(self) -> None:
+        """Begin what the next `keep` or `roll_back` ends; marks are nested."""
+
+    def keep(self) -> None:
+        """End a mark, and keep what was collected since."""
+
+    def roll_back(self) -> None:
+        """End a mark, and drop what was collected since."""
+
+
+class _Mark(NamedTuple):
+    """The number of batches, and of their rows."""
+
+    batches: int
+    rows: int
 
 
 class OutputParts:
@@ -45,6 +69,8 @@ class OutputParts:
         self._held: list[pa.RecordBatch] = []
         self.held_bytes = 0
         self.row_count = 0
+        self._batch_count = 0
+        self._marks: list[_Mark] = []
         self.items = output.items
         self.calls = OutputCalls()
         # The method of the output itself: called for each key, so without a method in between.
@@ -106,6 +132,7 @@ class OutputParts:
             least = max(_LEAST_ROWS, _BATCH_BYTES * batch.num_rows // max(size, 1))
             self._limit = min(self._most, least)
             self._held.append(batch)
+            self._batch_count += 1
             self.held_bytes += size
             if self.held_bytes >= _HELD_BYTES:
                 self.spill()
@@ -117,6 +144,40 @@ class OutputParts:
 
     def spill(self) -> None:
         """Move the batches out of memory."""
+
+    def mark(self) -> None:
+        """See `Collector`; called where no row is pending."""
+        self._marks.append(_Mark(self._batch_count, self.row_count))
+
+    def keep(self) -> None:
+        """See `Collector`."""
+        self._marks.pop()
+        before = self._marks[-1].batches if self._marks else 0
+        held = self._held
+        start = first = len(held)
+        least = before - (self._batch_count - start)
+        while first > max(least, 0) and held[first - 1].num_rows < _LEAST_ROWS:
+            first -= 1
+        if start - first >= _JOINED:
+            joined = one_batch(pa.Table.from_batches(held[first:]), "the output,")
+            self.held_bytes += joined.nbytes - sum(batch.nbytes for batch in held[first:])
+            held[first:] = [joined]
+            self._batch_count -= start - first - 1
+
+    def roll_back(self) -> None:
+        """See `Collector`."""
+        mark = self._marks.pop()
+        self.rows.clear()
+        self.calls.reset()
+        dropped = self._batch_count - mark.batches
+        in_memory = min(dropped, len(self._held))
+        for _ in range(in_memory):
+            self.held_bytes -= self._held.pop().nbytes
+        self._drop_spilled(dropped - in_memory)
+        self._batch_count, self.row_count = mark
+
+    def _drop_spilled(self, count: int) -> None:
+        """Drop the last batches that `spill` moved."""
 
 
 class DirectOutput(OutputParts):
@@ -138,6 +199,9 @@ class DirectOutput(OutputParts):
         """Write the batches to the task's file."""
         self._pieces += [self._file.write_batch(batch, 0) for batch in self.take()]
 
+    def _drop_spilled(self, count: int) -> None:
+        self._pieces = self._pieces[: len(self._pieces) - count]
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches converted so far in their order, and drop them."""
         pieces, self._pieces = self._pieces, []
@@ -152,6 +216,7 @@ class OutputFiles:
 
     put_object: Callable[[Callable[[], str], Buffers], str]
     ids: IdSource
+    drop_object: Callable[[str], None] = lambda _path: None
 
     def put(self, data: bytes) -> FileStateHandle:
         """
@@ -204,16 +269,27 @@ class StagedOutputParts(OutputParts):
         self._files = files
         self._inline_bytes = inline_bytes
         self._handles: list[FileStateHandle] = []
+        self._file_batches: list[int] = []
         self.file_rows: list[int] = []
         """The number of rows in each of the files."""
 
     def spill(self) -> None:
-        """Write the batches to a file of the state location."""
+        """Write the batches to a file of the state location; none is of rows before and after a mark."""
         held = self.take()
-        self._put(write_stream(held, self._schema), held)
+        before = self._batch_count - len(held)
+        marks = {mark.batches - before for mark in self._marks if mark.batches > before}
+        for start, end in pairwise(sorted({0, *marks, len(held)})):
+            self._put(write_stream(held[start:end], self._schema), held[start:end])
+
+    def _drop_spilled(self, count: int) -> None:
+        while count > 0:
+            count -= self._file_batches.pop()
+            self.file_rows.pop()
+            self._files.drop_object(self._handles.pop().path)
 
     def _put(self, data: bytes, batches: Sequence[pa.RecordBatch]) -> None:
         self._handles.append(self._files.put(data))
+        self._file_batches.append(len(batches))
         self.file_rows.append(sum(batch.num_rows for batch in batches))
 
     def staged(self) -> StagedOutput:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from types import GeneratorType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 from pyspark.sql import Row
 
@@ -44,6 +44,8 @@ from statelog.state.schema.descriptors import TIMERS_NAME
 # The timers of a task: which are due, and when the next one is due.
 
 _BY_TIME = itemgetter(0)
+Due: TypeAlias = tuple[int, int, Key]
+"""A timer that is due: time, key group, key."""
 
 
 def due_timers(
@@ -53,7 +55,7 @@ def due_timers(
     until: int,
     overlays: Mapping[int, Overlay],
     retired: RetiredChanges | None,
-) -> list[tuple[int, int, Key]]:
+) -> list[Due]:
     """
     Return the due timers as (time, key group, key), by time.
 
@@ -66,7 +68,7 @@ def due_timers(
         retired: Its changes that were dropped from memory; None for none.
     """
     state.prepare_due(key_group_range, timers_id, until)
-    due = [] if retired is None else retired.due
+    due = [] if retired is None else list(retired.due)
     for key_group in key_group_range:
         overlay = overlays.get(key_group)
         changed = overlay[timers_id] if overlay is not None else {}
@@ -113,7 +115,8 @@ class ProcessorRun:
     Runs a processor over the keys of one task.
 
     At once: `process`.  In parts: `begin`, then for each part `take` and, once its overlays are
-    appended to the log, `retire`, then `end`.
+    appended to the log, `retire`, then `end`.  `take` is `prepare` and `handle`, `end` is `due`, `fire`
+    and `close`.
 
     Args:
         context: The micro-batch.
@@ -151,6 +154,7 @@ class ProcessorRun:
         self._calls = output.calls
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
+        self.failed: tuple[int, Key] | None = None
         self._in_parts = False
         self._retired: RetiredChanges | None = None
         self._shadows: dict[int, KeyGroupState] = {}
@@ -187,14 +191,13 @@ class ProcessorRun:
             Whether `retire` may be called: not where `init` deleted a variable of all keys, because
             those changes stay in memory until the end.
         """
-        self._bound_output()
+        self.output.bound_each_call()
         self._in_parts = not self.overlays
         if self._in_parts and self._timers_id is not None:
             until = self._context.due_until_ms
             self._retired = RetiredChanges(self._codec, self._timers_id, until, file)
         return self._in_parts
 
-    @ends_of_process_are_errors
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
         """
         Run the processor over keys with all their rows.
@@ -206,9 +209,18 @@ class ProcessorRun:
         Raises:
             ProcessorError: The processor failed; the message has the key and the micro-batch.
         """
+        self.prepare(rows, initial)
+        self.handle(rows, initial)
+
+    def prepare(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
+        """Make the state of a part of the input ready, for one or more calls of `handle`."""
         if self._state.is_columnar:
             keys = {group: rows.table_keys(group) for group in rows.key_groups()}
             (self._state.borrow if self._in_parts else self._state.prepare)(keys)
+
+    @ends_of_process_are_errors
+    def handle(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
+        """Run the processor over some keys of the part; raises as `take`."""
         if initial is not None:
             self._initialize_groups(initial, rows)
         for key_group in rows.key_groups():
@@ -223,20 +235,20 @@ class ProcessorRun:
         self.overlays = {}
         self._state.give_back()
 
-    @ends_of_process_are_errors
     def end(self) -> None:
         """
         Run the processor over the timers that are due, and close it.
 
         Raises as `process`.
         """
-        if self._timers_id is not None:
-            self._fire_timers(self._timers_id)
+        self.fire(self.due())
+        self.close()
+
+    @ends_of_process_are_errors
+    def close(self) -> None:
+        """Close the processor; raises `ProcessorError` if that fails."""
         self._cursor.leave()
         self._sides.is_open = False
-        self._close()
-
-    def _close(self) -> None:
         try:
             self._processor.close()
         except (Exception, SystemExit) as error:
@@ -317,36 +329,56 @@ class ProcessorRun:
                 extend(produced if produced.__class__ is generator else self._returned(produced))
             add_end(len(items))
 
-    def _overlay(self, key_group: int) -> Overlay:
+    def overlay(self, key_group: int) -> Overlay:
+        """Return the changes of a key group."""
         overlay = self.overlays.get(key_group)
         if overlay is None:
             overlay = self.overlays[key_group] = [{} for _ in self._codec.states]
         return overlay
 
-    def _group(self, key_group: int) -> KeyGroupState:
+    def group(self, key_group: int) -> KeyGroupState:
+        """Return the state of a key group under the overlays."""
         return self._shadows.get(key_group) or self._state.groups[key_group]
 
     def _enter(self, key_group: int) -> None:
         self._key_group = key_group
-        self._cursor.enter(self._group(key_group), self._overlay(key_group))
+        self._cursor.enter(self.group(key_group), self.overlay(key_group))
 
-    def _fire_timers(self, timers_id: int) -> None:
+    def due(self) -> list[Due]:
+        """Return the timers that are due, by time, with the state of their keys ready."""
+        if self._timers_id is None:
+            return []
         until, retired = self._context.due_until_ms, self._retired
-        due = due_timers(self._state, self._range, timers_id, until, self.overlays, retired)
-        if self._retired is not None:
+        due = due_timers(self._state, self._range, self._timers_id, until, self.overlays, retired)
+        if retired is not None:
             keys: dict[int, set[Key]] = {}
             for _, key_group, key in due:
                 keys.setdefault(key_group, set()).add(key)
             self._state.prepare(keys)
             for key_group, some in keys.items():
                 group = self._state.groups[key_group]
-                self._shadows[key_group] = self._retired.brought_forward(key_group, group, some)
-        self._begin_timers(due)
+                self._shadows[key_group] = retired.brought_forward(key_group, group, some)
+        return due
+
+    @ends_of_process_are_errors
+    def fire(self, due: Sequence[Due]) -> None:
+        """Run the processor over timers that are due; raises as `take`."""
         for time, key_group, key in due:
             self._enter(key_group)
             self._cursor.key = key
             self._fire(time, key)
             self._convert_if_many()
+
+    def drop_timer(self, time: int, key_group: int, key: Key) -> bool:
+        """Delete a timer without a call; return whether there was one."""
+        timers = self._timers
+        if timers is None:
+            return False
+        self._enter(key_group)
+        self._cursor.key = key
+        was_there = timers.contains(time)
+        timers.delete(time)
+        return was_there
 
     def _fire(self, time: int, key: Key) -> None:
         timers = self._timers
@@ -393,7 +425,7 @@ class ProcessorRun:
         for key_group in self._range:
             table = self._state.groups[key_group].tables[state_id]
             if table:
-                deltas = self._overlay(key_group)[state_id]
+                deltas = self.overlay(key_group)[state_id]
                 for key in table:
                     deltas[key] = kind.rules.clear_delta()
 
@@ -402,26 +434,21 @@ class ProcessorRun:
         at = len(self.output.items) if error.at is None else error.at
         call = self._calls.call_of(at)
         failure = self._failure(call.method, call.key, error.what)
+        self.failed = call.key_group, call.key
         if self._in_parts and call.is_over:
             failure.facts["key"] = None  # it cannot be recorded: the rows of its part are gone
         else:
             self._note_failure(call.key_group, call.key, call.method, call.timer_ms)
         return failure
 
-    # --- for a run that records keys, or continues after failures: `RecordedRun`, `TolerantRun`
-
-    def _bound_output(self) -> None:
-        """Bound the memory of output rows, where the input is read in parts."""
-        self.output.bound_each_call()
+    # --- for a run that records keys: `RecordedRun`
 
     def _begin_initial(self, key: Key) -> None:
         """Called for each key before its calls of `handleInitialState`."""
 
-    def _begin_timers(self, due: Sequence[tuple[int, int, Key]]) -> None:
-        """Called before the first timer fires."""
-
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
         """Called with the call that failed."""
+        self.failed = key_group, key
 
     def _raise(
         self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1

@@ -6,13 +6,13 @@ Nothing that the processor gets or yields differs from `ProcessorRun`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from pyspark.sql import Row
 
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
-from statelog.spark.worker.processor_run import ProcessorRun
+from statelog.spark.worker.processor_run import Due, ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
 from statelog.spark.worker.recorder import FailedCall, TaskRecorder
 from statelog.spark.worker.side_output import SideOutputs
@@ -36,20 +36,27 @@ class RecordedRun(ProcessorRun):
         self._recorder = recorder
         self._of_timers: set[tuple[int, Key]] = set()
 
-    def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """Run the processor over keys with all their rows; see `ProcessorRun.take`."""
+    def prepare(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
+        """Make the state of a part of the input ready, and choose the keys to record."""
         self._recorder.begin_part(rows, initial)
-        super().take(rows, initial)
+        super().prepare(rows, initial)
 
     def retire(self, changes: ChangeBatch) -> None:
         """Drop the overlays, which were appended to the log as *changes*."""
-        self._recorder.settle(self._group, self.overlays)
+        self._recorder.settle(self.group, self.overlays)
         self._recorder.end_part()
         super().retire(changes)
 
-    def _close(self) -> None:
-        self._recorder.settle(self._group, self.overlays)
-        super()._close()
+    def due(self) -> list[Due]:
+        """Return the timers that are due, and choose the keys to record."""
+        due = super().due()
+        self._of_timers = self._recorder.of_timers(due)
+        return due
+
+    def close(self) -> None:
+        """Close the processor."""
+        self._recorder.settle(self.group, self.overlays)
+        super().close()
 
     def _begin_initial(self, key: Key) -> None:
         if key in self._recorder.marked(self._key_group):
@@ -70,9 +77,6 @@ class RecordedRun(ProcessorRun):
             self.output.extend(rows_made)
             self._calls.ends.append(len(self.output.items))
 
-    def _begin_timers(self, due: Sequence[tuple[int, int, Key]]) -> None:
-        self._of_timers = self._recorder.of_timers(due)
-
     def _handle_timer(self, time: int, key: Key) -> Iterable[Row] | None:
         if (self._key_group, key) not in self._of_timers:
             return super()._handle_timer(time, key)
@@ -83,9 +87,10 @@ class RecordedRun(ProcessorRun):
 
     def _begin_key(self, key: Key) -> int:
         """Begin to record the key of the next call; return its number."""
-        return self._recorder.begin(self._key_group, key, self._group(self._key_group))
+        return self._recorder.begin(self._key_group, key, self.group(self._key_group))
 
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
+        super()._note_failure(key_group, key, method, timer_ms)
         if key_group >= 0:
-            group = self._group(key_group)
+            group = self.group(key_group)
             self._recorder.failed = FailedCall(key_group, key, method, timer_ms, group)

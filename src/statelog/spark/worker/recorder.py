@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -237,6 +237,14 @@ class FailedCall:
     group: KeyGroupState
 
 
+class _Mark(NamedTuple):
+    """How much was recorded: numbers of keys, calls, rows and batches; bytes; keys not settled."""
+
+    counts: tuple[int, ...]
+    bytes: int
+    open: frozenset[int]
+
+
 class TaskRecorder:
     """
     Collects what the chosen keys of one task see.
@@ -263,6 +271,8 @@ class TaskRecorder:
         self._open: set[int] = set()
         self._part: tuple[RecordedRows, ...] = ()
         self._bytes = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._marks: list[_Mark] = []
         self.keys: list[RecordedKey] = []
         self.calls: list[tuple[int, str, int, int]] = []
         self.rows: list[tuple[int, pa.Table]] = []
@@ -381,6 +391,32 @@ class TaskRecorder:
         """Forget the rows of a part, whose changes were appended to the log."""
         self._part, self._marked = (), {}
 
+    # ------------------------------------------------------------------------- what is dropped
+
+    def mark(self) -> None:
+        """Begin what `keep` or `roll_back` ends; the rows recorded so far fit the output."""
+        if len(self.output.items):
+            self._batches.append(self.output.batch())
+            self.output.clear()
+        seen = self.keys, self.calls, self.rows, self.initial, self._batches
+        counts = tuple(len(each) for each in seen)
+        self._marks.append(_Mark(counts, self._bytes, frozenset(self._open)))
+
+    def keep(self) -> None:
+        """End a mark, and keep what was recorded since."""
+        self._marks.pop()
+
+    def roll_back(self) -> None:
+        """End a mark, and drop what was recorded since."""
+        mark = self._marks.pop()
+        for recorded in self.keys[mark.counts[0] :]:
+            del self._numbers[recorded.key_group, recorded.key]
+        keys, calls, rows, initial, batches = mark.counts
+        del self.keys[keys:], self.calls[calls:], self.rows[rows:], self.initial[initial:]
+        del self._batches[batches:]
+        self.output.clear()
+        self._bytes, self._open, self.failed = mark.bytes, set(mark.open), None
+
     # -------------------------------------------------------------------------------- the result
 
     def fail(self, call: FailedCall) -> int | None:
@@ -394,7 +430,7 @@ class TaskRecorder:
 
     def output_rows(self) -> pa.Table:
         """Return the rows that were yielded, in the order of calls; raises `ProcessorError`."""
-        return pa.Table.from_batches([self.output.batch()])
+        return pa.Table.from_batches([*self._batches, self.output.batch()])
 
     def output_or_none(self) -> pa.Table | None:
         """Return the rows that were yielded, or None where one does not fit."""

@@ -24,8 +24,13 @@ from statelog.state.keyed_state import KeyedState
 class TaskRun(Protocol):
     """A run of a processor over the keys of a task."""
 
-    output: OutputCollector
-    key_count: int
+    @property
+    def output(self) -> OutputCollector:
+        """Collects what the processor yields."""
+
+    @property
+    def key_count(self) -> int:
+        """The number of keys so far."""
 
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""

@@ -2,31 +2,26 @@
 The side outputs of a task: rows that a processor emits by name, next to its output.
 
 A row is checked when it is emitted, so a row that does not fit fails the call that emits it.  Rows are
-converted many calls later, all together.  A run that leaves failed calls out notes which call emitted
-each row, and takes the rows of such calls back before they are converted.
+converted many calls later, all together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 import pyarrow as pa
 from pyspark.sql import Row
 
-from statelog.errors import InvariantError, UsageError
+from statelog.errors import UsageError
 from statelog.spark.query.side_output import SideSchema, SideSchemas, emitted_too_early
 from statelog.spark.rows.formats import RowFormat, SparkRowFormat
-from statelog.spark.rows.interface import Output, RevocableOutput, RowLike
+from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.types import row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, described_item, row_call
 from statelog.spark.worker.output_parts import OutputParts
 from statelog.spark.worker.protocol import StagedOutput, TaskAck, TaskSpec
-from statelog.state.heap.tables import Key
-
-Emitter: TypeAlias = tuple[int, Key, int]
-"""The call that emits a row: key group, key, and the timer that fired or a number of its method."""
 
 NewParts: TypeAlias = Callable[[Output, pa.Schema], OutputParts]
 """Makes what holds the rows of a side output, in the columns of a schema."""
@@ -131,7 +126,6 @@ class TaskSideOutput:
         stored = _Stored(self._plain, schema.stored, outputs.checkpoint_id, outputs.batch_id)
         self.parts = outputs.new_parts(stored, schema.stored)
         self.parts.bound_pending()
-        self._emitters: list[Emitter] = []
 
     def __repr__(self) -> str:
         return f"<side output {self._name}: {', '.join(self._columns)}>"
@@ -148,9 +142,7 @@ class TaskSideOutput:
         if not self._takes_rows:
             self._check(item)
         self.parts.extend((item,))
-        if outputs.emitter is not None:
-            self._emitters.append(outputs.emitter())
-        elif self.parts.is_full:
+        if self.parts.is_full:
             self.parts.flush()
 
     def _checked_row(self, row: object) -> Row:
@@ -198,32 +190,10 @@ class TaskSideOutput:
         except UnfitOutputError as error:
             raise UsageError(f"side output {self._name!r}: {error.what}") from error
 
-    def take_back(self, emitter: Emitter) -> None:
-        """Drop the rows that the last call emitted."""
-        first = len(self._emitters)
-        while first and self._emitters[first - 1] == emitter:
-            first -= 1
-        self._drop(range(first, len(self._emitters)))
-
-    def drop(self, emitters: Collection[Emitter]) -> None:
-        """Drop the rows that some calls emitted."""
-        every = enumerate(self._emitters)
-        self._drop([at for at, emitter in every if emitter in emitters])
-
-    def _drop(self, positions: Collection[int]) -> None:
-        if not positions:
-            return
-        if not isinstance(self._plain, RevocableOutput):
-            raise InvariantError(f"{type(self._plain).__name__} cannot take rows back")
-        self._plain.drop(positions)
-        dropped = set(positions)
-        self._emitters[:] = [each for at, each in enumerate(self._emitters) if at not in dropped]
-
     def flush(self) -> None:
         """Convert all rows to a batch."""
         if len(self._plain.items):
             self.parts.flush()
-        self._emitters.clear()
 
 
 class SideOutputs:
@@ -236,8 +206,7 @@ class SideOutputs:
         new_parts: Makes what holds the rows of each.
         checkpoint_id, batch_id: The micro-batch.
 
-    Attributes: `is_open`: whether rows may be emitted; `emitter`: returns the call that runs, where
-    rows may have to be taken back.
+    Attributes: `is_open`: whether rows may be emitted; `by_name`: the outputs.
     """
 
     def __init__(
@@ -253,7 +222,6 @@ class SideOutputs:
         self.new_parts = new_parts
         self.checkpoint_id, self.batch_id = checkpoint_id, batch_id
         self.is_open = False
-        self.emitter: Callable[[], Emitter] | None = None
         self.by_name = {name: TaskSideOutput(name, each, self) for name, each in schemas.items()}
         self._all = tuple(self.by_name.values())
 
@@ -266,23 +234,6 @@ class SideOutputs:
                 "must declare the same side outputs everywhere"
             )
         return output
-
-    @property
-    def is_full(self) -> bool:
-        """Whether rows are to be converted."""
-        return any(each.parts.is_full for each in self._all)
-
-    def take_back(self) -> None:
-        """Drop the rows that the call that runs has emitted."""
-        if self._all and self.emitter is not None:
-            emitter = self.emitter()
-            for each in self._all:
-                each.take_back(emitter)
-
-    def drop(self, emitters: Collection[Emitter]) -> None:
-        """Drop the rows that some calls emitted, of those that are not converted yet."""
-        for each in self._all:
-            each.drop(emitters)
 
     def flush(self) -> None:
         """Convert all rows."""

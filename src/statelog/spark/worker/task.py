@@ -27,7 +27,7 @@ from statelog.errors import InvariantError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.query.record import NOTHING, RecordSpec
+from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
@@ -35,6 +35,7 @@ from statelog.spark.worker.broadcasts import broadcast_tables, broadcasts_of
 from statelog.spark.worker.connection import without_delay
 from statelog.spark.worker.dead_letters import BAD_RECORDS, NO_FAILURE, FailedKeys, error_policy_of
 from statelog.spark.worker.failures import reported_to_driver
+from statelog.spark.worker.isolating_run import IsolatingRun
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import (
@@ -43,6 +44,7 @@ from statelog.spark.worker.output_parts import (
     OutputParts,
     StagedOutputParts,
 )
+from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import (
     ReadRows,
     TaskAck,
@@ -62,12 +64,11 @@ from statelog.spark.worker.recording import (
 )
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
-from statelog.spark.worker.run import TaskRun, keyed_state, new_run
+from statelog.spark.worker.run import TaskRun, new_run
 from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideOutputs, SideRows, side_schemas_of
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions, of_task
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
-from statelog.spark.worker.tolerant_run import TolerantRun
 from statelog.store import PATHS, ObjectStore
 
 _ERROR_MAX = 2000
@@ -157,7 +158,7 @@ def _answer(
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
     recorder = _recorder(kept, spec)
-    files = OutputFiles(uploads.put, kept.ids)
+    files = OutputFiles(uploads.put, kept.ids, uploads.drop)
     output = _output(spec, file, files)
     sides = _side_outputs(spec, files)
     run, failures = _new_run(kept, spec, key_range, output, recorder, sides)
@@ -232,24 +233,17 @@ def _new_run(
     sides: SideOutputs,
 ) -> tuple[TaskRun, FailedKeys | None]:
     """Return the run of the processor, and what gets the keys that fail; None where the task fails."""
+    run = new_run(spec.context, kept.state, key_range, output, recorder, sides)
     policy = error_policy_of(spec)
     if policy is None:
-        return new_run(spec.context, kept.state, key_range, output, recorder, sides), None
-    state = keyed_state(spec.context.processor, kept.state)
-    processor, batch_id = type(spec.context.processor).__name__, spec.context.batch_id
-    failures = FailedKeys(policy, state.codec, processor, batch_id)
-    run = TolerantRun(
-        spec.context,
-        state,
-        key_range,
-        output,
-        recorder or _new_recorder(kept, spec, NOTHING),
-        failures=failures,
-        new_output=lambda: spec.rows.row_format.output(spec.rows.output, batch_id),
-        checkpoint_id=spec.checkpoint_id,
-        sides=sides,
-    )
-    return run, failures
+        return run, None
+    if not isinstance(run, ProcessorRun):
+        raise InvariantError("the keys of a columnar processor do not fail one by one")
+    failures = FailedKeys(policy, kept.state.codec, spec.context, spec.checkpoint_id)
+    collectors = [output, *(side.parts for side in sides.by_name.values())]
+    if recorder is None:
+        return IsolatingRun(run, failures, collectors, lambda _key_group, _key: None), failures
+    return IsolatingRun(run, failures, [*collectors, recorder], recorder.leave_out), failures
 
 
 def _recorder(kept: KeptState, spec: TaskSpec) -> TaskRecorder | None:
@@ -268,9 +262,9 @@ def _new_recorder(kept: KeptState, spec: TaskSpec, record: RecordSpec) -> TaskRe
 
 
 def _input_rows(spec: TaskSpec) -> TaskRows:
-    """Return the task's rows; their inputs keep them in columns where rows of keys are copied."""
-    rows, errors = spec.rows, error_policy_of(spec)
-    keeps = record_spec_of(spec) is not None or (errors is not None and errors.keeps_letters)
+    """Return the task's rows; their inputs keep them in columns where they may be needed again."""
+    rows = spec.rows
+    keeps = record_spec_of(spec) is not None or error_policy_of(spec) is not None
     return replace(rows, row_format=KeepingFormat(rows.row_format)) if keeps else rows
 
 

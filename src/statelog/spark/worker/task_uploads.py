@@ -152,6 +152,11 @@ class TaskUploads:
         self._paths.append(path)
         return path
 
+    def drop(self, path: str) -> None:
+        """Delete an object that was put."""
+        self._paths.remove(path)
+        self._storage.objects.give_up([path])
+
     def hand_over(self) -> None:
         """Leave everything to the driver, which the answer tells of it."""
         for log in self._logs:

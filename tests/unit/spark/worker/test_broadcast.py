@@ -25,7 +25,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.recorded_job import RecordedJob
 from tests.recorded_processors import COLUMNS
-from tests.unit.spark.worker.test_tolerant_run import LETTERS, fresh, output_of
+from tests.unit.spark.worker.test_isolating_run import LETTERS, fresh, output_of
 
 import statelog as sl
 from statelog.checkpoint.attachments import Attachment, of_kinds

@@ -21,7 +21,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.recorded_job import RecordedJob
 from tests.recorded_processors import COLUMNS, OUTPUT
-from tests.unit.spark.worker.test_tolerant_run import (
+from tests.unit.spark.worker.test_isolating_run import (
     Batch,
     Poisoned,
     PoisonedFrames,

@@ -2,7 +2,7 @@
 Rows of side outputs are committed with their micro-batch: each once, and those of failed calls never.
 
 The model of a job that leaves failed calls out is the same job without the calls, as in
-`test_tolerant_run`; its side outputs have to be the same too, also over kills.
+`test_isolating_run`; its side outputs have to be the same too, also over kills.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.recorded_job import RecordedJob
 from tests.recorded_processors import COLUMNS, OUTPUT
-from tests.unit.spark.worker.test_large_input import NUMBERS, Query
-from tests.unit.spark.worker.test_tolerant_run import (
+from tests.unit.spark.worker.test_isolating_run import (
     LETTERS,
     Batch,
     Initial,
@@ -39,6 +38,7 @@ from tests.unit.spark.worker.test_tolerant_run import (
     of_initial,
     output_of,
 )
+from tests.unit.spark.worker.test_large_input import NUMBERS, Query
 
 import statelog as sl
 from statelog.checkpoint.batch_record import BatchRecord
@@ -100,9 +100,7 @@ class CleanTimers:
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         time = expiredTimerInfo.getExpiryTimeInMs()
-        place = key[0], timerValues.getCurrentProcessingTimeInMs()
-        bad = self.bad_timer(time)  # type: ignore[attr-defined]
-        if not bad and place not in self.spoiled:  # type: ignore[attr-defined]
+        if not self.bad_timer(time):  # type: ignore[attr-defined]
             self.emit(self.timers, k=key[0], time=time)  # type: ignore[attr-defined]
         yield from self.Timers.handleExpiredTimer(  # type: ignore[attr-defined]
             self, key, timerValues, expiredTimerInfo

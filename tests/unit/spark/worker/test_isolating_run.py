@@ -144,20 +144,11 @@ class PoisonedFrames(FrameSteps, Poisoned):
 
 
 class Model(Poisoned):
-    """Does nothing for the timers that fail; of one that is noticed later, later ones of its key too."""
-
-    def __init__(self) -> None:
-        self.spoiled: set[Any] = set()
+    """Does nothing for the timers that fail."""
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
-        place = key[0], timerValues.getCurrentProcessingTimeInMs()
-        bad = self.bad_timer(expiredTimerInfo.getExpiryTimeInMs())
-        if bad == "raise":
-            return
-        if bad or place in self.spoiled:
-            self.spoiled.add(place)
-            return
-        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        if not self.bad_timer(expiredTimerInfo.getExpiryTimeInMs()):
+            yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
 
 class ModelOfFrames(Model, PoisonedFrames):
@@ -304,8 +295,8 @@ def test_a_dead_letter_fails_again_as_it_failed(
             assert (step.error is None) == (step.recorded.failure is None)
 
 
-def test_timers_of_calls_that_are_undone_together_fire_once(tmp_path: Path) -> None:
-    """The first does not fit, which is noticed after the second raised."""
+def test_each_timer_of_a_key_fails_for_itself_and_fires_once(tmp_path: Path) -> None:
+    """The state of the first does not fit, and the second raises."""
     job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
     job.run([("k1", "timer", 1), ("k1", "timer", 3)], 1320)
     (ack,) = job.run([], 1700)
@@ -589,7 +580,9 @@ def test_too_many_failed_keys_fail_the_micro_batch(
 def test_a_share_allows_a_few_keys_in_any_case(tmp_path: Path) -> None:
     policy = replace(LETTERS, most=MaxErrors(0, 0.01))
     job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=policy)
-    assert 10 == job.run([(f"key {number}", "fail", 1) for number in range(10)])[0].failed_keys
+    assert (
+        10 == failures_of(job.run([(f"key {number}", "fail", 1) for number in range(10)])[0]).keys
+    )
 
 
 def test_more_rows_than_dead_letters_may_have_fail_the_micro_batch(
@@ -601,7 +594,7 @@ def test_more_rows_than_dead_letters_may_have_fail_the_micro_batch(
     with pytest.raises(ProcessorError, match="which dead letters may have"):
         job.run([*rows, ("k1", "fail", 1)])
     skipping = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=SKIP)
-    assert 1 == skipping.run([*rows, ("k1", "fail", 1)])[0].failed_keys
+    assert 1 == failures_of(skipping.run([*rows, ("k1", "fail", 1)])[0]).keys
 
 
 def test_dead_letters_that_cannot_be_written_fail_the_task(

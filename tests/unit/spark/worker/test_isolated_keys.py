@@ -1,0 +1,298 @@
+"""
+What a part of the input did is dropped where one of its keys fails, and its other keys run again.
+
+There are many keys here, so that they run again in several groups; `test_isolating_run` has few.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from tests.recorded_job import RecordedJob
+from tests.recorded_processors import COLUMNS, OUTPUT
+from tests.unit.spark.worker.test_isolating_run import (
+    LETTERS,
+    POISON,
+    SAFE,
+    SKIP,
+    failed_in,
+    fresh,
+    letters_of,
+    output_of,
+    state_of,
+)
+from tests.unit.spark.worker.test_side_output import (
+    Emits,
+    EmitsFrames,
+    EmitsModel,
+    EmitsModelOfFrames,
+    in_batches,
+)
+
+from statelog.model.handles import FileStateHandle
+from statelog.spark.query.record import RecordRule
+from statelog.spark.rows.spark_row import RowOutput
+from statelog.spark.rows.types import from_ipc
+from statelog.spark.testing.replay import replay
+from statelog.spark.worker import output_parts
+from statelog.spark.worker.dead_letters import failures_of
+from statelog.spark.worker.large_input import SpillFile
+from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
+from statelog.state.recordings import list_recordings, read_recording, steps_of
+
+pytestmark = pytest.mark.job
+
+MANY = [f"key {number}" for number in range(150)]
+
+
+def forgetful(kind: type) -> type:
+    """Return a processor whose `init` deletes a variable of all keys and asks for it again."""
+
+    class Forgetful(kind):  # type: ignore[misc, valid-type]
+        def init(self, handle: Any) -> None:
+            handle.deleteIfExists("total")
+            super().init(handle)
+
+    return Forgetful
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("in_pandas", [False, True])
+@settings(max_examples=5, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    share=st.sampled_from([0.002, 0.03, 0.3]),
+    input_bytes=st.sampled_from([1 << 30, 60_000]),
+    forgets=st.booleans(),
+    rate=st.sampled_from([0.0, 0.3]),
+)
+def test_a_job_of_many_keys_is_the_job_without_those_that_fail(
+    seed: int,
+    share: float,
+    input_bytes: int,
+    forgets: bool,
+    rate: float,
+    in_pandas: bool,
+    tmp_path_factory: Any,
+) -> None:
+    rng = random.Random(seed)
+    folder = tmp_path_factory.getbasetemp() / f"many-{in_pandas}"
+    kinds = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
+    kinds = tuple(map(forgetful, kinds)) if forgets else kinds  # type: ignore[assignment]
+    job, clean = (
+        RecordedJob(
+            fresh(folder / name), kind(), COLUMNS, OUTPUT,  # type: ignore[abstract]
+            RecordRule(rate=rate) if rate and errors else None,
+            pandas=in_pandas, input_bytes=input_bytes, errors=errors,
+        )
+        for name, kind, errors in (("job", kinds[0], LETTERS), ("clean", kinds[1], None))
+    )  # fmt: skip
+    now = 1000
+    for _ in range(2):
+        now += rng.randrange(1, 500)
+        rows = [
+            (
+                rng.choice(MANY),
+                rng.choice(POISON if rng.random() < share else SAFE),
+                rng.randrange(10),
+            )
+            for _ in range(400)
+        ]
+        failed = failed_in(rows)
+        acks = job.run(rows, now)
+        expected = clean.run([row for row in rows if row[0] not in failed], now)
+        assert output_of(clean, expected) == output_of(job, acks)
+        assert state_of(clean) == state_of(job)
+        for name in ("operations", "timers"):
+            assert in_batches(clean.location, name) == in_batches(job.location, name)
+        assert failed <= {each["key"][2:-2] for each in letters_of(job)}
+    recorded = {
+        step.key
+        for stored in list_recordings(job.store)
+        for task in read_recording(job.store, stored)
+        for step in steps_of(task)
+    }
+    for key in sorted(recorded)[:10]:
+        for step in replay(job.location, key, processor=kinds[0]()):  # type: ignore[abstract]
+            assert () == step.differences, step.recorded.failure
+
+
+class Counts(StatefulProcessor):
+    """Counts how often each key was handled; fails for a number below zero."""
+
+    calls: Counter[str]
+
+    def init(self, handle: Any) -> None:
+        type(self).calls = Counter()
+        self.total = handle.getValueState("total", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        type(self).calls[key[0]] += 1
+        total = sum(row.n for row in rows)
+        self.total.update((total,))
+        yield Row(k=key[0], what="total", n=total)
+        if total < 0:
+            raise ValueError("below zero")
+
+
+def test_each_call_is_made_once_in_a_part_without_a_failure(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Counts(), "k string, n long", OUTPUT, None, errors=SKIP)
+    job.run([(key, 1) for key in MANY])
+    assert {1} == set(Counts.calls.values())
+    (ack,) = job.run([(key, -1 if key == "key 7" else 1) for key in MANY])
+    assert 1 == failures_of(ack).keys
+    assert 2 <= min(Counts.calls.values()) + 1
+    assert 3 >= max(Counts.calls.values())
+
+
+class ChangesRows(StatefulProcessor):
+    """Changes what it gets, in place."""
+
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            row.items.append(100)
+            if row.items[0] < 0:
+                raise ValueError("below zero")
+            yield Row(k=key[0], what="sum", n=sum(row.items))
+
+
+class ChangesFrames(ChangesRows):
+    """The same over frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        for frame in rows:
+            cells = frame["n"].to_numpy()
+            cells.flags.writeable = True
+            cells += 100
+            if cells[0] < 100:
+                raise ValueError("below zero")
+            yield pd.DataFrame({"k": [key[0]], "what": ["sum"], "n": [int(cells.sum())]})
+
+
+@pytest.mark.parametrize("errors", [LETTERS, SKIP])
+def test_rows_that_a_call_changed_are_as_they_were_when_it_is_made_again(
+    tmp_path: Path, errors: Any
+) -> None:
+    rows = [(key, [1, -1] if key != "key 9" else [-1]) for key in MANY]
+    nested = RecordedJob(
+        str(tmp_path / "rows"), ChangesRows(), "k string, items array<long>", OUTPUT, None,
+        "none", errors=errors,
+    )  # fmt: skip
+    acks = nested.run(rows)
+    assert (
+        149
+        == len(output_of(nested, acks))
+        == sum("'n': 100}" in x for x in output_of(nested, acks))
+    )
+    frames = RecordedJob(
+        str(tmp_path / "frames"), ChangesFrames(), "k string, n long", OUTPUT, None, "none",
+        pandas=True, errors=errors,
+    )  # fmt: skip
+    acks = frames.run([(key, 1 if key != "key 9" else -1) for key in MANY])
+    assert 149 == sum("'n': 101}" in row for row in output_of(frames, acks))
+
+
+def test_files_of_output_that_is_dropped_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_parts, "_HELD_BYTES", 1_000)
+    monkeypatch.setattr(output_parts, "_FIRST_ROWS", 10)
+    job = RecordedJob(
+        str(tmp_path), Counts(), "k string, n long", OUTPUT, None, errors=SKIP, inline_bytes=0
+    )
+    (ack,) = job.run([(key, -1 if key == MANY[-1] else 1) for key in MANY])
+    assert isinstance(ack.output.staged, tuple)
+    named = {each.path for each in ack.output.staged}
+    assert named == {info.path for info in job.store.list("output")}
+    assert 149 == len(output_of(job, [ack]))
+
+
+# ------------------------------------------------------------------------------------ collectors
+
+
+class Ids:
+    """Numbers."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def new_id(self) -> str:
+        self.last += 1
+        return str(self.last)
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.sampled_from(["rows", "rows", "flush", "mark", "keep", "drop", "many"]), max_size=60
+    )
+)
+def test_output_keeps_what_is_not_dropped(is_staged: bool, steps: list[str]) -> None:
+    """At a mark all rows are converted, as a run does it."""
+    schema = pa.schema([("n", pa.int64())])
+    stored: dict[str, bytes] = {}
+
+    def put(new_path: Any, data: Any) -> str:
+        path: str = new_path()
+        stored[path] = bytes(data)
+        return path
+
+    rows = RowOutput(schema, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output_parts, "_HELD_BYTES", 300)
+        patch.setattr(output_parts, "_JOINED", 4)
+        file = SpillFile()
+        output: Any = DirectOutput(rows, lambda _batch: None, schema, file)
+        if is_staged:
+            files = OutputFiles(put, Ids(), lambda path: stored.pop(path) and None)  # type: ignore[arg-type, func-returns-value]
+            output = StagedOutputParts(rows, lambda _batch: None, schema, files, 0)
+        expected: list[int] = []
+        marks: list[int] = []
+        for number, step in enumerate(steps):
+            if step in ("rows", "many"):
+                made = range(number * 1000, number * 1000 + (50 if step == "many" else 3))
+                output.extend([Row(n=each) for each in made])
+                expected += made
+            elif step == "flush":
+                output.flush()
+            elif step == "mark":
+                output.flush()
+                output.mark()
+                marks.append(len(expected))
+            elif step == "keep" and marks:
+                output.flush()
+                output.keep()
+                marks.pop()
+            elif step == "drop" and marks:
+                output.roll_back()
+                del expected[marks.pop() :]
+        output.flush()
+        assert len(expected) == output.row_count
+        if not is_staged:
+            tables = [pa.Table.from_batches([batch]) for batch in output.batches()]
+        else:
+            handles: Any = output.staged() or ()
+            assert all(isinstance(each, FileStateHandle) for each in handles)
+            assert set(stored) == {each.path for each in handles}
+            tables = [from_ipc(stored[each.path]) for each in handles]
+            assert [table.num_rows for table in tables] == output.file_rows
+        assert expected == [n for table in tables for n in table.column("n").to_pylist()]
+        file.close()
