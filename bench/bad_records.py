@@ -35,7 +35,7 @@ from pyspark.sql import Row
 from record import keyed, task_spec
 
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
-from statelog.spark.worker.dead_letters import failures_of
+from statelog.spark.worker.dead_letters import BAD_RECORDS, failures_of
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
 from statelog.spark.worker.task import run_task
 
@@ -60,7 +60,7 @@ class CheckedTotal(RunningTotal):
 
 
 def with_bad_rows(table: pa.Table, share: float) -> pa.Table:
-    """Return rows, some of which are bad."""
+    """Return rows with bad ones among them."""
     bad = np.random.default_rng(1).random(table.num_rows) < share
     values = pc.if_else(pa.array(bad), BAD, table.column("value"))
     return table.set_column(table.column_names.index("value"), "value", values)
@@ -95,7 +95,10 @@ def main() -> int:
     plain = replace(plain, staged=False, context=replace(plain.context, processor=CheckedTotal()))
     policy = ErrorPolicy(keeps_letters=True, most=MaxErrors(1 << 30))
     tables = {name: with_bad_rows(table, share) for name, share in SHARES.items()}
-    variants = {name: (replace(plain, errors=policy), keyed(rows)) for name, rows in tables.items()}
+    variants = {
+        name: (replace(plain, extras={BAD_RECORDS: policy}), keyed(rows))
+        for name, rows in tables.items()
+    }
     variants["fail"] = plain, keyed(table)
     times: dict[str, list[float]] = {name: [] for name in variants}
     failed: dict[str, int] = {}

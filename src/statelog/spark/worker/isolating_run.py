@@ -73,14 +73,14 @@ class _Call:
         place: Key group and key.
         method: The method.
         timers: The timer, for a call of `handleExpiredTimer`.
-        shown: The key as the processor gets it.
+        user_key: The key as the processor gets it.
         rows: Returns the rows as objects that no call has changed.
     """
 
     place: Place
     method: str
     timers: tuple[int, ...] = ()
-    shown: Key = ()
+    user_key: Key = ()
     rows: Callable[[], Iterator[RowLike]] = lambda: iter(())
 
 
@@ -107,7 +107,7 @@ class _CallInput:
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
         """See `KeyedInput`."""
         for call in self._calls.get(key_group, ()):
-            yield call.place[1], call.shown, call.rows()
+            yield call.place[1], call.user_key, call.rows()
 
 
 def _copied(row: RowLike) -> RowLike:
@@ -122,12 +122,12 @@ def _calls_of(source: KeyedInput, method: str, failure: ProcessorError) -> Itera
     fresh = source.again() if isinstance(source, KeyedRows) else source
     for key_group in fresh.key_groups():
         try:
-            for key, shown, rows in fresh.keys(key_group):
+            for key, user_key, rows in fresh.keys(key_group):
                 if isinstance(fresh, HugeKeyInput):
                     again = partial(fresh.rows_of, key_group, key)
                 else:
                     again = partial(map, _copied, list(rows))
-                yield _Call((key_group, key), method, (), shown, again)
+                yield _Call((key_group, key), method, (), user_key, again)
         except Exception as error:
             raise failure from error
 
@@ -347,7 +347,7 @@ class IsolatingRun:
             self._run_apart([call for call in calls if call.place != failed])
 
     def _attempt(self, calls: Sequence[_Call]) -> tuple[ProcessorError | None, bool]:
-        """Make calls; return the error because of which none is kept, and whether a call raised it."""
+        """Make calls; return the error if none is kept, and whether a call raised it."""
         run, before = self._run, self._run.overlays
         run.overlays = self._branch(_by_group(call.place for call in calls))
         self._changes = None
