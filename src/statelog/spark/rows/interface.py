@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -49,6 +49,14 @@ class KeyedInput(Protocol):
 
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Iterator[RowLike]]]:
         """Yield each key as tables hold it and as the processor gets it, and its rows."""
+
+
+@runtime_checkable
+class ReadAgain(Protocol):
+    """An input whose rows can be made again."""
+
+    def again(self) -> KeyedInput:
+        """Return the same rows as objects that no call of a processor has changed."""
 
 
 class Output(Protocol):

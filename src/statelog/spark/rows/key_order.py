@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.spark.rows.interface import KeyedInput
 from statelog.state.encoding.python_values import to_python, with_equal_floats
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
@@ -98,10 +97,6 @@ class KeyedRows:
             self._keys if is_given else list(zip(*map(to_python, given_columns), strict=True))
         )
         return given_columns
-
-    def again(self) -> KeyedInput:
-        """Return the same rows as objects that no call of a processor has changed."""
-        raise NotImplementedError
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows, in the order of their first rows."""

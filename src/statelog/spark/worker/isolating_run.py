@@ -24,8 +24,7 @@ from pyspark.sql import Row
 
 from statelog.errors import ProcessorError
 from statelog.model import ChangeBatch
-from statelog.spark.rows.interface import KeyedInput, RowLike
-from statelog.spark.rows.key_order import KeyedRows
+from statelog.spark.rows.interface import KeyedInput, ReadAgain, RowLike
 from statelog.spark.worker.dead_letters import FailedKeys, is_bad_record
 from statelog.spark.worker.large_input import HugeKeyInput
 from statelog.spark.worker.output_parts import Collector
@@ -117,14 +116,24 @@ def _copied(row: RowLike) -> RowLike:
     return copy.deepcopy(row)
 
 
+def _read_again(
+    source: HugeKeyInput, key_group: int, key: Key, failure: ProcessorError
+) -> Iterator[RowLike]:
+    """Yield the rows of a key from the disk; an error of reading is not one of the processor."""
+    try:
+        yield from source.rows_of(key_group, key)
+    except Exception as error:
+        raise failure from error
+
+
 def _calls_of(source: KeyedInput, method: str, failure: ProcessorError) -> Iterator[_Call]:
     """Yield the calls for an input; an error of making rows is raised as *failure*."""
-    fresh = source.again() if isinstance(source, KeyedRows) else source
+    fresh = source.again() if isinstance(source, ReadAgain) else source
     for key_group in fresh.key_groups():
         try:
             for key, user_key, rows in fresh.keys(key_group):
                 if isinstance(fresh, HugeKeyInput):
-                    again = partial(fresh.rows_of, key_group, key)
+                    again = partial(_read_again, fresh, key_group, key, failure)
                 else:
                     again = partial(map, _copied, list(rows))
                 yield _Call((key_group, key), method, (), user_key, again)

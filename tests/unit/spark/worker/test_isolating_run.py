@@ -524,7 +524,7 @@ def test_an_error_of_reading_the_rows_of_a_key_fails_the_micro_batch(
     job = RecordedJob(
         str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS, input_bytes=4000
     )
-    monkeypatch.setattr(HugeKeyInput, "_rows_of", broken)
+    monkeypatch.setattr(HugeKeyInput, "rows_of", broken)
     with pytest.raises(ProcessorError, match="the local disk lost a piece"):
         job.run([("k1", "add", 1)] * 500)
 
