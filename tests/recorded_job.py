@@ -13,15 +13,15 @@ from pyspark.sql.streaming import StatefulProcessor
 from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.extensions.bad_records.driver import letter_additions, letter_policy
+from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
+from statelog.extensions.recordings.driver import recording_additions, recording_policy
+from statelog.extensions.side_outputs.driver import side_output_additions, side_output_policy
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
 from statelog.runtime.ids import RandomIds
-from statelog.spark.driver.broadcasts import BroadcastVersions, kept_broadcasts
-from statelog.spark.driver.dead_letters import letter_additions, letter_policy
 from statelog.spark.driver.extension import AttachingExtension, BatchStart, LocationObjects
-from statelog.spark.driver.recordings import recording_additions, recording_policy
-from statelog.spark.driver.side_outputs import side_output_additions, side_output_policy
 from statelog.spark.query.declared_state import declared_by, with_marks
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of, keys_of_operators

@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import Final
 
 DRIVER: Final = (
-    "statelog.spark.driver.recordings:Recordings",
-    "statelog.spark.driver.dead_letters:BadRecords",
-    "statelog.spark.driver.side_outputs:SideOutputs",
-    "statelog.spark.driver.broadcasts:Broadcasts",
+    "statelog.extensions.recordings.driver:Recordings",
+    "statelog.extensions.bad_records.driver:BadRecords",
+    "statelog.extensions.side_outputs.driver:SideOutputs",
+    "statelog.extensions.broadcasts.driver:Broadcasts",
 )
 """The half on the driver of each: a class that is made of a `DriverContext`."""
 

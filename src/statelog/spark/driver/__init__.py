@@ -8,11 +8,7 @@ The driver's side: each micro-batch makes one checkpoint.
     engine                         decide, run the operators, commit, deliver, clean up
     operator_run                   the tasks of one operator; the warning of columns that no row names
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
-    extension                      the seam of what adds to micro-batches: the four modules that follow
-    recordings                     which keys are recorded, and their recordings
-    dead_letters                   which tasks keep what fails, and the warning that something failed
-    side_outputs                   rows that processors emit by name, and their delivery
-    broadcasts                     the versions of broadcast tables that a micro-batch sees
+    extension                      the seam of what adds to micro-batches
     snapshot_planner               which key groups get a snapshot
     batch_reports                  log, callback, metrics, the recorded cost and the warning of skew
 

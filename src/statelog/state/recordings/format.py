@@ -14,6 +14,7 @@ streams.  Format: docs/reference/formats/recording.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -167,3 +168,26 @@ def from_stream(data: bytes) -> pa.Table:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:
         raise damaged_recording("", str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedParts:
+    """
+    Encoded recordings, oldest first: the contents of an attachment.
+
+    Args:
+        parts: The recordings.
+        bytes_max: Up to this many bytes, uncompressed, they are joined with later ones.
+    """
+
+    parts: tuple[bytes, ...]
+    bytes_max: int = 0
+
+    def joined(self, skip: int, later: RecordedParts) -> RecordedParts | None:
+        """Return these recordings and later ones; None if they are too large."""
+        every = self.parts[skip:] + later.parts
+        return replace(self, parts=every) if sum(map(len, every)) <= self.bytes_max else None
+
+    def encode(self) -> bytes:
+        """Return the file with the recordings."""
+        return encode_file(self.parts)

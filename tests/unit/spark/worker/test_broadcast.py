@@ -38,7 +38,7 @@ from statelog.errors import (
     ProcessorError,
     UsageError,
 )
-from statelog.spark.driver.broadcasts import BroadcastVersions
+from statelog.extensions.broadcasts.driver import BroadcastVersions
 from statelog.spark.query.broadcast import (
     Broadcast,
     BroadcastTable,

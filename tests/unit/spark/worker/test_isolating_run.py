@@ -35,8 +35,8 @@ from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import InvariantError, ProcessorError, StoreError, UsageError
+from statelog.extensions.broadcasts.driver import kept_broadcasts
 from statelog.format.recording_file import unpack_recording
-from statelog.spark.driver.broadcasts import kept_broadcasts
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
 from statelog.spark.query.record import RecordRule
 from statelog.spark.query.settings import QuerySettings
@@ -747,7 +747,7 @@ def test_dead_letters_are_kept_by_age_and_not_by_the_number_of_recordings(tmp_pa
 def test_a_bound_on_the_files_drops_the_oldest_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("statelog.spark.driver.dead_letters.LETTER_FILES_MAX", 2)
+    monkeypatch.setattr("statelog.extensions.bad_records.driver.LETTER_FILES_MAX", 2)
     job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
     for number in range(3):
         job.run([("k1", "fail", number), ("k2", "fail", number)], number * 86_400_000)
@@ -845,7 +845,7 @@ def test_dead_letters_stay_in_order_where_some_are_large(tmp_path: Path) -> None
 def test_a_full_file_is_followed_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statelog.spark.driver.dead_letters.TAIL_BYTES", 40_000)
+    monkeypatch.setattr("statelog.extensions.bad_records.driver.TAIL_BYTES", 40_000)
     job = RecordedJob(str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS)
     for number in range(10):
         failing(job, number)

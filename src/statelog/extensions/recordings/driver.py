@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
@@ -16,33 +15,10 @@ from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operat
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.recording import RECORDINGS, recorded_by
-from statelog.state.recordings.format import RECORDING, encode_file
+from statelog.state.recordings.format import RECORDING, RecordedParts
 from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedParts:
-    """
-    Encoded recordings, oldest first: the contents of an attachment.
-
-    Args:
-        parts: The recordings.
-        bytes_max: Up to this many bytes, uncompressed, they are joined with later ones.
-    """
-
-    parts: tuple[bytes, ...]
-    bytes_max: int = 0
-
-    def joined(self, skip: int, later: RecordedParts) -> RecordedParts | None:
-        """Return these recordings and later ones; None if they are too large."""
-        every = self.parts[skip:] + later.parts
-        return replace(self, parts=every) if sum(map(len, every)) <= self.bytes_max else None
-
-    def encode(self) -> bytes:
-        """Return the file with the recordings."""
-        return encode_file(self.parts)
 
 
 def recording_policy(settings: QuerySettings) -> AttachmentPolicy:

@@ -16,14 +16,13 @@ from typing import Final
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
 from statelog.spark.driver.extension import AttachingExtension, DriverContext
-from statelog.spark.driver.recordings import RecordedParts
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.dead_letters import BAD_RECORDS, failures_of
 from statelog.spark.worker.protocol import TaskAck
-from statelog.state.recordings.format import DEAD_LETTERS
+from statelog.state.recordings.format import DEAD_LETTERS, RecordedParts
 from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")

@@ -19,8 +19,8 @@ import statelog as sl
 from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
+from statelog.extensions.side_outputs import driver as side_outputs
 from statelog.operations.recommit import Recommit
-from statelog.spark.driver import side_outputs
 from statelog.spark.query.settings import QuerySettings
 from statelog.state.reader.side_outputs import SIDE_OUTPUT
 
