@@ -303,7 +303,9 @@ class Driver:
             "answer_bytes": sum(map(len, answers)),
             "log_handles": len(completed.log),
             "snapshots": len(snapshots),
-            "snapshot_bytes": sum(a.snapshot.handle.size_bytes for a in acks if a.snapshot),
+            "snapshot_bytes": sum(
+                ack.changes.snapshot.handle.size_bytes for ack in acks if ack.changes.snapshot
+            ),
         }
 
     def _spec(self, batch_id: int, snapshots: dict[KeyGroupRange, KeyGroupRange]) -> TaskSpec:
