@@ -162,7 +162,7 @@ class OutputCalls:
             self._spans = [span._replace(first=0, keys=left)] if left else []
         self.ends.clear()
 
-    def reset(self) -> None:
+    def forget(self) -> None:
         """Forget all calls."""
         self.ends.clear()
         self._spans.clear()

@@ -168,7 +168,7 @@ class OutputParts:
         """See `Collector`."""
         mark = self._marks.pop()
         self.rows.clear()
-        self.calls.reset()
+        self.calls.forget()
         dropped = self._batch_count - mark.batches
         in_memory = min(dropped, len(self._held))
         for _ in range(in_memory):
