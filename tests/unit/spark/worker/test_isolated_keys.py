@@ -71,7 +71,10 @@ def forgetful(kind: type) -> type:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("in_pandas", [False, True])
+@pytest.mark.parametrize(
+    "in_pandas",
+    [False, pytest.param(True, marks=pytest.mark.slow)],  # frames take minutes
+)
 @settings(max_examples=5, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),

@@ -280,7 +280,7 @@ def test_random_programs_see_in_parts_what_they_see_at_once(
             other.changes.keys,
             other.output.rows,
         )
-        assert other.next_due_ms <= one.next_due_ms
+        assert other.changes.next_due_ms <= one.changes.next_due_ms
     if in_parts.acks[0].changes.log is not None:
         assert 1 < max(
             len(ack.changes.log.handles_and_offsets) for ack in in_parts.acks if ack.changes.log
