@@ -217,7 +217,7 @@ class IsolatingRun:
         run = self._run
         self._failures.begin_part(rows, initial)
         run.prepare(rows, initial)
-        frozen = self._frozen({each: rows.table_keys(each) for each in rows.key_groups()})
+        frozen = self._frozen(lambda: {each: rows.table_keys(each) for each in rows.key_groups()})
         for key_group, reasons in frozen.items():
             for key, reason in reasons.items():
                 call = _Call((key_group, key), _ROWS)
@@ -254,7 +254,7 @@ class IsolatingRun:
         Raises as `take`.
         """
         due = alone = self._run.due()
-        frozen = self._frozen(_by_group(each[1:] for each in due))
+        frozen = self._frozen(lambda: _by_group(each[1:] for each in due))
         together = [each for each in due if each[2] not in frozen.get(each[1], ())]
         if together and self._fire_together(together):
             alone = [each for each in due if each[2] in frozen.get(each[1], ())]
@@ -384,9 +384,11 @@ class IsolatingRun:
 
     def _without_held(self, calls: Sequence[_Call]) -> Sequence[_Call]:
         """Return the calls without timers of frozen keys, which are put aside."""
-        if self._failures.frozen is None or calls[0].method != _TIMER:
+        if calls[0].method != _TIMER:
             return calls
-        frozen = self._frozen(_by_group(call.place for call in calls))
+        frozen = self._frozen(lambda: _by_group(call.place for call in calls))
+        if not frozen:
+            return calls
         others = []
         for call in calls:
             key_group, key = call.place
@@ -423,13 +425,13 @@ class IsolatingRun:
         before = cells_after(cells_of(group, key), run.overlay(key_group), key, group)
         return self._failures.before(before, call.timers)
 
-    def _frozen(self, keys: Keys) -> dict[int, dict[Key, str]]:
-        """Return why keys are frozen, by key group, of those that are."""
+    def _frozen(self, keys: Callable[[], Keys]) -> dict[int, dict[Key, str]]:
+        """Return why keys are frozen, by key group; *keys* is called only where keys may be frozen."""
         frozen = self._failures.frozen
         if frozen is None:
             return {}
         reasons: dict[int, dict[Key, str]] = {}
-        for key_group, of_group in keys.items():
+        for key_group, of_group in keys().items():
             overlay = self._run.overlays.get(key_group)
             later = {} if overlay is None else overlay[frozen.state_id]
             table = self._run.group(key_group).tables[frozen.state_id]
