@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
-from statelog.spark.driver.extension import AttachingExtension, DriverContext
+from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
@@ -78,9 +78,7 @@ def letter_policy(settings: QuerySettings) -> AttachmentPolicy:
     )
 
 
-def letter_additions(
-    answers: Mapping[str, Sequence[TaskAck]], checkpoint_id: int
-) -> list[Addition]:
+def letter_additions(answers: Answers, checkpoint_id: int) -> list[Addition]:
     """Return the dead letters of a micro-batch, by the answers of its tasks."""
     parts = [failures_of(ack).letters for ack in chain(*answers.values())]
     sent = tuple(letter for part in parts for letter in part.data)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
-from statelog.spark.driver.extension import AttachingExtension, DriverContext
+from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.recording import RECORDINGS, recorded_by
 from statelog.state.recordings.format import RECORDING, RecordedParts
 from statelog.store import PATHS
@@ -35,9 +33,7 @@ def recording_policy(settings: QuerySettings) -> AttachmentPolicy:
     )
 
 
-def recording_additions(
-    answers: Mapping[str, Sequence[TaskAck]], checkpoint_id: int
-) -> list[Addition]:
+def recording_additions(answers: Answers, checkpoint_id: int) -> list[Addition]:
     """Return the recordings of a micro-batch, by the answers of its tasks."""
     parts = [recorded_by(ack) for ack in chain(*answers.values())]
     dropped = sum(part.dropped for part in parts)
@@ -65,7 +61,7 @@ class Recordings(AttachingExtension):
         context: What the extension is made of.
 
     Raises:
-        UsageError: A key to record is a key of no operator, or an operator is columnar.
+        UsageError: A key to record is a key of no operator, or a processor is not called key by key.
     """
 
     name = RECORDINGS
@@ -85,7 +81,7 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
     Return the keys to record of each operator.
 
     Raises:
-        UsageError: A key is a key of no operator, or an operator is columnar.
+        UsageError: A key is a key of no operator, or a processor is not called key by key.
     """
     rule = query.settings.record
     if rule is None:

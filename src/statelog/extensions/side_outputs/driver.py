@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,6 @@ from statelog.spark.query.delivery import Sink, of_side_output
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.query.side_output import SideSchemas, operator_of
 from statelog.spark.rows.types import from_ipc
-from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideRows, side_rows_of
 from statelog.state.reader.side_outputs import (
     SIDE_BATCH,
@@ -71,9 +70,7 @@ def side_output_policy(settings: QuerySettings) -> AttachmentPolicy:
     )
 
 
-def side_output_additions(
-    answers: Mapping[str, Sequence[TaskAck]], checkpoint_id: int
-) -> list[Addition]:
+def side_output_additions(answers: Answers, checkpoint_id: int) -> list[Addition]:
     """Return the rows of a micro-batch, by the answers of its tasks."""
     return [
         Addition(content, rows, part.name, operator_id)

@@ -218,7 +218,7 @@ class TesterLog:
         )
 
     def in_form(self, new_state: type[StateT]) -> StateT:
-        """Return the committed state in a form of its own, the same in all calls."""
+        """Return the committed state in another form, the same in all calls."""
         state = self._in_form
         if not isinstance(state, new_state):
             self._in_form = state = new_state(self.state.codec)

@@ -8,7 +8,7 @@ from typing import Final
 
 from statelog.checkpoint.attachments import Attachment
 from statelog.spark.query.broadcast import BroadcastTable
-from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.protocol import TaskSpec, part_of
 from statelog.state.reader.broadcasts import read_broadcast, stored_version
 from statelog.store import ObjectStore
 
@@ -24,8 +24,7 @@ _versions: Final[dict[tuple[str, str, int | None], BroadcastTable]] = {}
 
 def broadcasts_of(spec: TaskSpec) -> tuple[Attachment, ...]:
     """Return the versions of broadcast tables that a task sees."""
-    part = spec.extras.get(BROADCASTS)
-    return part if isinstance(part, tuple) else ()
+    return part_of(spec.extras, BROADCASTS, tuple) or ()
 
 
 def broadcast_tables(

@@ -27,7 +27,7 @@ from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskSpec
+from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskSpec, part_of
 from statelog.spark.worker.recorder import RecordedKey, RecordedRows
 from statelog.spark.worker.recording import recording_of
 from statelog.state.encoding.changes import OperatorCodec
@@ -141,14 +141,12 @@ BAD_RECORDS: Final = "bad_records"
 
 def error_policy_of(spec: TaskSpec) -> ErrorPolicy | None:
     """Return what a task does with keys that fail; None where it fails with them."""
-    part = spec.extras.get(BAD_RECORDS)
-    return part if isinstance(part, ErrorPolicy) else None
+    return part_of(spec.extras, BAD_RECORDS, ErrorPolicy)
 
 
 def failures_of(ack: TaskAck) -> FailedPart:
     """Return the keys that failed, by the answer of their task."""
-    part = ack.extras.get(BAD_RECORDS)
-    return part if isinstance(part, FailedPart) else NO_FAILURE
+    return part_of(ack.extras, BAD_RECORDS, FailedPart) or NO_FAILURE
 
 
 @dataclass(slots=True)

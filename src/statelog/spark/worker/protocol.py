@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 
+from statelog.errors import InvariantError
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
@@ -21,6 +23,8 @@ from statelog.state.cache import CatchUp
 
 StagedOutput = bytes | tuple[FileStateHandle, ...] | None
 """Staged rows: an Arrow IPC stream, the files that hold such streams, or no rows."""
+
+_Part = TypeVar("_Part")
 
 NEVER_MS = (1 << 63) - 1
 """The time of no timer: later than all others."""
@@ -165,6 +169,19 @@ class BatchFrameSpec:
     schema: dict[str, object]
     key_groups: KeyGroupRange
     backend: StateBackendConfig
+
+
+def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part | None:
+    """
+    Return the part of an extension in the extras of a `TaskSpec` or a `TaskAck`; None for no part.
+
+    Raises:
+        InvariantError: The part is not a *kind*: what it tells would be lost.
+    """
+    part = extras.get(name)
+    if part is None or isinstance(part, kind):
+        return part
+    raise InvariantError(f"the part of the extension {name} is a {type(part).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowForma
 from statelog.spark.worker.broadcasts import broadcasts_of
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.protocol import TaskAck, TaskSpec, part_of
 from statelog.spark.worker.recorder import TOO_LARGE, TOO_MANY, RecordedKey, TaskRecorder
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.recordings.cells import cells_table
@@ -73,14 +73,12 @@ RECORDINGS: Final = "recordings"
 
 def record_spec_of(spec: TaskSpec) -> RecordSpec | None:
     """Return what a task records; None for nothing."""
-    part = spec.extras.get(RECORDINGS)
-    return part if isinstance(part, RecordSpec) else None
+    return part_of(spec.extras, RECORDINGS, RecordSpec)
 
 
 def recorded_by(ack: TaskAck) -> RecordingPart:
     """Return the recording in the answer of a task."""
-    part = ack.extras.get(RECORDINGS)
-    return part if isinstance(part, RecordingPart) else NOTHING_RECORDED
+    return part_of(ack.extras, RECORDINGS, RecordingPart) or NOTHING_RECORDED
 
 
 def put_recording(files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec) -> RecordingPart:

@@ -21,7 +21,7 @@ from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.types import row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, described_item, row_call
 from statelog.spark.worker.output_parts import OutputParts
-from statelog.spark.worker.protocol import StagedOutput, TaskAck, TaskSpec
+from statelog.spark.worker.protocol import StagedOutput, TaskAck, TaskSpec, part_of
 
 NewParts: TypeAlias = Callable[[Output, pa.Schema], OutputParts]
 """Makes what holds the rows of a side output, in the columns of a schema."""
@@ -62,14 +62,12 @@ class SideRows:
 
 def side_schemas_of(spec: TaskSpec) -> SideSchemas:
     """Return the side outputs that the processor of a task declares."""
-    part = spec.extras.get(SIDE_OUTPUTS)
-    return part if isinstance(part, dict) else {}
+    return part_of(spec.extras, SIDE_OUTPUTS, dict) or {}
 
 
 def side_rows_of(ack: TaskAck) -> tuple[SideRows, ...]:
     """Return what a task emitted to side outputs, of the ones with rows."""
-    emitted = ack.extras.get(SIDE_OUTPUTS)
-    return emitted if isinstance(emitted, tuple) else ()
+    return part_of(ack.extras, SIDE_OUTPUTS, tuple) or ()
 
 
 class _Stored:
