@@ -269,6 +269,7 @@ class TaskRecorder:
         self._marked: dict[int, set[Key]] = {}
         self._numbers: dict[tuple[int, Key], int] = {}
         self._open: set[int] = set()
+        self._left_out: set[tuple[int, Key]] = set()
         self._part: tuple[RecordedRows, ...] = ()
         self._bytes = 0
         self._batches: list[pa.RecordBatch] = []
@@ -312,7 +313,9 @@ class TaskRecorder:
             number = self._numbers[key_group, key] = len(self.keys)
             recorded = RecordedKey(key_group, key, cells_of(group, key))
             self.keys.append(recorded)
-            if entry_count(recorded.before) * _ENTRY_BYTES > self.spec.key_bytes:
+            if (key_group, key) in self._left_out:
+                recorded.lost = FAILED
+            elif entry_count(recorded.before) * _ENTRY_BYTES > self.spec.key_bytes:
                 recorded.lost = TOO_LARGE
             for each, into in zip(self._part, (self.rows, self.initial), strict=False):
                 self._take_rows(recorded, number, each, into)
@@ -382,7 +385,8 @@ class TaskRecorder:
         self._open.clear()
 
     def leave_out(self, key_group: int, key: Key) -> None:
-        """Leave a key out whose processing failed: a part of what it saw was rolled back."""
+        """Leave a key out whose processing failed, also where a timer of it is called later."""
+        self._left_out.add((key_group, key))
         number = self._numbers.get((key_group, key))
         if number is not None:
             self.keys[number].lost = FAILED

@@ -267,6 +267,7 @@ def test_a_job_that_leaves_keys_out_is_the_job_without_them(
 @example(history=[(1, [("k0", "add", 0), ("k0", "misrow", 0)])], tasks=1, rate=0.0)
 @example(history=[(1, [("k0", "norow", 0)])], tasks=1, rate=0.0)
 @example(history=[(1, [("k0", "timer", 0), ("k0", "misfit", 0)])], tasks=1, rate=0.0)
+@example(history=[(1, [("k0", "timer", 1)]), (100, [("k0", "fail", 0)])], tasks=1, rate=1.0)
 def test_a_dead_letter_fails_again_as_it_failed(
     history: list[Batch], tasks: int, rate: float, in_pandas: bool, tmp_path_factory: Any
 ) -> None:

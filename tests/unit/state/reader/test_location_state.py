@@ -247,7 +247,7 @@ def with_two_operators(
         | {"output_rows": 0, "state_entries": 0}
         for name, schema in (("op", history.model.schema.to_json()), ("second", other.to_json()))
     ]
-    properties = {**record.to_properties(), "version": 3, "operators": two}
+    properties = {**record.to_properties(), "operators": two}
     return replace(latest, properties=properties)
 
 
