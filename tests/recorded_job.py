@@ -13,10 +13,13 @@ from pyspark.sql.streaming import StatefulProcessor
 from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
 from statelog.extensions.bad_records.driver import letter_additions, letter_policy
 from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
 from statelog.extensions.recordings.driver import recording_additions, recording_policy
+from statelog.extensions.recordings.recording import RECORDINGS
 from statelog.extensions.side_outputs.driver import side_output_additions, side_output_policy
+from statelog.extensions.side_outputs.worker import SIDE_OUTPUTS
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
@@ -30,11 +33,7 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
-from statelog.spark.worker.broadcasts import BROADCASTS
-from statelog.spark.worker.dead_letters import BAD_RECORDS
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
-from statelog.spark.worker.recording import RECORDINGS
-from statelog.spark.worker.side_output import SIDE_OUTPUTS
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.reader.broadcasts import BROADCAST
@@ -197,7 +196,7 @@ class RecordedJob:
             RECORDINGS: record,
             BAD_RECORDS: self.errors,
             SIDE_OUTPUTS: self.side,
-            BROADCASTS: self.broadcasts,
+            "broadcasts": self.broadcasts,
         }
 
     def run(

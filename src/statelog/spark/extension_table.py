@@ -2,20 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Final
+from typing import Final, NamedTuple
 
-DRIVER: Final = (
-    "statelog.extensions.recordings.driver:Recordings",
-    "statelog.extensions.bad_records.driver:BadRecords",
-    "statelog.extensions.side_outputs.driver:SideOutputs",
-    "statelog.extensions.broadcasts.driver:Broadcasts",
+from statelog.errors import UsageError
+
+
+class ExtensionRow(NamedTuple):
+    """
+    An extension; a half is `module:Class`, and is imported at its first use.
+
+    Args:
+        name: The key of its parts in the specs and the answers of tasks.
+        driver: Its half on the driver, see `spark.driver.extension`.
+        worker: Its half in the worker, see `spark.worker.extension`.
+        calls: The methods that it adds to the handle of a processor.
+    """
+
+    name: str
+    driver: str
+    worker: str
+    calls: tuple[str, ...] = ()
+
+
+EXTENSIONS: Final = (
+    ExtensionRow(
+        "recordings",
+        "statelog.extensions.recordings.driver:Recordings",
+        "statelog.extensions.recordings.worker:TaskRecordings",
+    ),
+    ExtensionRow(
+        "bad_records",
+        "statelog.extensions.bad_records.driver:BadRecords",
+        "statelog.extensions.bad_records.worker:TaskBadRecords",
+    ),
+    ExtensionRow(
+        "side_outputs",
+        "statelog.extensions.side_outputs.driver:SideOutputs",
+        "statelog.extensions.side_outputs.worker:TaskSideOutputs",
+        ("sideOutput",),
+    ),
+    ExtensionRow(
+        "broadcasts",
+        "statelog.extensions.broadcasts.driver:Broadcasts",
+        "statelog.extensions.broadcasts.worker:TaskBroadcasts",
+        ("broadcast",),
+    ),
 )
-"""The half on the driver of each: a class that is made of a `DriverContext`."""
 
 
-def half(row: str) -> type:
-    """Return the class of a row, which is imported at its first use."""
-    module, _, name = row.partition(":")
+def half(path: str) -> type:
+    """Return the class `module:Class`, which is imported at its first use."""
+    module, _, name = path.partition(":")
     loaded: type = getattr(import_module(module), name)
     return loaded
+
+
+def row_of_call(method: str) -> ExtensionRow | None:
+    """Return the extension that adds a method to the handle of a processor; None for none."""
+    return next((row for row in EXTENSIONS if method in row.calls), None)
+
+
+class ExtendedHandle:
+    """A handle of a processor, to which extensions add methods."""
+
+    def __getattr__(self, method: str) -> Callable[..., object]:
+        row = row_of_call(method)
+        if row is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {method!r}")
+        call = vars(self)[method] = self._call_of(row, method)
+        return call
+
+    def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
+        """Return a method that an extension adds; raises `UsageError` where it cannot be called."""
+        raise UsageError(f"{method}(): call it in init()")

@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("pyspark")
 
 from statelog.errors import InvalidOptionsError
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, FailedPart, LettersPart
 from statelog.extensions.bad_records.driver import FailureLog, error_policy
 from statelog.model import KeyGroupRange
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors, OnError, parse_max_errors
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.dead_letters import BAD_RECORDS, FailedPart, LettersPart
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
 RANGE = KeyGroupRange(0, 127)

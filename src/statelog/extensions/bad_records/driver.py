@@ -15,12 +15,12 @@ from typing import Final
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
 from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.dead_letters import BAD_RECORDS, failures_of
 from statelog.spark.worker.protocol import TaskAck
 from statelog.state.recordings.format import DEAD_LETTERS, RecordedParts
 from statelog.store import PATHS
@@ -114,6 +114,14 @@ class BadRecords(AttachingExtension):
         """Log that keys failed."""
         super().committed(batch_id, acks)
         self._failures.committed(batch_id, acks)
+
+    def figures(self, acks: Sequence[TaskAck]) -> dict[str, int]:
+        """Return how many keys failed, and how many dead letters were kept."""
+        failed = [failures_of(ack) for ack in acks]
+        return {
+            "failed_keys": sum(part.keys for part in failed),
+            "dead_letters": sum(part.letters.count for part in failed),
+        }
 
 
 class FailureLog:

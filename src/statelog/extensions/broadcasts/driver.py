@@ -34,7 +34,6 @@ from statelog.spark.query.broadcast import (
     version_of,
 )
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.broadcasts import BROADCASTS
 from statelog.state.reader.broadcasts import BROADCAST, decode_broadcast, stored_version
 from statelog.state.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.store import PATHS, ObjectStore, read_verified
@@ -52,7 +51,7 @@ class Broadcasts(DriverExtension):
         context: What the extension is made of.
     """
 
-    name = BROADCASTS
+    name = "broadcasts"
 
     def __init__(self, context: DriverContext) -> None:
         self._versions = BroadcastVersions(context.query.settings, context.store, context.repeated)

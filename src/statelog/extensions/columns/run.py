@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import InvariantError, ProcessorError, UsageError
-from statelog.extensions.columns.processor import ColumnarProcessor, Tables
+from statelog.extensions.columns.processor import ColumnarHandle, ColumnarProcessor, Tables
 from statelog.extensions.columns.rows import ColumnarInput
 from statelog.extensions.columns.slots import (
     ColumnState,
@@ -25,17 +25,17 @@ from statelog.extensions.columns.slots import (
     snapshot_of,
 )
 from statelog.model import ChangeBatch, KeyGroupRange
-from statelog.spark.query.broadcast import BroadcastTable, BroadcastTables, broadcast_in
+from statelog.spark.extension_table import ExtendedHandle, ExtensionRow
 from statelog.spark.query.declared_state import check_not_reserved
 from statelog.spark.query.processor_checks import described
 from statelog.spark.query.state_variables import SchemaLike
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.spark_versions import TimerValues
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError, returned
+from statelog.spark.worker.extension import NO_EXTENSIONS, TaskExtensions
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
-from statelog.spark.worker.side_output import SideOutputs, TaskSideOutput, no_side_outputs
 from statelog.state.schema.descriptors import TIMERS_NAME
 
 # The handle of a columnar processor in a task.
@@ -43,7 +43,7 @@ from statelog.state.schema.descriptors import TIMERS_NAME
 _ONLY_IN_INIT: Final = "state {!r}: state variables are {} in init() only"
 
 
-class ColumnarTaskHandle:
+class ColumnarTaskHandle(ExtendedHandle):
     """
     State variables by name, and the timers.
 
@@ -51,8 +51,7 @@ class ColumnarTaskHandle:
         table: The cells of the worker.
         timers: The timers; None in the time mode None.
         drop: Deletes a variable of all keys, by state id.
-        sides: The side outputs.
-        broadcasts: The broadcast tables.
+        extensions: What extensions add to the handle.
     """
 
     def __init__(
@@ -60,14 +59,12 @@ class ColumnarTaskHandle:
         table: SlotTable,
         timers: ColumnTimers | None,
         drop: Callable[[int], None],
-        sides: SideOutputs,
-        broadcasts: BroadcastTables,
+        extensions: TaskExtensions,
     ) -> None:
         self._table = table
         self._timers = timers
         self._drop = drop
-        self._sides = sides
-        self._broadcasts = broadcasts
+        self._extensions = extensions
         self._initialized = False
 
     def initialized(self) -> None:
@@ -93,15 +90,8 @@ class ColumnarTaskHandle:
             raise UsageError(f"state {stateName!r} is a {descriptor.kind_text} state")
         return ColumnState(self._table, state_id)
 
-    def broadcast(self, name: str) -> BroadcastTable:
-        """Return the broadcast table *name*, as the micro-batch sees it."""
-        return broadcast_in(self._broadcasts, name)
-
-    def sideOutput(self, name: str, schema: SchemaLike) -> TaskSideOutput:
-        """Return the side output *name*; in `init` only."""
-        if self._initialized:
-            raise UsageError(f"side output {name!r}: side outputs are declared in init() only")
-        return self._sides.of(name)
+    def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
+        return self._extensions.call(row, method)
 
     @property
     def timers(self) -> ColumnTimers:
@@ -132,7 +122,7 @@ class ColumnarRun:
         state: SlotState,
         key_group_range: KeyGroupRange,
         output: OutputCollector,
-        sides: SideOutputs | None = None,
+        extensions: TaskExtensions = NO_EXTENSIONS,
     ) -> None:
         self._processor = cast("ColumnarProcessor", context.processor)
         self._context = context
@@ -148,19 +138,17 @@ class ColumnarRun:
             self._timers = ColumnTimers(state.table, self._timers_id)
         state.table.now_ms, state.table.zone = context.now_ms, context.zone
         self.output = output
-        self._sides = no_side_outputs() if sides is None else sides
+        self._extensions = extensions
         self.key_count = 0
 
     @ends_of_process_are_errors
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
         self._table.forget_pending()
-        handle = ColumnarTaskHandle(
-            self._table, self._timers, self._drop, self._sides, self._context.broadcasts
-        )
-        self._call("init", None, lambda: self._processor.init(handle))
+        handle = ColumnarTaskHandle(self._table, self._timers, self._drop, self._extensions)
+        self._call("init", None, lambda: self._processor.init(cast("ColumnarHandle", handle)))
         handle.initialized()
-        self._sides.is_open = True
+        self._extensions.opened()
 
     def in_parts(self, file: SpillFile) -> bool:
         """Return False: what is written stays in memory, in columns, until the end."""
@@ -201,13 +189,13 @@ class ColumnarRun:
                     "expired", keys, lambda: self._processor.expired(keys, expiry, self._times)
                 )
                 self._timers.delete(keys, times)
-        self._sides.is_open = False
+        self._extensions.closed()
         self._call("close", None, self._processor.close)
 
     def flush(self) -> None:
         """Join the rest of the output, whose tables were converted when they were yielded."""
         self.output.flush()
-        self._sides.flush()
+        self._extensions.flush()
 
     def next_due_ms(self) -> int:
         """Return when the task's earliest timer is due after this run."""

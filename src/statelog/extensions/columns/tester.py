@@ -14,10 +14,11 @@ from statelog.extensions.columns.rows import ColumnarFormat, ColumnarInput, Colu
 from statelog.extensions.columns.run import ColumnarRun
 from statelog.extensions.columns.slots import SlotState
 from statelog.format.arrow_limits import one_array
+from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.types import table_of
 from statelog.spark.rows.unfit_output import OutputCalls
-from statelog.spark.testing.tester_rows import side_outputs_of, side_rows
+from statelog.spark.testing.tester_rows import TesterExtensions
 from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.protocol import BatchContext
 from statelog.state.encoding.values import KeyCodec
@@ -37,6 +38,8 @@ class Tester(Protocol):
 
     def _context(self) -> BatchContext: ...
 
+    def _extensions(self, context: BatchContext, row_format: RowFormat) -> TesterExtensions: ...
+
 
 def run_columns(
     tester: Tester, rows: pa.Table | None = None, initial: pa.Table | None = None
@@ -48,12 +51,14 @@ def run_columns(
     tester._batch_id += 1
     output = _Tables(tester._output, tester._batch_id)
     state = tester._state.in_form(SlotState)
-    sides = side_outputs_of(tester._state.side_outputs, ColumnarFormat(), tester._batch_id)
-    run = ColumnarRun(tester._context(), state, tester._state.key_group_range, output, sides)
+    context = tester._context()
+    extensions = tester._extensions(context, ColumnarFormat())
+    groups = tester._state.key_group_range
+    run = ColumnarRun(context, state, groups, output, extensions.of_run)
     run.begin()
     run.take(_input(tester, rows), None if initial is None else _input(tester, initial))
     run.end()
-    tester._side_rows = side_rows(sides)
+    tester._side_rows = extensions.side_rows()
     tester._state.append(run.encoded())
     return output.table()
 

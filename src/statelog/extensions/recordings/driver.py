@@ -7,12 +7,12 @@ from itertools import chain
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
+from statelog.extensions.recordings.recording import RECORDINGS, recorded_by
 from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.recording import RECORDINGS, recorded_by
 from statelog.state.recordings.format import RECORDING, RecordedParts
 from statelog.store import PATHS
 

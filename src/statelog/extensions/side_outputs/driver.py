@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from statelog.checkpoint.attachments import Addition, Attachment, AttachmentPolicy, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.extensions.side_outputs.worker import SIDE_OUTPUTS, SideRows, side_rows_of
 from statelog.format.arrow_data import write_stream
 from statelog.format.arrow_limits import batches_of
 from statelog.model.handles import FileStateHandle
@@ -22,7 +23,7 @@ from statelog.spark.query.delivery import Sink, of_side_output
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.query.side_output import SideSchemas, operator_of
 from statelog.spark.rows.types import from_ipc
-from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideRows, side_rows_of
+from statelog.spark.worker.protocol import TaskAck
 from statelog.state.reader.side_outputs import (
     SIDE_BATCH,
     SIDE_CHECKPOINT,
@@ -113,6 +114,10 @@ class SideOutputs(AttachingExtension):
     def task_part(self, operator: int, tasks: int) -> SideSchemas | None:
         """Return the side outputs that the processor of an operator declares."""
         return self._query.operators[operator].side_outputs or None
+
+    def figures(self, acks: Sequence[TaskAck]) -> dict[str, int]:
+        """Return the number of rows that the processors emitted."""
+        return {"side_output_rows": sum(part.rows for ack in acks for part in side_rows_of(ack))}
 
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
         """Call the sinks with the rows of the tasks' answers, which are not read again."""

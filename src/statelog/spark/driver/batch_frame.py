@@ -56,7 +56,6 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
             time_mode,
             wall_clock_ms() if time_mode != "none" else -1,
             zone=definition.zone,
-            broadcasts={name: read_source(name, each) for name, each in settings.broadcast.items()},
         ),
         rows=TaskRows(
             layout=definition.layout,
@@ -68,6 +67,11 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
         schema=definition.schema.to_json(),
         key_groups=key_groups,
         backend=settings.backend,
+        extras={
+            "broadcasts": {
+                name: read_source(name, each) for name, each in settings.broadcast.items()
+            }
+        },
     )
     if initial is not None:
         frame = with_initial_rows(frame, initial)

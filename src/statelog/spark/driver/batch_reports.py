@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.snapshot_schedule import LogDistances
@@ -17,10 +18,8 @@ from statelog.spark.driver.progress import (
     upload_figures,
 )
 from statelog.spark.query.progress import BatchProgress, LargeKey, LargeKeyGroup, Observers
-from statelog.spark.worker.dead_letters import failures_of
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.row_counter import MIN_LARGE_ROWS, REPORTED_MAX
-from statelog.spark.worker.side_output import side_rows_of
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
 
@@ -155,11 +154,13 @@ class CommittedBatch(NamedTuple):
         checkpoint_id: Its id.
         metadata_bytes: Size of its `_metadata`.
         distances: How much log each key group has, as of this checkpoint.
+        figures: The figures of extensions, by the field of `BatchProgress`.
     """
 
     checkpoint_id: int
     metadata_bytes: int
     distances: LogDistances
+    figures: Mapping[str, Any] = MappingProxyType({})
 
 
 class BatchReports:
@@ -194,12 +195,8 @@ class BatchReports:
         late_rows = sum(ack.rows.late for ack in acks)
         self._metrics.count("num_late_records_dropped", late_rows)
         self._metrics.count("num_records_in", record.rows)
-        failed_keys = sum(failures_of(ack).keys for ack in acks)
-        letters = sum(failures_of(ack).letters.count for ack in acks)
-        self._metrics.count("num_failed_keys", failed_keys)
-        self._metrics.count("num_dead_letters", letters)
-        side_rows = sum(side.rows for ack in acks for side in side_rows_of(ack))
-        self._metrics.count("num_side_output_rows", side_rows)
+        for name, figure in batch.figures.items():
+            self._metrics.count(f"num_{name}", figure)
         repeated = self._repeated.take()
         self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:
@@ -214,9 +211,7 @@ class BatchReports:
                 late_rows=late_rows,
                 keys=record.keys,
                 output_rows=record.output_rows,
-                failed_keys=failed_keys,
-                dead_letters=letters,
-                side_output_rows=side_rows,
+                **batch.figures,
                 state_entries=record.state_entries,
                 delta_bytes=record.delta_bytes,
                 output_bytes=record.output_bytes,

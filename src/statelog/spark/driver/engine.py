@@ -393,12 +393,14 @@ class MicroBatchEngine:
         watch: Stopwatch,
     ) -> None:
         self._cost.committed(watch)
+        acks = [*chain(*answers)]
         committed = CommittedBatch(
             batch.checkpoint_id,
             self._coordinator.committed_bytes,
             self._location.snapshots.distances,
+            self._extensions.figures(acks),
         )
-        self._reports.committed(record, [*chain(*answers)], committed, watch)
+        self._reports.committed(record, acks, committed, watch)
 
     def _deliver_again(self, frame: DataFrame, batch_id: int) -> None:
         """Deliver a committed batch again, with its own delivery."""

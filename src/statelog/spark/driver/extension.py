@@ -7,7 +7,7 @@ same points of a micro-batch, in the order of `spark.extension_table`:
     begin                      before the tasks are planned
     task_part                  what the tasks of an operator get, in `TaskSpec.extras`
     attachments                before the commit: the objects that the checkpoint names
-    committed                  after the commit
+    committed, figures         after the commit
     deliver, deliver_again     after the commit, with the frame of the micro-batch
 
 After an error up to the commit, nothing of the micro-batch is committed.
@@ -35,7 +35,7 @@ from statelog.model.handles import FileStateHandle
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.ids import RandomIds
-from statelog.spark.extension_table import DRIVER, half
+from statelog.spark.extension_table import EXTENSIONS, half
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
 from statelog.spark.worker.output_parts import OutputFiles
@@ -138,6 +138,10 @@ class DriverExtension(Protocol):
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
         """Note the commit of the micro-batch whose `attachments` were asked for last."""
 
+    def figures(self, acks: Sequence[TaskAck]) -> Mapping[str, int]:
+        """Return figures of a micro-batch, by the field of `BatchProgress`; `num_<field>` counts each."""
+        return {}
+
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
         """Deliver what the tasks of a committed micro-batch answered."""
 
@@ -210,6 +214,10 @@ class DriverExtensions:
         for extension in self._extensions:
             extension.committed(self._start.batch_id, acks)
 
+    def figures(self, acks: Sequence[TaskAck]) -> dict[str, int]:
+        """Return the figures of all extensions."""
+        return dict(chain(*(each.figures(acks).items() for each in self._extensions)))
+
     def deliver(self, frame: DataFrame, answers: Sequence[Sequence[TaskAck]]) -> None:
         """Deliver what the tasks of the committed micro-batch answered."""
         by_operator = self._by_operator(answers)
@@ -228,7 +236,7 @@ class DriverExtensions:
 def driver_extensions(context: DriverContext) -> DriverExtensions:
     """Return the halves on the driver of all extensions, for one run of a query."""
     operators = [operator.schema.operator_id for operator in context.query.operators]
-    return DriverExtensions([half(row)(context) for row in DRIVER], operators)
+    return DriverExtensions([half(row.driver)(context) for row in EXTENSIONS], operators)
 
 
 class LocationObjects:

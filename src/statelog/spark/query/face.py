@@ -66,7 +66,7 @@ class Face:
         new_state: Makes the empty state of a worker from an `OperatorCodec`; for bounded memory also from
             `MemoryLimits` and an opener of the host's files.
         new_run: Makes the run of a task from a `BatchContext`, the worker's state, the `KeyGroupRange` of the
-            task, its `OutputCollector`, and its `SideOutputs` or None.
+            task, its `OutputCollector`, and its `TaskExtensions`.
         test_tables: Runs a micro-batch of `ProcessorTester.testColumns`, from the tester, the rows and the
             initial rows; without rows only timers fire.  None where a test runs key by key.
     """

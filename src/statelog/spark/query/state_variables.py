@@ -28,8 +28,7 @@ from pyspark.sql.types import StructType
 
 from statelog.arguments import given
 from statelog.errors import UsageError
-from statelog.spark.query.broadcast import BroadcastTable
-from statelog.spark.query.side_output import SideOutput
+from statelog.spark.extension_table import ExtendedHandle
 from statelog.spark.rows.spark_errors import DeletedStateError
 from statelog.spark.rows.spark_versions import ListState as PySparkListState
 from statelog.spark.rows.spark_versions import MapState as PySparkMapState
@@ -218,7 +217,7 @@ class WantedVariable:
     aggregation: Aggregation | None = None
 
 
-class StateVariables(StatefulProcessorHandle):
+class StateVariables(ExtendedHandle, StatefulProcessorHandle):
     """The methods of a handle that ask for state variables."""
 
     @abstractmethod
@@ -293,14 +292,6 @@ class StateVariables(StatefulProcessorHandle):
         )
         state: PySparkMapState = self._variable(variable)
         return state
-
-    def broadcast(self, name: str) -> BroadcastTable:
-        """Return the broadcast table *name*, as the micro-batch sees it."""
-        raise UsageError(f"broadcast table {name!r}: ask for it in init()")
-
-    def sideOutput(self, name: str, schema: SchemaLike) -> SideOutput:
-        """Return the side output *name*, to which the processor emits rows of the given schema."""
-        raise UsageError(f"side output {name!r}: side outputs are declared in init() only")
 
 
 class StateWithoutKey:

@@ -45,13 +45,12 @@ from statelog.spark.testing.key_state import (
     timers_given,
 )
 from statelog.spark.testing.tester_rows import (
+    TesterExtensions,
     TesterOutput,
     TesterRows,
     check_rows,
     format_of,
     rows_as,
-    side_outputs_of,
-    side_rows,
     typed_rows,
 )
 from statelog.spark.testing.tester_state import KnownStates, TesterHandle, TesterState
@@ -442,14 +441,19 @@ class ProcessorTester:
         self, rows: TesterRows, initial: TesterRows | None, output: OutputCollector
     ) -> ProcessorRun:
         """Run the processor over rows, then over due timers."""
-        state = self._state
-        sides = side_outputs_of(state.side_outputs, self._format(), self._batch_id)
+        state, context = self._state, self._context()
+        extensions = self._extensions(context, self._format())
         run = self._run_class(
-            self._context(), state.current(), state.key_group_range, output, sides
+            context, state.current(), state.key_group_range, output, extensions.of_run
         )
         run.process(rows, initial)
-        self._side_rows = side_rows(sides)
+        self._side_rows = extensions.side_rows()
         return run
+
+    def _extensions(self, context: BatchContext, row_format: RowFormat) -> TesterExtensions:
+        """Return the extensions of a run."""
+        extras = {"side_outputs": self._state.side_outputs, "broadcasts": self._broadcasts}
+        return TesterExtensions(extras, context, row_format, self._state.current().codec)
 
     def _format(self) -> RowFormat:
         return format_of(in_pandas=self._in_pandas, timezone=self._zone)
@@ -474,7 +478,6 @@ class ProcessorTester:
             self._now(),
             watermark_ms,
             self._zone,
-            self._broadcasts,
         )
 
     def _open(self, key: object) -> tuple[KnownStates, Callable[[], None]]:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark.query.side_output import SIDE_COLUMNS, SideSchemas
+from statelog.format.buffers import Buffers, joined, pieces_of
+from statelog.runtime.ids import RandomIds
+from statelog.spark.query.side_output import SIDE_COLUMNS
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import RowLike
+from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.spark_row import RowOutput
-from statelog.spark.rows.types import arrow_schema, make_row
+from statelog.spark.rows.types import arrow_schema, from_ipc, make_row
 from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
-from statelog.spark.worker.side_output import SideOutputs, parts_in_memory
+from statelog.spark.worker.extension import TaskExtensions, TaskTools
+from statelog.spark.worker.output_parts import OutputFiles
+from statelog.spark.worker.protocol import (
+    BatchContext,
+    StagedOutput,
+    TaskRows,
+    TaskSpec,
+    TaskState,
+)
+from statelog.spark.worker.stopwatch import Stopwatch
+from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Key
 
@@ -152,22 +167,60 @@ def _items(rows: object) -> Iterable[object]:
     return rows
 
 
-def side_outputs_of(schemas: SideSchemas, row_format: RowFormat, batch_id: int) -> SideOutputs:
-    """Return the side outputs of a run in a test."""
-    return SideOutputs(schemas, row_format, parts_in_memory, batch_id=batch_id)
+class TesterExtensions:
+    """
+    The extensions of a run in a test.
 
+    Args:
+        extras: Their parts, by name.
+        context: The micro-batch.
+        row_format: The form in which the processor gets rows.
+        codec: The operator's codec.
+    """
 
-def side_rows(sides: SideOutputs) -> dict[str, list[Row]]:
-    """Return the rows that a run emitted, by side output; converts them."""
-    sides.flush()
-    return {
-        name: [
-            row
-            for batch in side.parts.take()
-            for row in rows_in(batch.select(range(len(SIDE_COLUMNS), batch.num_columns)))
-        ]
-        for name, side in sides.by_name.items()
-    }
+    def __init__(
+        self,
+        extras: Mapping[str, object],
+        context: BatchContext,
+        row_format: RowFormat,
+        codec: OperatorCodec,
+    ) -> None:
+        self._objects: dict[str, bytes] = {}
+        spec = TaskSpec(
+            context=context,
+            rows=TaskRows(layout=InputLayout((), 0), row_format=row_format, output=pa.schema([])),
+            state=TaskState(location="", storage_options={}, fsync=False, epoch=0, schema={}),
+            checkpoint_id=-1,
+            base_id=-1,
+            restore_id=-1,
+            committed=(),
+            ranges=(),
+            snapshots={},
+            inline_bytes=sys.maxsize,
+            staged=True,
+        )
+        files = OutputFiles(self._put, RandomIds())
+        self.of_run = TaskExtensions(extras, TaskTools(spec, codec, files))
+
+    def _put(self, path_of: Callable[[], str], data: Buffers) -> str:
+        path = path_of()
+        self._objects[path] = bytes(joined(pieces_of(data)))
+        return path
+
+    def side_rows(self) -> dict[str, list[Row]]:
+        """Return the rows that a run emitted, by side output; converts them."""
+        self.of_run.flush()
+        emitted = cast("Iterable[Any]", self.of_run.answers(Stopwatch()).get("side_outputs", ()))
+        return {side.name: self._rows_of(side.output) for side in emitted}
+
+    def _rows_of(self, staged: StagedOutput) -> list[Row]:
+        files = staged if isinstance(staged, tuple) else ()
+        streams = [staged] if isinstance(staged, bytes) else []
+        streams += [self._objects[file.path] for file in files]
+        rows: list[Row] = []
+        for table in map(from_ipc, streams):
+            rows += rows_in(table.select(range(len(SIDE_COLUMNS), table.num_columns)))
+        return rows
 
 
 def rows_in(table: pa.RecordBatch | pa.Table) -> list[Row]:

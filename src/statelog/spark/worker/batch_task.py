@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from statelog.spark.rows.types import make_row
+from statelog.spark.worker.extension import TaskExtensions
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import DirectOutput
 from statelog.spark.worker.protocol import BatchFrameSpec
-from statelog.spark.worker.run import new_run, new_state
+from statelog.spark.worker.run import new_state
 from statelog.spark.worker.task_input import TaskInput
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -38,7 +39,7 @@ def _run(
     rows = TaskInput(spec.rows, codec.key, every_group, batches, file)
     rows_out = spec.rows.row_format.output(out, spec.context.batch_id)
     output = DirectOutput(rows_out, lambda _batch: None, out, file)
-    run = new_run(spec.context, state, every_group, output)
+    run = TaskExtensions(spec.extras).new_run(spec.context, state, every_group, output)
     run.begin()
     in_parts = rows.is_large and run.in_parts(file)
     for part in rows.parts():

@@ -7,20 +7,18 @@ Source: pyspark.sql.streaming.stateful_processor.StatefulProcessorHandle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import MappingProxyType
 
 from statelog.errors import UsageError
-from statelog.spark.query.broadcast import BroadcastTable, BroadcastTables, broadcast_in
+from statelog.spark.extension_table import ExtensionRow
 from statelog.spark.query.declared_state import check_not_reserved
 from statelog.spark.query.state_variables import (
     RefusedState,
-    SchemaLike,
     StateVariables,
     WantedVariable,
     bind_variable,
     refuse_use,
 )
-from statelog.spark.worker.side_output import SideOutputs, TaskSideOutput, no_side_outputs
+from statelog.spark.worker.extension import NO_EXTENSIONS, TaskExtensions
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.objects import BoundState, Cursor, Timers
@@ -35,8 +33,7 @@ class TaskHandle(StateVariables):
         codec: The operator's codec; holds every variable that `init` asked for on the driver.
         timers: The operator's timers, or None where the time mode has none.
         drop: Called with the state id when a variable is deleted.
-        sides: The side outputs; None for none.
-        broadcasts: The broadcast tables.
+        extensions: What extensions add to the handle.
     """
 
     def __init__(
@@ -45,15 +42,13 @@ class TaskHandle(StateVariables):
         codec: OperatorCodec,
         timers: Timers | None,
         drop: Callable[[int], None],
-        sides: SideOutputs | None = None,
-        broadcasts: BroadcastTables = MappingProxyType({}),
+        extensions: TaskExtensions = NO_EXTENSIONS,
     ) -> None:
         self._cursor = cursor
         self._codec = codec
         self._timers = timers
         self._drop = drop
-        self._sides = no_side_outputs() if sides is None else sides
-        self._broadcasts = broadcasts
+        self._extensions = extensions
         self._initialized = False
         self._given: dict[str, list[BoundState | RefusedState]] = {}
         self._unfounded: dict[str, UsageError] = {}
@@ -97,15 +92,8 @@ class TaskHandle(StateVariables):
         if self._initialized:
             raise UsageError(f"state {name!r}: state variables are {what} in init() only")
 
-    def broadcast(self, name: str) -> BroadcastTable:
-        """Return the broadcast table *name*, as the micro-batch sees it."""
-        return broadcast_in(self._broadcasts, name)
-
-    def sideOutput(self, name: str, schema: SchemaLike) -> TaskSideOutput:
-        """Return the side output *name*; in `init` only."""
-        if self._initialized:
-            raise UsageError(f"side output {name!r}: side outputs are declared in init() only")
-        return self._sides.of(name)
+    def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
+        return self._extensions.call(row, method)
 
     def _timers_or_error(self) -> Timers:
         if self._timers is None:

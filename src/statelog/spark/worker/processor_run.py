@@ -28,12 +28,12 @@ from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.spark_versions import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, returned
+from statelog.spark.worker.extension import NO_EXTENSIONS, TaskExtensions
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.retired_changes import RetiredChanges
-from statelog.spark.worker.side_output import SideOutputs, no_side_outputs
 from statelog.spark.worker.unencodable import unencodable_values
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
@@ -123,7 +123,7 @@ class ProcessorRun:
         state: The state as of the base checkpoint.
         key_group_range: The task's key groups.
         output: Collects what the processor yields.
-        sides: Collects what it emits to side outputs; None for none.
+        extensions: What extensions add to the processor's handle.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ProcessorRun:
         state: KeyedState,
         key_group_range: KeyGroupRange,
         output: OutputCollector,
-        sides: SideOutputs | None = None,
+        extensions: TaskExtensions = NO_EXTENSIONS,
     ) -> None:
         self._processor = cast("StatefulProcessor", context.processor)
         self._key_group = -1
@@ -150,7 +150,7 @@ class ProcessorRun:
         has_time = context.time_mode != "none"
         self._times = TimerValues(context.now_ms, context.watermark_ms if has_time else -1)
         self.output = output
-        self._sides = no_side_outputs() if sides is None else sides
+        self._extensions = extensions
         self._calls = output.calls
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
@@ -169,16 +169,13 @@ class ProcessorRun:
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
         processor = self._processor
-        tables = self._context.broadcasts
-        handle = TaskHandle(
-            self._cursor, self._codec, self._timers, self._drop, self._sides, tables
-        )
+        handle = TaskHandle(self._cursor, self._codec, self._timers, self._drop, self._extensions)
         try:
             processor.init(handle)
             handle.initialized()
         except (Exception, SystemExit) as error:
             self._raise("init", None, error)
-        self._sides.is_open = True
+        self._extensions.opened()
 
     def in_parts(self, file: SpillFile) -> bool:
         """
@@ -248,7 +245,7 @@ class ProcessorRun:
     def close(self) -> None:
         """Close the processor; raises `ProcessorError` if that fails."""
         self._cursor.leave()
-        self._sides.is_open = False
+        self._extensions.closed()
         try:
             self._processor.close()
         except (Exception, SystemExit) as error:
@@ -258,7 +255,7 @@ class ProcessorRun:
         """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
         try:
             self.output.flush()
-            self._sides.flush()
+            self._extensions.flush()
         except UnfitOutputError as error:
             raise self.located(error) from error.__cause__
 

@@ -13,7 +13,6 @@ from statelog.errors import InvariantError
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.options import ChangelogOptions, task_changelog_options
-from statelog.spark.query.broadcast import BroadcastTables
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import UnnamedColumns
@@ -42,7 +41,6 @@ class BatchContext:
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: The batch's watermark; -1 without.
         zone: The session's time zone, in which a processor of columns gets points in time.
-        broadcasts: The broadcast tables.
     """
 
     processor: AnyProcessor
@@ -51,7 +49,6 @@ class BatchContext:
     now_ms: int = -1
     watermark_ms: int = -1
     zone: str = "UTC"
-    broadcasts: BroadcastTables = field(default_factory=dict)
 
     @property
     def due_until_ms(self) -> int:
@@ -162,6 +159,7 @@ class BatchFrameSpec:
         schema: JSON of the operator's state schema.
         key_groups: All key groups, because any task may get any partition, and several.
         backend: Memory and local disk of the worker.
+        extras: What extensions tell the tasks, by their names.
     """
 
     context: BatchContext
@@ -169,6 +167,7 @@ class BatchFrameSpec:
     schema: dict[str, object]
     key_groups: KeyGroupRange
     backend: StateBackendConfig
+    extras: Mapping[str, object] = field(default_factory=dict)
 
 
 def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part | None:

@@ -11,10 +11,6 @@ from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.worker.large_input import SpillFile
-from statelog.spark.worker.protocol import BatchContext
-from statelog.spark.worker.recorded_run import RecordedRun
-from statelog.spark.worker.recorder import TaskRecorder
-from statelog.spark.worker.side_output import SideOutputs
 from statelog.state.backend import StateBackendConfig
 from statelog.state.cache import AnyState
 from statelog.state.encoding.changes import OperatorCodec
@@ -84,21 +80,6 @@ def new_state(
     if backend is None or ids is None:
         return make(codec)
     return make(codec, backend.limits(), backend.opener(name, ids))
-
-
-def new_run(
-    context: BatchContext,
-    state: AnyState,
-    key_group_range: KeyGroupRange,
-    output: OutputCollector,
-    recorder: TaskRecorder | None = None,
-    sides: SideOutputs | None = None,
-) -> TaskRun:
-    """Return the run of a processor; see `RecordedRun` for the arguments."""
-    if recorder is not None:
-        keyed = keyed_state(context.processor, state)
-        return RecordedRun(context, keyed, key_group_range, output, recorder, sides)
-    return face_of(context.processor).new_run(context, state, key_group_range, output, sides)
 
 
 def keyed_state(processor: AnyProcessor, state: AnyState) -> KeyedState:

@@ -23,28 +23,23 @@ from pyspark.accumulators import Accumulator
 
 from statelog.checkpoint.history import fetch_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
-from statelog.errors import InvariantError
+from statelog.errors import InvariantError, ProcessorError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
-from statelog.spark.worker.broadcasts import broadcast_tables, broadcasts_of
 from statelog.spark.worker.connection import without_delay
-from statelog.spark.worker.dead_letters import BAD_RECORDS, NO_FAILURE, FailedKeys, error_policy_of
+from statelog.spark.worker.extension import TaskExtensions, TaskTools
 from statelog.spark.worker.failures import reported_to_driver
-from statelog.spark.worker.isolating_run import IsolatingRun
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import (
     DirectOutput,
     OutputFiles,
-    OutputParts,
     StagedOutputParts,
 )
-from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import (
     ReadRows,
     TaskAck,
@@ -55,17 +50,8 @@ from statelog.spark.worker.protocol import (
     TaskRows,
     TaskSpec,
 )
-from statelog.spark.worker.recorder import TaskRecorder
-from statelog.spark.worker.recording import (
-    NOTHING_RECORDED,
-    RECORDINGS,
-    put_recording,
-    record_spec_of,
-)
-from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
-from statelog.spark.worker.run import TaskRun, new_run
-from statelog.spark.worker.side_output import SIDE_OUTPUTS, SideOutputs, SideRows, side_schemas_of
+from statelog.spark.worker.run import TaskRun
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions, of_task
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
@@ -123,10 +109,6 @@ def _run(
     batches = of_task(batches, names)
     watch = Stopwatch()
     kept = _states.of(spec)
-    versions = broadcasts_of(spec)
-    if versions:
-        tables = broadcast_tables(kept.store, versions)
-        spec = replace(spec, context=replace(spec.context, broadcasts=tables))
     with task_uploads(kept.storage) as uploads:
         ack, output = _answer(spec, kept, uploads, partition, batches, file=file, watch=watch)
         uploads.hand_over()
@@ -148,38 +130,30 @@ def _answer(
     """Process a partition; return the answer, and the output."""
     objects, object_bytes = kept.store.objects_put, kept.store.bytes_put
     key_range = spec.ranges[partition]
+    files = OutputFiles(uploads.put, kept.ids, uploads.drop)
+    tools = TaskTools(spec, kept.state.codec, files, kept.store)
+    extensions = TaskExtensions(spec.extras, tools)
     caught_up = kept.state.catch_up(
         key_range, spec.base_id, spec.committed, lambda: _load(kept, spec, key_range)
     )
     kept.state.expire_incrementally(key_range, spec.context.now_ms)
     watch.lap("catch_up")
-    rows, counter, late = _read(spec, kept, key_range, batches, file)
+    read_spec = replace(spec, rows=_keeping(spec.rows)) if extensions.keeps_rows else spec
+    rows, counter, late = _read(read_spec, kept, key_range, batches, file)
     row_count = rows.row_count
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
-    recorder = _recorder(kept, spec)
-    files = OutputFiles(uploads.put, kept.ids, uploads.drop)
     output = _output(spec, file, files)
-    sides = _side_outputs(spec, files)
-    run, failures = _new_run(kept, spec, key_range, output, recorder, sides)
-    with replayable_failure(kept.store, recorder, spec):
+    run = extensions.new_run(spec.context, kept.state, key_range, output)
+    run = extensions.wrap(run, output)
+    try:
         changes = _process(_Task(kept, spec, uploads, run, partition, key_range, watch), rows)
+    except ProcessorError as error:
+        raise extensions.failed(error) from error.__cause__
     staged = output.staged() if isinstance(output, StagedOutputParts) else None
     if staged is not None:
         watch.lap("stage")
-    extras: dict[str, object] = {}
-    side_rows = _side_rows(sides)
-    if side_rows:
-        extras[SIDE_OUTPUTS] = side_rows
-    if recorder is not None:
-        recording = put_recording(files, recorder, spec)
-        if recording != NOTHING_RECORDED:
-            extras[RECORDINGS] = recording
-        watch.lap("record")
-    if failures is not None:
-        failed = failures.answer(files, spec)
-        if failed != NO_FAILURE:
-            extras[BAD_RECORDS] = failed
+    extras = extensions.answers(watch)
     ack = TaskAck(
         place=_place(partition, key_range),
         changes=replace(changes, group_entries=kept.state.entry_counts(key_range)),
@@ -220,52 +194,13 @@ def _read(
     counter = RowCounter(key_range, spec.rows.layout.key_positions)
     is_counted = spec.rows.is_read and spec.rows.initial is None
     counted = counter.through(batches) if is_counted else _input_of(spec, batches)
-    rows = TaskInput(_input_rows(spec), kept.state.codec.key, key_range, counted, file)
+    rows = TaskInput(spec.rows, kept.state.codec.key, key_range, counted, file)
     return rows, counter, late
 
 
-def _new_run(
-    kept: KeptState,
-    spec: TaskSpec,
-    key_range: KeyGroupRange,
-    output: OutputParts,
-    recorder: TaskRecorder | None,
-    sides: SideOutputs,
-) -> tuple[TaskRun, FailedKeys | None]:
-    """Return the run of the processor, and what gets the keys that fail; None where the task fails."""
-    run = new_run(spec.context, kept.state, key_range, output, recorder, sides)
-    policy = error_policy_of(spec)
-    if policy is None:
-        return run, None
-    if not isinstance(run, ProcessorRun):
-        raise InvariantError("the keys of a columnar processor do not fail one by one")
-    failures = FailedKeys(policy, kept.state.codec, spec.context, spec.checkpoint_id)
-    collectors = [output, *(side.parts for side in sides.by_name.values())]
-    if recorder is None:
-        return IsolatingRun(run, failures, collectors, lambda _key_group, _key: None), failures
-    return IsolatingRun(run, failures, [*collectors, recorder], recorder.leave_out), failures
-
-
-def _recorder(kept: KeptState, spec: TaskSpec) -> TaskRecorder | None:
-    record = record_spec_of(spec)
-    return None if record is None else _new_recorder(kept, spec, record)
-
-
-def _new_recorder(kept: KeptState, spec: TaskSpec, record: RecordSpec) -> TaskRecorder:
-    starts, ends = (
-        [key_range.start for key_range in spec.ranges],
-        [key_range.end for key_range in spec.ranges],
-    )
-    groups = KeyGroupRange(min(starts), max(ends))
-    output = spec.rows.row_format.output(spec.rows.output, spec.context.batch_id)
-    return TaskRecorder(record, kept.state.codec, groups, output)
-
-
-def _input_rows(spec: TaskSpec) -> TaskRows:
-    """Return the task's rows; their inputs keep them in columns where they may be needed again."""
-    rows = spec.rows
-    keeps = record_spec_of(spec) is not None or error_policy_of(spec) is not None
-    return replace(rows, row_format=KeepingFormat(rows.row_format)) if keeps else rows
+def _keeping(rows: TaskRows) -> TaskRows:
+    """Return the rows of a task whose inputs keep them in columns, where they may be needed again."""
+    return replace(rows, row_format=KeepingFormat(rows.row_format))
 
 
 def _output(
@@ -280,28 +215,6 @@ def _output(
     if not spec.staged:
         return DirectOutput(output, check, rows.output, file)
     return StagedOutputParts(output, check, rows.output, files, spec.inline_bytes)
-
-
-def _side_outputs(spec: TaskSpec, files: OutputFiles) -> SideOutputs:
-    """Return the side outputs, whose rows are staged with every delivery."""
-    return SideOutputs(
-        side_schemas_of(spec),
-        spec.rows.row_format,
-        lambda output, schema: StagedOutputParts(
-            output, lambda _batch: None, schema, files, spec.inline_bytes
-        ),
-        checkpoint_id=spec.checkpoint_id,
-        batch_id=spec.context.batch_id,
-    )
-
-
-def _side_rows(sides: SideOutputs) -> tuple[SideRows, ...]:
-    """Return the rows that were emitted; large ones are put into files."""
-    return tuple(
-        SideRows(name, side.parts.staged(), side.parts.row_count, tuple(side.parts.file_rows))
-        for name, side in sides.by_name.items()
-        if side.parts.row_count and isinstance(side.parts, StagedOutputParts)
-    )
 
 
 @dataclass(frozen=True, slots=True)

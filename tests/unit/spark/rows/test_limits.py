@@ -19,9 +19,9 @@ from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings
 from statelog.spark.rows.pandas_output import FrameOutput
 from statelog.spark.rows.spark_row import RowInput, RowOutput
-from statelog.spark.worker import recorder
+from statelog.spark.worker import seen_keys
 from statelog.spark.worker.large_input import _rebatched
-from statelog.spark.worker.recording import _numbered
+from statelog.spark.worker.seen_keys import _numbered
 from statelog.state.encoding.values import KeyCodec
 
 SETTINGS = PandasSettings(
@@ -112,7 +112,7 @@ def test_a_table_of_an_output_is_not_cut() -> None:
 def test_rows_that_are_recorded_may_be_of_a_larger_input() -> None:
     kept = KeptRows()
     kept.batches += batches(9)
-    rows = recorder._taken(kept, np.array([8, 0, 4]))
+    rows = seen_keys._taken(kept, np.array([8, 0, 4]))
     assert [8, 0, 4] == rows.column("k").to_pylist()
     numbered = _numbered([(5, rows)], {5: 1})
     assert [1, 1, 1] == numbered.column(0).to_pylist()

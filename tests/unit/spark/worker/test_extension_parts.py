@@ -5,10 +5,15 @@ import pytest
 pytest.importorskip("pyspark")
 
 from statelog.errors import InvariantError
+from statelog.extensions.bad_records.dead_letters import (
+    BAD_RECORDS,
+    NO_FAILURE,
+    FailedPart,
+    failures_of,
+)
+from statelog.extensions.side_outputs.worker import SIDE_OUTPUTS, side_rows_of
 from statelog.model import KeyGroupRange
-from statelog.spark.worker.dead_letters import BAD_RECORDS, NO_FAILURE, FailedPart, failures_of
 from statelog.spark.worker.protocol import TaskAck, TaskPlace, part_of
-from statelog.spark.worker.side_output import SIDE_OUTPUTS, side_rows_of
 
 
 def ack(**extras: object) -> TaskAck:

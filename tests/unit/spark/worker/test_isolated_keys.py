@@ -43,13 +43,13 @@ from tests.unit.spark.worker.test_side_output import (
     in_batches,
 )
 
+from statelog.extensions.bad_records.dead_letters import failures_of
 from statelog.model.handles import FileStateHandle
 from statelog.spark.query.record import RecordRule
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.testing.replay import replay
 from statelog.spark.worker import output_parts
-from statelog.spark.worker.dead_letters import failures_of
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.state.recordings import list_recordings, read_recording, steps_of

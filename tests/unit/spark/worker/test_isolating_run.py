@@ -35,6 +35,8 @@ from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import InvariantError, ProcessorError, StoreError, UsageError
+from statelog.extensions.bad_records import dead_letters
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of, is_bad_record
 from statelog.extensions.broadcasts.driver import kept_broadcasts
 from statelog.format.recording_file import unpack_recording
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
@@ -44,8 +46,6 @@ from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.testing.replay import replay
-from statelog.spark.worker import dead_letters
-from statelog.spark.worker.dead_letters import BAD_RECORDS, failures_of, is_bad_record
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 from statelog.state.reader.broadcasts import BROADCAST
 from statelog.state.recordings import (

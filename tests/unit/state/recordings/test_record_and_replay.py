@@ -19,9 +19,9 @@ from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, S
 
 from statelog.checkpoint import collect_garbage
 from statelog.errors import ProcessorError
+from statelog.extensions.recordings.recording import recorded_by
 from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.replay import ReplayedStep, replay
-from statelog.spark.worker.recording import recorded_by
 from statelog.state.recordings import forget_key, list_recordings, read_recording, steps_of
 from statelog.store import PATHS
 
@@ -227,7 +227,7 @@ def test_without_a_setting_the_error_says_how_to_record(tmp_path: Path) -> None:
 
 
 def test_failures_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelog.spark.worker.replayable.FAILURES_MAX", 3)
+    monkeypatch.setattr("statelog.extensions.recordings.replayable.FAILURES_MAX", 3)
     job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule())
     for number in range(6):
         with pytest.raises(ProcessorError):

@@ -23,9 +23,9 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from statelog.errors import ProcessorError
+from statelog.extensions.bad_records.dead_letters import FailedKeys, is_bad_record
 from statelog.model import ChangeBatch
 from statelog.spark.rows.interface import KeyedInput, ReadAgain, RowLike
-from statelog.spark.worker.dead_letters import FailedKeys, is_bad_record
 from statelog.spark.worker.large_input import HugeKeyInput
 from statelog.spark.worker.output_parts import Collector
 from statelog.spark.worker.processor_run import Due, ProcessorRun

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 from pyspark.sql import Row
 
+from statelog.extensions.recordings.recorder import FailedCall, TaskRecorder
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.worker.extension import TaskExtensions
 from statelog.spark.worker.processor_run import Due, ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
-from statelog.spark.worker.recorder import FailedCall, TaskRecorder
-from statelog.spark.worker.side_output import SideOutputs
 from statelog.state.heap.tables import Key
 from statelog.state.keyed_state import KeyedState
 
@@ -30,9 +30,9 @@ class RecordedRun(ProcessorRun):
         key_group_range: KeyGroupRange,
         output: OutputCollector,
         recorder: TaskRecorder,
-        sides: SideOutputs | None = None,
+        extensions: TaskExtensions,
     ) -> None:
-        super().__init__(context, state, key_group_range, output, sides)
+        super().__init__(context, state, key_group_range, output, extensions)
         self._recorder = recorder
         self._of_timers: set[tuple[int, Key]] = set()
 

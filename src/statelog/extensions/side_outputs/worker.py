@@ -7,24 +7,23 @@ converted many calls later, all together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Final, TypeAlias, cast
+from typing import Final, cast
 
 import pyarrow as pa
 from pyspark.sql import Row
 
-from statelog.errors import UsageError
-from statelog.spark.query.side_output import SideSchema, SideSchemas, emitted_too_early
-from statelog.spark.rows.formats import RowFormat, SparkRowFormat
+from statelog.errors import InvariantError, UsageError
+from statelog.spark.query.side_output import SideSchema, emitted_too_early
+from statelog.spark.query.state_variables import SchemaLike
+from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.types import row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, described_item, row_call
-from statelog.spark.worker.output_parts import OutputParts
-from statelog.spark.worker.protocol import StagedOutput, TaskAck, TaskSpec, part_of
-
-NewParts: TypeAlias = Callable[[Output, pa.Schema], OutputParts]
-"""Makes what holds the rows of a side output, in the columns of a schema."""
+from statelog.spark.worker.extension import TaskExtension, TaskTools
+from statelog.spark.worker.output_parts import Collector, StagedOutputParts
+from statelog.spark.worker.protocol import StagedOutput, TaskAck, part_of
 
 _INT64: Final = 1 << 63
 _PLAIN: Final = {pa.string(): str, pa.bool_(): bool, pa.float64(): float, pa.int64(): int}
@@ -36,10 +35,6 @@ def _certainly_fits(value: object, kind: type | None) -> bool:
     if value.__class__ is not kind:
         return False
     return not isinstance(value, int) or -_INT64 <= value < _INT64
-
-
-SIDE_OUTPUTS: Final = "side_outputs"
-"""The name under which a task answers with the rows of side outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +55,7 @@ class SideRows:
     file_rows: tuple[int, ...] = ()
 
 
-def side_schemas_of(spec: TaskSpec) -> SideSchemas:
-    """Return the side outputs that the processor of a task declares."""
-    return part_of(spec.extras, SIDE_OUTPUTS, dict) or {}
+SIDE_OUTPUTS: Final = "side_outputs"
 
 
 def side_rows_of(ack: TaskAck) -> tuple[SideRows, ...]:
@@ -108,28 +101,35 @@ class _Stored:
 class TaskSideOutput:
     """A side output in a task."""
 
-    def __init__(self, name: str, schema: SideSchema, outputs: SideOutputs) -> None:
+    def __init__(
+        self, name: str, schema: SideSchema, outputs: TaskSideOutputs, tools: TaskTools
+    ) -> None:
         self._name = name
         self._schema = schema
         self._outputs = outputs
+        spec = tools.spec
+        self._batch_id = spec.context.batch_id
         columns = schema.columns.names
         self._columns, self._names = columns, frozenset(columns)
         self._fields = [
             (field.name, _PLAIN.get(field.type), field.nullable) for field in schema.arrow
         ]
-        self._format = outputs.row_format.of_columns(schema.columns)
+        self._format = spec.rows.row_format.of_columns(schema.columns)
         self._make = row_factory(columns)
         self._takes_rows = isinstance(self._format, SparkRowFormat)
         self._plain = self._new_output()
-        stored = _Stored(self._plain, schema.stored, outputs.checkpoint_id, outputs.batch_id)
-        self.parts = outputs.new_parts(stored, schema.stored)
+        stored = _Stored(self._plain, schema.stored, spec.checkpoint_id, self._batch_id)
+        # The rows are staged with every delivery.
+        self.parts = StagedOutputParts(
+            stored, lambda _batch: None, schema.stored, tools.files, spec.inline_bytes
+        )
         self.parts.bound_pending()
 
     def __repr__(self) -> str:
         return f"<side output {self._name}: {', '.join(self._columns)}>"
 
     def _new_output(self) -> Output:
-        return self._format.output(self._schema.arrow, self._outputs.batch_id)
+        return self._format.output(self._schema.arrow, self._batch_id)
 
     def emit(self, row: object) -> None:
         """Emit a row; see `SideOutput`."""
@@ -194,37 +194,36 @@ class TaskSideOutput:
             self.parts.flush()
 
 
-class SideOutputs:
+class TaskSideOutputs(TaskExtension):
     """
-    The side outputs of a run of a processor.
+    The side outputs of a task.
 
     Args:
-        schemas: Those that the processor declares on the driver.
-        row_format: The form in which it emits rows.
-        new_parts: Makes what holds the rows of each.
-        checkpoint_id, batch_id: The micro-batch.
+        part: The side outputs that the processor declares on the driver; None for none.
+        tools: What the extension is made of.
 
     Attributes: `is_open`: whether rows may be emitted; `by_name`: the outputs.
     """
 
-    def __init__(
-        self,
-        schemas: SideSchemas,
-        row_format: RowFormat,
-        new_parts: NewParts,
-        *,
-        checkpoint_id: int = -1,
-        batch_id: int = -1,
-    ) -> None:
-        self.row_format = row_format
-        self.new_parts = new_parts
-        self.checkpoint_id, self.batch_id = checkpoint_id, batch_id
+    def __init__(self, part: Mapping[str, SideSchema] | None, tools: TaskTools | None) -> None:
         self.is_open = False
-        self.by_name = {name: TaskSideOutput(name, each, self) for name, each in schemas.items()}
+        self.by_name: dict[str, TaskSideOutput] = {}
+        if part and tools is None:
+            raise InvariantError("side outputs need the tools of a task")
+        if part and tools is not None:
+            self.by_name = {
+                name: TaskSideOutput(name, schema, self, tools) for name, schema in part.items()
+            }
         self._all = tuple(self.by_name.values())
 
-    def of(self, name: str) -> TaskSideOutput:
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return `sideOutput`."""
+        return {"sideOutput": self._side_output}
+
+    def _side_output(self, name: str, schema: SchemaLike) -> TaskSideOutput:
         """Return a side output; raises `UsageError` if `init` did not declare it on the driver."""
+        if self.is_open:
+            raise UsageError(f"side output {name!r}: side outputs are declared in init() only")
         output = self.by_name.get(name)
         if output is None:
             raise UsageError(
@@ -233,21 +232,30 @@ class SideOutputs:
             )
         return output
 
+    def collectors(self) -> Sequence[Collector]:
+        """Return the rows of each."""
+        return [output.parts for output in self._all]
+
+    def opened(self) -> None:
+        """Allow rows."""
+        self.is_open = True
+
+    def closed(self) -> None:
+        """Reject rows."""
+        self.is_open = False
+
     def flush(self) -> None:
         """Convert all rows."""
-        for each in self._all:
-            each.flush()
+        for output in self._all:
+            output.flush()
 
-
-def no_side_outputs() -> SideOutputs:
-    """Return the side outputs of a processor that declares none."""
-    return SideOutputs({}, SparkRowFormat(), parts_in_memory)
-
-
-def _accept(batch: pa.RecordBatch) -> None:
-    """Accept a batch."""
-
-
-def parts_in_memory(output: Output, schema: pa.Schema) -> OutputParts:
-    """Return what holds rows in memory, for tests of a processor."""
-    return OutputParts(output, _accept)
+    def answer(self) -> tuple[SideRows, ...] | None:
+        """Return the rows that were emitted; large ones are put into files."""
+        rows = tuple(
+            SideRows(
+                name, output.parts.staged(), output.parts.row_count, tuple(output.parts.file_rows)
+            )
+            for name, output in self.by_name.items()
+            if output.parts.row_count
+        )
+        return rows or None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,104 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.format.arrow_limits import rows_of
 from statelog.model import KeyGroupRange
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.interface import KeyedInput, Output, RowLike
-from statelog.spark.rows.key_order import KeptRows, KeyedRows
-from statelog.spark.worker.large_input import HugeKeyInput
+from statelog.spark.rows.key_order import KeyedRows
+from statelog.spark.worker.seen_keys import RecordedKey, RecordedRows
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.keys.key_hash import hash_columns
-from statelog.state.recordings.cells import Cells, cells_after, cells_of, entry_count
-
-# The rows of recorded keys, copied out of a task's input in columns.
-
-
-class RecordedRows:
-    """
-    The rows of one part of an input, for the keys that are recorded.
-
-    The rows of all chosen keys are copied together, because a copy for each key would cost more than
-    all else of recording.
-
-    Args:
-        source: The part.
-        key_bytes: Keys with more bytes of rows are not copied.
-
-    Attributes: `row_bytes`: average bytes of a row.
-    """
-
-    def __init__(self, source: KeyedInput, key_bytes: int) -> None:
-        self.source = source
-        self._key_bytes = key_bytes
-        self._kept = source.kept if isinstance(source, KeyedRows) else None
-        self.row_bytes = 0.0
-        if self._kept is not None and self._kept.batches:
-            size = sum(int(batch.nbytes) for batch in self._kept.batches)
-            rows = sum(batch.num_rows for batch in self._kept.batches)
-            self.row_bytes = size / max(rows, 1)
-        self._copied: dict[tuple[int, Key], pa.Table | None] = {}
-
-    def copy(self, chosen: Mapping[int, Iterable[Key]]) -> None:
-        """Copy the rows of keys, given by key group."""
-        kept = self._kept
-        if kept is None:
-            return
-        copies: list[tuple[int, Key, np.ndarray]] = []
-        for key_group, keys in chosen.items():
-            chosen_keys = set(keys)
-            for position, key in enumerate(self.source.table_keys(key_group)):
-                if key not in chosen_keys:
-                    continue
-                numbers = kept.numbers(kept.key_at(key_group, position))
-                if len(numbers) * self.row_bytes > self._key_bytes:
-                    self._copied[key_group, key] = None
-                else:
-                    copies.append((key_group, key, numbers))
-        if not copies:
-            return
-        rows = _taken(kept, np.concatenate([numbers for _, _, numbers in copies]))
-        start = 0
-        for key_group, key, numbers in copies:
-            self._copied[key_group, key] = rows.slice(start, len(numbers))
-            start += len(numbers)
-
-    def of(self, key_group: int, key: Key) -> pa.Table | None:
-        """Return the rows of a key, which may be none; None if they are too large."""
-        if (key_group, key) not in self._copied:
-            if key not in self.source.table_keys(key_group):
-                return _NO_ROWS
-            if self._kept is None:  # they do not fit in memory
-                return self._of_disk(key_group, key)
-            self.copy({key_group: [key]})  # a key that failed
-        return self._copied[key_group, key]
-
-    def _of_disk(self, key_group: int, key: Key) -> pa.Table | None:
-        """Return the rows of a key that are read from the task's file, or None."""
-        if not isinstance(self.source, HugeKeyInput):
-            return None
-        batches: list[pa.RecordBatch] = []
-        size = 0
-        for batch in self.source.batches_of(key):
-            size += batch.nbytes
-            if size > self._key_bytes:
-                return None
-            batches.append(batch)
-        self.row_bytes = size / max(sum(batch.num_rows for batch in batches), 1)
-        rows = pa.Table.from_batches(batches)
-        self._copied[key_group, key] = rows
-        return rows
-
-
-_NO_ROWS = pa.table({})
-
-
-def _taken(kept: KeptRows, numbers: np.ndarray) -> pa.Table:
-    """Return the rows with these numbers, in this order."""
-    return rows_of(pa.Table.from_batches(kept.batches), numbers)
-
+from statelog.state.recordings.cells import cells_after, cells_of, entry_count
 
 # Choose the keys that a task records.
 
@@ -195,26 +107,6 @@ FAILED: Final = "its processing failed, see onError"
 _ENTRY_BYTES: Final = 16
 """Least bytes of an entry of state; a key with more entries than fit is not encoded."""
 _NO_KEYS: Final[frozenset[Key]] = frozenset()
-
-
-@dataclass(slots=True)
-class RecordedKey:
-    """
-    A key that is recorded.
-
-    Args:
-        key_group: Its key group.
-        key: As tables hold it.
-        before: Its cells before the micro-batch.
-        after: Its cells after it.
-        lost: Why it is not recorded after all; "" if it is.
-    """
-
-    key_group: int
-    key: Key
-    before: Cells
-    after: Cells = field(default_factory=dict)
-    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from statelog.checkpoint.attachments import Attachment
-from statelog.spark.query.broadcast import BroadcastTable
-from statelog.spark.worker.protocol import TaskSpec, part_of
+from statelog.errors import InvariantError
+from statelog.spark.query.broadcast import BroadcastTable, BroadcastTables, broadcast_in
+from statelog.spark.worker.extension import TaskExtension, TaskTools
 from statelog.state.reader.broadcasts import read_broadcast, stored_version
 from statelog.store import ObjectStore
 
-BROADCASTS: Final = "broadcasts"
-"""The name under which a task gets the versions of broadcast tables."""
 _KEPT: Final = 16
 """Most versions that a worker keeps."""
 
 _lock: Final = threading.Lock()
 _versions: Final[dict[tuple[str, str, int | None], BroadcastTable]] = {}
 """By location, object and checksum; the last one used is at the end."""
-
-
-def broadcasts_of(spec: TaskSpec) -> tuple[Attachment, ...]:
-    """Return the versions of broadcast tables that a task sees."""
-    return part_of(spec.extras, BROADCASTS, tuple) or ()
 
 
 def broadcast_tables(
@@ -53,3 +47,34 @@ def broadcast_tables(
                 del _versions[next(iter(_versions))]
         tables[entry.name] = table
     return tables
+
+
+class TaskBroadcasts(TaskExtension):
+    """
+    The broadcast tables of a task.
+
+    Args:
+        part: Their versions, or the tables by name; None for none.
+        tools: What the extension is made of.
+    """
+
+    def __init__(self, part: object | None, tools: TaskTools | None) -> None:
+        self._tables = _tables_of(part, tools)
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return `broadcast`."""
+        return {"broadcast": self._broadcast}
+
+    def _broadcast(self, name: str) -> BroadcastTable:
+        """Return the broadcast table *name*, as the micro-batch sees it."""
+        return broadcast_in(self._tables, name)
+
+
+def _tables_of(part: object | None, tools: TaskTools | None) -> BroadcastTables:
+    if part is None:
+        return {}
+    if isinstance(part, Mapping):
+        return part
+    if isinstance(part, tuple) and tools is not None and tools.store is not None:
+        return broadcast_tables(tools.store, part)
+    raise InvariantError(f"the part of broadcasts is a {type(part).__name__}")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shlex
 import sys
-from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 import pyarrow as pa
 
 from statelog.errors import ProcessorError, StoreError
+from statelog.extensions.recordings.recorder import TaskRecorder
+from statelog.extensions.recordings.recording import failed_recording
+from statelog.spark.worker.extension import TaskTools
 from statelog.spark.worker.failures import with_message
 from statelog.spark.worker.protocol import TaskSpec
-from statelog.spark.worker.recorder import TaskRecorder
-from statelog.spark.worker.recording import failed_recording, processor_name, source_of
+from statelog.spark.worker.seen_keys import processor_name, source_of
 from statelog.state.heap.tables import Key
 from statelog.store import PATHS, ObjectStore
 
@@ -29,25 +29,21 @@ _SWITCH_ON: Final = (
 )
 
 
-@contextlib.contextmanager
-def replayable_failure(
-    store: ObjectStore, recorder: TaskRecorder | None, spec: TaskSpec
-) -> Iterator[None]:
+def replayable(
+    tools: TaskTools | None, recorder: TaskRecorder | None, error: ProcessorError
+) -> ProcessorError:
     """
-    Record the key that fails, and end the error with the command that replays it.
+    Record the key that failed, and return the error with the command that replays it.
 
     Args:
-        store: Where the recording is written.
+        tools: The tools of the task; None where it has no state location.
         recorder: The recorder of the task; None where nothing is recorded.
-        spec: The instructions of the task.
+        error: The error.
     """
-    try:
-        yield
-    except ProcessorError as error:
-        if "key" not in error.facts or error.facts["key"] is None:
-            raise
-        advice = _SWITCH_ON if recorder is None else _recorded(store, recorder, spec, error)
-        raise with_message(error, f"{error.message}. {advice}") from error.__cause__
+    if error.facts.get("key") is None or tools is None or tools.store is None:
+        return error
+    advice = _SWITCH_ON if recorder is None else _recorded(tools.store, recorder, tools.spec, error)
+    return cast("ProcessorError", with_message(error, f"{error.message}. {advice}"))
 
 
 def _recorded(

@@ -28,8 +28,7 @@ from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskSpec, part_of
-from statelog.spark.worker.recorder import RecordedKey, RecordedRows
-from statelog.spark.worker.recording import recording_of
+from statelog.spark.worker.seen_keys import RecordedKey, RecordedRows, recording_of
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key
 from statelog.state.kinds import Values
@@ -136,12 +135,6 @@ class FailedPart:
 
 NO_FAILURE: Final = FailedPart()
 BAD_RECORDS: Final = "bad_records"
-"""The name under which a task answers with its keys that failed."""
-
-
-def error_policy_of(spec: TaskSpec) -> ErrorPolicy | None:
-    """Return what a task does with keys that fail; None where it fails with them."""
-    return part_of(spec.extras, BAD_RECORDS, ErrorPolicy)
 
 
 def failures_of(ack: TaskAck) -> FailedPart:

@@ -1,0 +1,54 @@
+"""Leave out the calls of a task that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from statelog.errors import InvariantError
+from statelog.extensions.bad_records.dead_letters import NO_FAILURE, FailedKeys, FailedPart
+from statelog.extensions.bad_records.isolating_run import IsolatingRun
+from statelog.spark.query.error_policy import ErrorPolicy
+from statelog.spark.worker.extension import TaskExtension, TaskTools
+from statelog.spark.worker.output_parts import Collector
+from statelog.spark.worker.processor_run import ProcessorRun
+from statelog.spark.worker.run import TaskRun
+from statelog.state.heap.tables import Key
+
+
+class TaskBadRecords(TaskExtension):
+    """
+    The keys of a task whose processing fails.
+
+    Args:
+        part: What to do with them; None where the task fails with them.
+        tools: What the extension is made of.
+    """
+
+    keeps_rows: ClassVar[bool] = True
+
+    def __init__(self, part: ErrorPolicy | None, tools: TaskTools | None) -> None:
+        self._tools = tools
+        self._failures: FailedKeys | None = None
+        if part is not None:
+            if tools is None:
+                raise InvariantError("bad records need the tools of a task")
+            spec = tools.spec
+            self._failures = FailedKeys(part, tools.codec, spec.context, spec.checkpoint_id)
+
+    def wrap(
+        self, run: TaskRun, collectors: Sequence[Collector], leave_out: Callable[[int, Key], None]
+    ) -> TaskRun:
+        """Return a run that continues where the processing of a key fails."""
+        if self._failures is None:
+            return run
+        if not isinstance(run, ProcessorRun):
+            raise InvariantError("the keys of a columnar processor do not fail one by one")
+        return IsolatingRun(run, self._failures, collectors, leave_out)
+
+    def answer(self) -> FailedPart | None:
+        """Return the keys that failed, with their dead letters."""
+        if self._failures is None or self._tools is None:
+            return None
+        part = self._failures.answer(self._tools.files, self._tools.spec)
+        return None if part == NO_FAILURE else part

@@ -1,0 +1,224 @@
+"""
+The seam of an extension in the worker.
+
+An extension that has a part in `TaskSpec.extras` is made for the task, and may do this, in order:
+
+    calls                      add methods to the handle that the processor gets
+    new_run, wrap              run the processor in another way
+    opened, closed, flush      begin and end what calls of the processor add
+    leave_out                  forget a key whose processing failed
+    failed                     add to the error of a task that fails
+    answer                     answer to its half on the driver, in `TaskAck.extras`
+
+What a class leaves out does nothing.  The extensions are called in the order of `spark.extension_table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol, TypeAlias
+
+from statelog.errors import ProcessorError
+from statelog.model import KeyGroupRange
+from statelog.spark.extension_table import EXTENSIONS, ExtensionRow, half
+from statelog.spark.query.faces import face_of
+from statelog.spark.rows.interface import OutputCollector
+from statelog.spark.worker.output_parts import Collector, OutputFiles
+from statelog.spark.worker.protocol import BatchContext, TaskSpec
+from statelog.spark.worker.run import TaskRun
+from statelog.spark.worker.stopwatch import Stopwatch
+from statelog.state.cache import AnyState
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import Key
+from statelog.store import ObjectStore
+
+Calls: TypeAlias = Mapping[str, Callable[..., object]]
+"""Methods of the handle of a processor, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTools:
+    """
+    What an extension is made of.
+
+    Args:
+        spec: The instructions of the task.
+        codec: The codec of the operator.
+        files: Writes objects that the task answers with.
+        store: The state location; None in a test of a processor.
+    """
+
+    spec: TaskSpec
+    codec: OperatorCodec
+    files: OutputFiles
+    store: ObjectStore | None = None
+
+
+class TaskExtension(Protocol):
+    """
+    The half of an extension in the worker, for one task.
+
+    It is made of its part of `TaskSpec.extras`, or None where the task does not have one, and of the
+    `TaskTools`, or None where the processor runs without a state location.
+
+    Attributes: `keeps_rows`: whether the rows of a call may be needed again; `phase`: the name of the
+    phase in which `answer` is measured, "" for none.
+
+    Thread: the thread of the task.
+    """
+
+    keeps_rows: ClassVar[bool] = False
+    phase: ClassVar[str] = ""
+
+    def calls(self) -> Calls:
+        """Return the methods that it adds to the handle, of the names in its row of the table."""
+        return {}
+
+    def collectors(self) -> Sequence[Collector]:
+        """Return what collects what the calls of the processor add."""
+        return ()
+
+    def new_run(
+        self,
+        context: BatchContext,
+        state: AnyState,
+        key_group_range: KeyGroupRange,
+        output: OutputCollector,
+        extensions: TaskExtensions,
+    ) -> TaskRun | None:
+        """Return a run of the processor in place of the run of its face; None to leave that."""
+        return None
+
+    def wrap(
+        self, run: TaskRun, collectors: Sequence[Collector], leave_out: Callable[[int, Key], None]
+    ) -> TaskRun:
+        """
+        Return a run around a run.
+
+        Args:
+            run: The run.
+            collectors: What collects what the calls of the processor add, and their output.
+            leave_out: Calls `leave_out` of all extensions.
+        """
+        return run
+
+    def opened(self) -> None:
+        """Begin the calls of the processor, after `init`."""
+
+    def closed(self) -> None:
+        """End the calls of the processor, before its `close`."""
+
+    def flush(self) -> None:
+        """Convert what the calls added; raises `UnfitOutputError` if it does not fit."""
+
+    def leave_out(self, key_group: int, key: Key) -> None:
+        """Forget a key whose processing failed."""
+
+    def failed(self, error: ProcessorError) -> ProcessorError:
+        """Return the error with which the task fails; called also where the task has no part."""
+        return error
+
+    def answer(self) -> object | None:
+        """
+        Return what the task answers; None for nothing.
+
+        Blocks: On the store, where it is large.
+        """
+        return None
+
+
+class TaskExtensions:
+    """
+    The extensions of a task, in their order.
+
+    Args:
+        extras: The parts of the extensions, by name.
+        tools: What the extensions are made of.
+
+    Attributes: `keeps_rows`: whether the rows of a call may be needed again.
+    """
+
+    def __init__(self, extras: Mapping[str, object], tools: TaskTools | None = None) -> None:
+        self._tools = tools
+        self._by_name: dict[str, TaskExtension] = {
+            row.name: half(row.worker)(extras[row.name], tools)
+            for row in EXTENSIONS
+            if row.name in extras
+        }
+        self._all = tuple(self._by_name.values())
+        self.keeps_rows = any(extension.keeps_rows for extension in self._all)
+
+    def _of(self, row: ExtensionRow) -> TaskExtension:
+        """Return an extension, made without a part where the task does not have one."""
+        extension = self._by_name.get(row.name)
+        if extension is None:
+            extension = half(row.worker)(None, self._tools)
+        return extension
+
+    def call(self, row: ExtensionRow, method: str) -> Callable[..., object]:
+        """Return a method that an extension adds to the handle of the processor."""
+        return self._of(row).calls()[method]
+
+    def new_run(
+        self,
+        context: BatchContext,
+        state: AnyState,
+        key_group_range: KeyGroupRange,
+        output: OutputCollector,
+    ) -> TaskRun:
+        """Return the run of a processor over the keys of a task."""
+        arguments = context, state, key_group_range, output, self
+        made = (extension.new_run(*arguments) for extension in self._all)
+        run = next((run for run in made if run is not None), None)
+        return face_of(context.processor).new_run(*arguments) if run is None else run
+
+    def wrap(self, run: TaskRun, output: Collector) -> TaskRun:
+        """Return the run of the task, around the run of its processor."""
+        collectors = [output]
+        for extension in self._all:
+            collectors += extension.collectors()
+        for extension in self._all:
+            run = extension.wrap(run, collectors, self.leave_out)
+        return run
+
+    def opened(self) -> None:
+        """Begin the calls of the processor."""
+        for extension in self._all:
+            extension.opened()
+
+    def closed(self) -> None:
+        """End the calls of the processor."""
+        for extension in self._all:
+            extension.closed()
+
+    def flush(self) -> None:
+        """Convert what the calls added."""
+        for extension in self._all:
+            extension.flush()
+
+    def leave_out(self, key_group: int, key: Key) -> None:
+        """Forget a key whose processing failed."""
+        for extension in self._all:
+            extension.leave_out(key_group, key)
+
+    def failed(self, error: ProcessorError) -> ProcessorError:
+        """Return the error with which the task fails."""
+        for row in EXTENSIONS:
+            error = self._of(row).failed(error)
+        return error
+
+    def answers(self, watch: Stopwatch) -> dict[str, object]:
+        """Return what the extensions answer, by name; raises `StoreError` where it is not durable."""
+        answers: dict[str, object] = {}
+        for name, extension in self._by_name.items():
+            answer = extension.answer()
+            if answer is not None:
+                answers[name] = answer
+            if extension.phase:
+                watch.lap(extension.phase)
+        return answers
+
+
+NO_EXTENSIONS: Final = TaskExtensions({})
+"""The extensions of a run without any."""

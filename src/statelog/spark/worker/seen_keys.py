@@ -1,0 +1,277 @@
+"""
+What single keys of a task see, in the form of a recording.
+
+A recording of a key that a query chooses, and a dead letter of a key that failed, are made of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+from msgspec import UNSET
+
+from statelog.checkpoint.attachments import Attachment
+from statelog.format.arrow_limits import batches_of, rows_of
+from statelog.model.json_types import Json
+from statelog.spark.query.face import AnyProcessor
+from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
+from statelog.spark.rows.interface import KeyedInput
+from statelog.spark.rows.key_order import KeptRows, KeyedRows
+from statelog.spark.worker.large_input import HugeKeyInput
+from statelog.spark.worker.protocol import TaskSpec
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import Key
+from statelog.state.recordings.cells import Cells, cells_table
+from statelog.state.recordings.format import Failure, TaskRecording, to_stream
+from statelog.state.recordings.step import RECORD_COLUMN
+
+_RECORD_FIELD: Final = pa.field(RECORD_COLUMN, pa.int32())
+
+
+class RecordedRows:
+    """
+    The rows of one part of an input, for the keys that are recorded.
+
+    The rows of all chosen keys are copied together, because a copy for each key would cost more than
+    all else of recording.
+
+    Args:
+        source: The part.
+        key_bytes: Keys with more bytes of rows are not copied.
+
+    Attributes: `row_bytes`: average bytes of a row.
+    """
+
+    def __init__(self, source: KeyedInput, key_bytes: int) -> None:
+        self.source = source
+        self._key_bytes = key_bytes
+        self._kept = source.kept if isinstance(source, KeyedRows) else None
+        self.row_bytes = 0.0
+        if self._kept is not None and self._kept.batches:
+            size = sum(int(batch.nbytes) for batch in self._kept.batches)
+            rows = sum(batch.num_rows for batch in self._kept.batches)
+            self.row_bytes = size / max(rows, 1)
+        self._copied: dict[tuple[int, Key], pa.Table | None] = {}
+
+    def copy(self, chosen: Mapping[int, Iterable[Key]]) -> None:
+        """Copy the rows of keys, given by key group."""
+        kept = self._kept
+        if kept is None:
+            return
+        copies: list[tuple[int, Key, np.ndarray]] = []
+        for key_group, keys in chosen.items():
+            chosen_keys = set(keys)
+            for position, key in enumerate(self.source.table_keys(key_group)):
+                if key not in chosen_keys:
+                    continue
+                numbers = kept.numbers(kept.key_at(key_group, position))
+                if len(numbers) * self.row_bytes > self._key_bytes:
+                    self._copied[key_group, key] = None
+                else:
+                    copies.append((key_group, key, numbers))
+        if not copies:
+            return
+        rows = _taken(kept, np.concatenate([numbers for _, _, numbers in copies]))
+        start = 0
+        for key_group, key, numbers in copies:
+            self._copied[key_group, key] = rows.slice(start, len(numbers))
+            start += len(numbers)
+
+    def of(self, key_group: int, key: Key) -> pa.Table | None:
+        """Return the rows of a key, which may be none; None if they are too large."""
+        if (key_group, key) not in self._copied:
+            if key not in self.source.table_keys(key_group):
+                return _NO_ROWS
+            if self._kept is None:  # they do not fit in memory
+                return self._of_disk(key_group, key)
+            self.copy({key_group: [key]})  # a key that failed
+        return self._copied[key_group, key]
+
+    def _of_disk(self, key_group: int, key: Key) -> pa.Table | None:
+        """Return the rows of a key that are read from the task's file, or None."""
+        if not isinstance(self.source, HugeKeyInput):
+            return None
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for batch in self.source.batches_of(key):
+            size += batch.nbytes
+            if size > self._key_bytes:
+                return None
+            batches.append(batch)
+        self.row_bytes = size / max(sum(batch.num_rows for batch in batches), 1)
+        rows = pa.Table.from_batches(batches)
+        self._copied[key_group, key] = rows
+        return rows
+
+
+_NO_ROWS = pa.table({})
+
+
+def _taken(kept: KeptRows, numbers: np.ndarray) -> pa.Table:
+    """Return the rows with these numbers, in this order."""
+    return rows_of(pa.Table.from_batches(kept.batches), numbers)
+
+
+@dataclass(slots=True)
+class RecordedKey:
+    """
+    A key that is recorded.
+
+    Args:
+        key_group: Its key group.
+        key: As tables hold it.
+        before: Its cells before the micro-batch.
+        after: Its cells after it.
+        lost: Why it is not recorded after all; "" if it is.
+    """
+
+    key_group: int
+    key: Key
+    before: Cells
+    after: Cells = field(default_factory=dict)
+    lost: str = ""
+
+
+class Seen(Protocol):
+    """What some keys saw; see `TaskRecorder`."""
+
+    @property
+    def codec(self) -> OperatorCodec:
+        """The operator's codec."""
+
+    @property
+    def keys(self) -> Sequence[RecordedKey]:
+        """The keys, in the order in which they are numbered."""
+
+    @property
+    def rows(self) -> Sequence[tuple[int, pa.Table]]:
+        """Their rows, by the number of the key."""
+
+    @property
+    def initial(self) -> Sequence[tuple[int, pa.Table]]:
+        """Their rows of initial state."""
+
+    @property
+    def calls(self) -> Sequence[tuple[int, str, int, int]]:
+        """Number of the key, method, timer or -1, and output rows of each call."""
+
+
+def state_tables(recorder: Seen, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
+    """Return the state of keys before and after, a row for each."""
+    kept = [recorder.keys[number] for number in keep]
+    groups, keys = (
+        [recorded.key_group for recorded in kept],
+        [recorded.key for recorded in kept],
+    )
+    return (
+        cells_table(recorder.codec, groups, keys, [recorded.before for recorded in kept]),
+        cells_table(recorder.codec, groups, keys, [recorded.after for recorded in kept]),
+    )
+
+
+def recording_of(
+    recorder: Seen,
+    spec: TaskSpec,
+    keep: Sequence[int],
+    output: pa.Table,
+    dropped: dict[str, int],
+    failure: Failure | None = None,
+) -> TaskRecording:
+    """
+    Return what some keys saw as one recording.
+
+    Args:
+        recorder: What they saw.
+        spec: The instructions of the task.
+        keep: The numbers of the keys.
+        output: The rows that all calls yielded, in order.
+        dropped: How many keys were left out, by reason.
+        failure: Why the only key failed, or None.
+    """
+    numbers = {number: at for at, number in enumerate(keep)}
+    before, after = state_tables(recorder, keep)
+    picked: list[int] = []
+    position = 0
+    for number, _, _, count in recorder.calls:
+        if number in numbers:
+            picked += range(position, position + count)
+        position += count
+    rows, context = spec.rows, spec.context
+    initial = None if rows.initial is None else rows.initial.layout
+    return TaskRecording(
+        operator_id=recorder.codec.schema.operator_id,
+        operator=spec.state.operator,
+        checkpoint_id=spec.checkpoint_id,
+        batch_id=context.batch_id,
+        time_mode=context.time_mode,
+        now_ms=context.now_ms,
+        watermark_ms=context.watermark_ms,
+        recorded_at_ms=time.time_ns() // 1_000_000,
+        processor=processor_name(context.processor),
+        source=source_of(context.processor),
+        row_format="rows" if frames_of(rows.row_format) is None else "pandas",
+        frames=frames_of(rows.row_format) or {},
+        schema=recorder.codec.metadata_change(),
+        key_positions=rows.layout.key_positions,
+        first_input=rows.layout.first_input,
+        initial_positions=() if initial is None else initial.key_positions,
+        first_initial=0 if initial is None else initial.first_input,
+        before=to_stream(before),
+        after=to_stream(after) if failure is None else b"",
+        input=to_stream(_numbered(recorder.rows, numbers)),
+        initial=to_stream(_numbered(recorder.initial, numbers)),
+        calls=[(numbers[call[0]], *call[1:]) for call in recorder.calls if call[0] in numbers],
+        output=to_stream(output.take(pa.array(picked, pa.int64()))),
+        failure=failure,
+        dropped=dropped,
+        broadcasts=_attachments_of(spec) or UNSET,
+    )
+
+
+def _attachments_of(spec: TaskSpec) -> tuple[Attachment, ...]:
+    """Return the attachments that a task reads, which a replay needs too."""
+    return tuple(
+        each
+        for part in spec.extras.values()
+        if isinstance(part, tuple)
+        for each in part
+        if isinstance(each, Attachment)
+    )
+
+
+def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> pa.Table:
+    """Return rows with the number of their key in a first column."""
+    kept = [(numbers[number], table) for number, table in rows if number in numbers]
+    if not kept:
+        return pa.Table.from_batches([], pa.schema([_RECORD_FIELD]))
+    repeated = np.repeat([at for at, _ in kept], [table.num_rows for _, table in kept])
+    whole = pa.Table.from_batches(batches_of(pa.concat_tables([table for _, table in kept])))
+    return whole.add_column(0, _RECORD_FIELD, pa.array(repeated, pa.int32()))
+
+
+def processor_name(processor: AnyProcessor) -> str:
+    """Return `module:Class` of a processor."""
+    kind = type(processor)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def source_of(processor: AnyProcessor) -> str:
+    """Return the file of a processor's class, as its driver compiled it; "" if unknown."""
+    code = getattr(getattr(type(processor), "handleInputRows", None), "__code__", None)
+    return str(getattr(code, "co_filename", ""))
+
+
+def frames_of(row_format: RowFormat) -> dict[str, Json] | None:
+    """Return the settings of frames; None where rows are Rows."""
+    plain = row_format.plain if isinstance(row_format, KeepingFormat) else row_format
+    if not isinstance(plain, PandasRowFormat):
+        return None
+    settings: dict[str, Json] = dataclasses.asdict(plain.settings)
+    settings["columns"] = plain.columns.json()
+    return settings
