@@ -91,7 +91,7 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
         "columns": (RunningTotalInColumns(), ColumnarFormat()),
     }[flavour]
     key = pa.schema([("key", pa.int64())])
-    schema, _, _ = declared_by(processor, "bench", key, parse_ddl, time_mode="none")
+    schema, _ = declared_by(processor, "bench", key, parse_ddl, time_mode="none")
     record = None
     if rate:
         record = RecordSpec(

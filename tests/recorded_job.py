@@ -85,9 +85,10 @@ class RecordedJob:
         self.store = open_store(self.location, fsync=False)
         self.input = arrow_schema(parse_ddl(self.columns))
         self.key = pa.schema([self.input.field(0)])
-        self.schema, self.side, _ = declared_by(
+        self.schema, declared = declared_by(
             self.processor, self.operator_id, self.key, parse_ddl, time_mode=self.time_mode
         )
+        self.side = declared.get(SIDE_OUTPUTS)
         if self.errors is not None and self.errors.freezes:
             self.schema = with_marks(self.schema)
         self.attach(self.settings)

@@ -22,7 +22,7 @@ from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.jvm.gateway import is_connect, settings_of
-from statelog.spark.query.broadcast import check_broadcasts
+from statelog.spark.query.declaration import check_declared
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of, pandas_face_of
@@ -57,7 +57,6 @@ from statelog.spark.query.resolve import (
 )
 from statelog.spark.query.session import Client, parse_schema, session_of, use_this_python
 from statelog.spark.query.settings import OperatorSettings, QuerySettings, names_settings
-from statelog.spark.query.side_output import check_side_outputs
 from statelog.spark.rows.formats import RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.spark_versions import StatefulProcessor, refuse_before
@@ -238,8 +237,7 @@ def stateful_frame(
         lambda ddl: parse_schema(session, ddl),
         time_mode=time_mode,
     )
-    check_broadcasts(declared.broadcasts, resolved.broadcast)
-    check_side_outputs([*(each.side_outputs for each in before), declared.side_outputs])
+    check_declared(declared.extras, [operator.declared for operator in before], resolved)
     definition = OperatorDefinition(
         frame=source.keyed.frame,
         processor=arguments.processor,
@@ -259,7 +257,7 @@ def stateful_frame(
         of_upstream=source.of_upstream,
         reduction=arguments.keys.reduction,
         observers=observers,
-        side_outputs=declared.side_outputs,
+        declared=declared.extras,
         has_all_columns=resolved.input_columns != AUTO
         or arguments.keys.reduction is not None
         or source.has_all_columns,

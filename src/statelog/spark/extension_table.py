@@ -17,12 +17,14 @@ class ExtensionRow(NamedTuple):
         name: The key of its parts in the specs and the answers of tasks.
         driver: Its half on the driver, see `spark.driver.extension`.
         worker: Its half in the worker, see `spark.worker.extension`.
+        declaration: What a processor declares to it, see `spark.query.declaration`; "" for nothing.
         calls: The methods that it adds to the handle of a processor.
     """
 
     name: str
     driver: str
     worker: str
+    declaration: str = ""
     calls: tuple[str, ...] = ()
 
 
@@ -41,12 +43,14 @@ EXTENSIONS: Final = (
         "side_outputs",
         "statelog.extensions.side_outputs.driver:SideOutputs",
         "statelog.extensions.side_outputs.worker:TaskSideOutputs",
+        "statelog.extensions.side_outputs.declaration:DeclaredSideOutputs",
         ("sideOutput",),
     ),
     ExtensionRow(
         "broadcasts",
         "statelog.extensions.broadcasts.driver:Broadcasts",
         "statelog.extensions.broadcasts.worker:TaskBroadcasts",
+        "statelog.extensions.broadcasts.declaration:DeclaredBroadcasts",
         ("broadcast",),
     ),
 )

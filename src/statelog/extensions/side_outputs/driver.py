@@ -20,10 +20,11 @@ from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.staged import frame_of_rows
 from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
 from statelog.spark.query.delivery import Sink, of_side_output
+from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.query.side_output import SideSchemas, operator_of
 from statelog.spark.rows.types import from_ipc
-from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.protocol import TaskAck, part_of
 from statelog.state.reader.side_outputs import (
     SIDE_BATCH,
     SIDE_CHECKPOINT,
@@ -89,6 +90,11 @@ def _contents(part: SideRows) -> Iterable[tuple[tuple[bytes] | FileStateHandle, 
     return [] if part.output is None else [((part.output,), part.rows)]
 
 
+def _declared(operator: OperatorDefinition) -> SideSchemas:
+    """Return the side outputs that the processor of an operator declares."""
+    return part_of(operator.declared, SIDE_OUTPUTS, dict) or {}
+
+
 class SideOutputs(AttachingExtension):
     """
     The rows that processors emit by name.
@@ -108,12 +114,12 @@ class SideOutputs(AttachingExtension):
         self._query, self._sinks = context.query, dict(context.sinks)
         settings = context.query.settings
         super().__init__(side_output_policy(settings), context.put, side_output_additions)
-        schemas = [operator.side_outputs for operator in context.query.operators]
+        schemas = [_declared(operator) for operator in context.query.operators]
         self._operators = {name: operator_of(name, schemas) for name in context.sinks}
 
     def task_part(self, operator: int, tasks: int) -> SideSchemas | None:
         """Return the side outputs that the processor of an operator declares."""
-        return self._query.operators[operator].side_outputs or None
+        return _declared(self._query.operators[operator]) or None
 
     def figures(self, acks: Sequence[TaskAck]) -> dict[str, int]:
         """Return the number of rows that the processors emitted."""
@@ -168,7 +174,7 @@ class SideOutputs(AttachingExtension):
         inline: Sequence[bytes],
         files: Sequence[FileStateHandle],
     ) -> None:
-        schema = self._query.operators[self._operators[name]].side_outputs[name]
+        schema = _declared(self._query.operators[self._operators[name]])[name]
         what = f"side output {name!r} of micro-batch {batch_id}"
         rows = frame_of_rows(
             frame.sparkSession,

@@ -13,10 +13,9 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
-from statelog.spark.query.broadcast import read_source
+from statelog.spark.query.declaration import batch_parts
 from statelog.spark.query.keyed_frame import by_task, with_initial_rows
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
@@ -35,14 +34,9 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
         settings: Its settings; those for the store have no effect.
 
     Raises:
-        UsageError: The processor has side outputs, which a batch frame would lose.
+        UsageError: The processor declares what a batch frame does not have.
     """
-    if definition.side_outputs:
-        raise UsageError(
-            f"{type(definition.processor).__name__} declares the side output "
-            f"{', '.join(definition.side_outputs)}: rows of side outputs are committed with a "
-            "micro-batch, and a batch frame does not have one. Give transform_with_state a stream"
-        )
+    extras = batch_parts(definition.declared, settings)
     frame, groups, tasks = definition.frame, definition.max_parallelism, settings.tasks
     if tasks is None:  # as many as a shuffle has: a task holds all rows of its keys
         partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -67,11 +61,7 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
         schema=definition.schema.to_json(),
         key_groups=key_groups,
         backend=settings.backend,
-        extras={
-            "broadcasts": {
-                name: read_source(name, each) for name, each in settings.broadcast.items()
-            }
-        },
+        extras=extras,
     )
     if initial is not None:
         frame = with_initial_rows(frame, initial)

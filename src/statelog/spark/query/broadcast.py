@@ -11,10 +11,10 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
@@ -172,33 +172,12 @@ BroadcastTables = Mapping[str, BroadcastTable]
 """The broadcast tables of a micro-batch, by name."""
 
 
-class DeclaredBroadcast:
-    """A broadcast table on the driver, where it cannot be read."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> NoReturn:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        raise UsageError(
-            f"broadcast table {self._name!r}: read it while rows or timers are handled, not in init()"
-        )
-
-
 def broadcast_in(tables: BroadcastTables, name: str) -> BroadcastTable:
     """Return a broadcast table of a micro-batch; raises `UsageError` if the query does not have it."""
     table = tables.get(name)
     if table is None:
         raise unknown_broadcast(name, tables)
     return table
-
-
-def check_broadcasts(asked: Sequence[str], given: Mapping[str, object]) -> None:
-    """Raise `UsageError` if `init` asks for a broadcast table that the query does not have."""
-    for name in asked:
-        if name not in given:
-            raise unknown_broadcast(name, given)
 
 
 def unknown_broadcast(name: str, given: Mapping[str, object]) -> UsageError:

@@ -9,20 +9,20 @@ become dead letters, and its state stays as it was.  `statelog.unfreeze` removes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark.query.broadcast import BroadcastTable, DeclaredBroadcast
+from statelog.spark.extension_table import ExtensionRow, half
+from statelog.spark.query.declaration import Declaration
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.processor_checks import copy_of, described
-from statelog.spark.query.side_output import DeclaredOutput, SideSchema, SideSchemas, side_schema
 from statelog.spark.query.state_variables import (
     SchemaLike,
     StateVariables,
@@ -57,8 +57,7 @@ class DriverHandle(StateVariables):
         self._has_ttl = has_ttl
         self.states: list[StateDescriptor] = []
         self.deleted: set[str] = set()
-        self.side_outputs: dict[str, SideSchema] = {}
-        self.broadcasts: list[str] = []
+        self._declarations: dict[str, Declaration] = {}
 
     def _struct(self, schema: SchemaLike, of: str) -> StructType:
         if not isinstance(schema, str):
@@ -69,17 +68,15 @@ class DriverHandle(StateVariables):
             problem = str(error).strip().partition("\n")[0]
             raise UsageError(f"{of}: {schema!r:.200} is not a schema: {problem}") from error
 
-    def broadcast(self, name: str) -> BroadcastTable:
-        """Note a broadcast table; what is returned cannot be read, because keys do not exist."""
-        self.broadcasts.append(name)
-        return cast("BroadcastTable", DeclaredBroadcast(name))
+    def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
+        declaration = self._declarations.get(row.name)
+        if declaration is None:
+            declaration = self._declarations[row.name] = half(row.declaration)(self._struct)
+        return declaration.calls()[method]
 
-    def sideOutput(self, name: str, schema: SchemaLike) -> DeclaredOutput:
-        """Note a side output; what is returned rejects rows, because a key does not exist."""
-        struct = self._struct(schema, f"side output {name!r}")
-        declared = side_schema(name, struct, self.side_outputs)
-        self.side_outputs[name] = declared
-        return DeclaredOutput(name)
+    def declared(self) -> dict[str, object]:
+        """Return what `init` declared to extensions, by their names."""
+        return {name: each.declared() for name, each in self._declarations.items()}
 
     def _variable(self, variable: WantedVariable) -> object:
         """Note a state variable; what is returned cannot be used, because a key does not exist."""
@@ -146,11 +143,10 @@ def check_not_reserved(name: str) -> None:
 
 
 class Declared(NamedTuple):
-    """What a processor asks for in `init`: its state, side outputs, and names of broadcast tables."""
+    """What a processor asks for in `init`: its state, and what it declares to extensions, by name."""
 
     state: OperatorStateSchema
-    side_outputs: SideSchemas
-    broadcasts: tuple[str, ...]
+    extras: Mapping[str, object]
 
 
 def declared_by(
@@ -179,7 +175,7 @@ def declared_by(
         operator_id, key_schema, tuple(handle.states), deleted=frozenset(handle.deleted)
     )
     OperatorCodec(schema)  # a type that cannot be kept is better refused here than in a task
-    return Declared(schema, handle.side_outputs, tuple(handle.broadcasts))
+    return Declared(schema, handle.declared())
 
 
 def with_marks(schema: OperatorStateSchema) -> OperatorStateSchema:

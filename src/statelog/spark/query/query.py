@@ -24,7 +24,6 @@ from statelog.spark.query.input_plan import InputPlan, InputReduction
 from statelog.spark.query.keyed_frame import InitialState
 from statelog.spark.query.progress import NO_OBSERVERS, Observers
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.query.side_output import SideSchemas
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -68,7 +67,7 @@ class OperatorDefinition:
             None for the first operator, which reads the input of the query.
         reduction: What Spark computes of the rows of a micro-batch first; then *frame* does not have key
             groups, and *layout* describes the results.  None: the tasks get the rows.
-        side_outputs: The side outputs that the processor declares.
+        declared: What the processor declares to extensions, by their names.
         has_all_columns: Whether the tasks get all columns of the input, and not only those that the
             source code of the processor reads.
     """
@@ -91,7 +90,7 @@ class OperatorDefinition:
     of_upstream: Callable[..., DataFrame] | None = None
     reduction: InputReduction | None = None
     observers: Observers = NO_OBSERVERS
-    side_outputs: SideSchemas = field(default_factory=dict)
+    declared: Mapping[str, object] = field(default_factory=dict)
     has_all_columns: bool = True
 
 

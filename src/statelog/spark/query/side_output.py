@@ -8,15 +8,14 @@ Source: Flink's `OutputTag` and `Context.output`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn, Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.spark.rows.types import arrow_schema
 from statelog.state.reader.side_outputs import SIDE_BATCH, SIDE_CHECKPOINT
 
 SIDE_COLUMNS: Final = (pa.field(SIDE_CHECKPOINT, pa.int64()), pa.field(SIDE_BATCH, pa.int64()))
@@ -60,30 +59,6 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def side_schema(name: object, columns: StructType, declared: SideSchemas) -> SideSchema:
-    """
-    Return a side output that `init` declares.
-
-    Raises:
-        UsageError: The name cannot be used or is used twice, or a column has a name that statelog uses.
-    """
-    if not isinstance(name, str) or not is_name(name):
-        raise UsageError(
-            f"the name of a side output is up to 100 letters, digits, '_' and '.', not {name!r:.200}"
-        )
-    if name in declared:
-        raise UsageError(f"init() declares the side output {name!r} twice")
-    names = columns.names
-    # Spark finds columns by their names whatever the case is.
-    reserved = {field.name for field in SIDE_COLUMNS} & {name.lower() for name in names}
-    if reserved or len(set(names)) < len(names) or not names:
-        raise UsageError(
-            f"side output {name!r} has the columns {', '.join(names) or 'none'}: it needs one at least, "
-            f"each with another name, and none is called {' or '.join(f.name for f in SIDE_COLUMNS)}"
-        )
-    return SideSchema(columns, arrow_schema(columns, f"side output {name!r}: "))
-
-
 class SideOutput(Protocol):
     """A named output of a processor; `handle.sideOutput(name, schema)` returns it in `init`."""
 
@@ -99,17 +74,6 @@ class SideOutput(Protocol):
         Raises:
             UsageError: It does not fit the columns, or neither rows nor timers are handled now.
         """
-
-
-class DeclaredOutput:
-    """A side output on the driver, where a processor does not get rows."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def emit(self, row: object) -> NoReturn:
-        """Refuse: rows are emitted while rows or timers are handled."""
-        raise emitted_too_early(self._name)
 
 
 def emitted_too_early(name: str) -> UsageError:
@@ -139,18 +103,3 @@ def operator_of(name: str, schemas: Sequence[SideSchemas]) -> int:
         f"the query does not have the side output {name!r}: {listed}. A processor declares one in init() "
         "by handle.sideOutput(name, schema)"
     )
-
-
-def check_side_outputs(schemas: Sequence[SideSchemas]) -> None:
-    """Raise `UsageError` if two operators of a query declare a side output of one name."""
-    names: set[str] = set()
-    for declared in schemas:
-        if shared := _first(names & declared.keys()):
-            raise UsageError(
-                f"two operators of the query declare the side output {shared!r}: rename it in one"
-            )
-        names |= declared.keys()
-
-
-def _first(names: Iterable[str]) -> str:
-    return min(names, default="")

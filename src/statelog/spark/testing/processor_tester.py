@@ -55,7 +55,7 @@ from statelog.spark.testing.tester_rows import (
 )
 from statelog.spark.testing.tester_state import KnownStates, TesterHandle, TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
-from statelog.spark.worker.protocol import BatchContext
+from statelog.spark.worker.protocol import BatchContext, part_of
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.recordings.cells import Cells
@@ -308,7 +308,7 @@ class ProcessorTester:
         Raises:
             UsageError: `init` declares no such side output.
         """
-        operator_of(name, [self._state.side_outputs])
+        operator_of(name, [part_of(self._state.extras, "side_outputs", dict) or {}])
         return list(self._side_rows.get(name, ()))
 
     def setBroadcast(
@@ -452,7 +452,7 @@ class ProcessorTester:
 
     def _extensions(self, context: BatchContext, row_format: RowFormat) -> TesterExtensions:
         """Return the extensions of a run."""
-        extras = {"side_outputs": self._state.side_outputs, "broadcasts": self._broadcasts}
+        extras = {**self._state.extras, "broadcasts": self._broadcasts}
         return TesterExtensions(extras, context, row_format, self._state.current().codec)
 
     def _format(self) -> RowFormat:

@@ -316,7 +316,7 @@ class TesterState:
         self._log: TesterLog | None = None
         self.key_group_range = KeyGroupRange(0, DEFAULT_MAX_PARALLELISM - 1)
         declared = self._declared(pa.schema([]))  # wrong ones are an error at once
-        self.declared, self.side_outputs = declared.state.states, declared.side_outputs
+        self.declared, self.extras = declared.state.states, declared.extras
 
     @property
     def has_keys(self) -> bool:

@@ -46,7 +46,7 @@ from statelog.checkpoint.verify import verify_location
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
 from statelog.extensions.side_outputs import worker as side_output
-from statelog.extensions.side_outputs.worker import SIDE_OUTPUTS, side_rows_of
+from statelog.extensions.side_outputs.worker import side_rows_of
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout
@@ -459,7 +459,7 @@ def test_initial_state_that_fails_takes_all_rows_along_and_rows_that_fail_only_t
     query = Query(
         tmp_path, InitialEmits(), SparkRowFormat(), input_bytes,
         output="key long, n long, total double", key=NUMBERS,
-        extras={BAD_RECORDS: LETTERS, SIDE_OUTPUTS: declared.side_outputs},
+        extras={BAD_RECORDS: LETTERS, **declared.extras},
         initial=InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value")),
     )  # fmt: skip
     query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)

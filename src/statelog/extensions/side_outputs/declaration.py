@@ -1,0 +1,110 @@
+"""Note the side outputs that the `init` of a processor declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from pyspark.sql.types import StructType
+
+from statelog.errors import UsageError
+from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.side_output import (
+    SIDE_COLUMNS,
+    SideSchema,
+    SideSchemas,
+    emitted_too_early,
+    is_name,
+)
+from statelog.spark.query.state_variables import SchemaLike
+from statelog.spark.rows.types import arrow_schema
+
+
+class DeclaredSideOutputs:
+    """
+    The side outputs that a processor declares.
+
+    Args:
+        struct: Parses a schema.
+    """
+
+    def __init__(self, struct: Callable[[SchemaLike, str], StructType]) -> None:
+        self._struct = struct
+        self._schemas: dict[str, SideSchema] = {}
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return `sideOutput`."""
+        return {"sideOutput": self._side_output}
+
+    def _side_output(self, name: str, schema: SchemaLike) -> DeclaredOutput:
+        """Note a side output; what is returned rejects rows, because a key does not exist."""
+        struct = self._struct(schema, f"side output {name!r}")
+        self._schemas[name] = side_schema(name, struct, self._schemas)
+        return DeclaredOutput(name)
+
+    def declared(self) -> SideSchemas:
+        """Return their schemas, by name."""
+        return self._schemas
+
+    @staticmethod
+    def check(
+        declared: SideSchemas, before: Sequence[SideSchemas], settings: QuerySettings
+    ) -> None:
+        """Raise `UsageError` if two operators of a query declare a side output of one name."""
+        _check([*before, declared])
+
+    @staticmethod
+    def batch_part(declared: SideSchemas | None, settings: QuerySettings) -> None:
+        """Raise `UsageError` if a processor has side outputs, which a batch frame would lose."""
+        if declared:
+            raise UsageError(
+                f"the processor declares the side output {', '.join(declared)}: rows of side outputs are "
+                "committed with a micro-batch, and a batch frame does not have one. Give "
+                "transform_with_state a stream"
+            )
+
+
+def side_schema(name: object, columns: StructType, declared: SideSchemas) -> SideSchema:
+    """
+    Return a side output that `init` declares.
+
+    Raises:
+        UsageError: The name cannot be used or is used twice, or a column has a name that statelog uses.
+    """
+    if not isinstance(name, str) or not is_name(name):
+        raise UsageError(
+            f"the name of a side output is up to 100 letters, digits, '_' and '.', not {name!r:.200}"
+        )
+    if name in declared:
+        raise UsageError(f"init() declares the side output {name!r} twice")
+    names = columns.names
+    # Spark finds columns by their names whatever the case is.
+    reserved = {field.name for field in SIDE_COLUMNS} & {name.lower() for name in names}
+    if reserved or len(set(names)) < len(names) or not names:
+        raise UsageError(
+            f"side output {name!r} has the columns {', '.join(names) or 'none'}: it needs one at least, "
+            f"each with another name, and none is called {' or '.join(f.name for f in SIDE_COLUMNS)}"
+        )
+    return SideSchema(columns, arrow_schema(columns, f"side output {name!r}: "))
+
+
+class DeclaredOutput:
+    """A side output on the driver, where a processor does not get rows."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def emit(self, row: object) -> NoReturn:
+        """Refuse: rows are emitted while rows or timers are handled."""
+        raise emitted_too_early(self._name)
+
+
+def _check(schemas: Sequence[SideSchemas]) -> None:
+    """Raise `UsageError` if two operators of a query declare a side output of one name."""
+    names: set[str] = set()
+    for declared in schemas:
+        if shared := min(names & declared.keys(), default=""):
+            raise UsageError(
+                f"two operators of the query declare the side output {shared!r}: rename it in one"
+            )
+        names |= declared.keys()

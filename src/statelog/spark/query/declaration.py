@@ -1,0 +1,65 @@
+"""
+The seam of an extension in what a processor declares.
+
+`init` runs once on the driver, and calls the methods that extensions add to the handle.  What an extension
+notes is checked at the call of `transform_with_state`, and is stored with the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from statelog.spark.extension_table import EXTENSIONS, half
+
+if TYPE_CHECKING:
+    from statelog.spark.query.settings import QuerySettings
+
+
+class Declaration(Protocol):
+    """
+    What a processor declares to an extension; made of a parser of schemas, for one call of `init`.
+
+    The parser takes a schema and what it is of, for the message of an error.
+    """
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return the methods that the extension adds to the handle."""
+
+    def declared(self) -> object:
+        """Return what `init` declared."""
+
+    @staticmethod
+    def check(declared: object, before: Sequence[object], settings: QuerySettings) -> None:
+        """
+        Raise `UsageError` if an operator cannot declare this.
+
+        Args:
+            declared: What it declares.
+            before: What the operators before it declare.
+            settings: The settings of the query.
+        """
+
+    @staticmethod
+    def batch_part(declared: object | None, settings: QuerySettings) -> object | None:
+        """Return what the tasks over a batch frame get; raises `UsageError` where it has no effect there."""
+
+
+def check_declared(
+    declared: Mapping[str, object], before: Sequence[Mapping[str, object]], settings: QuerySettings
+) -> None:
+    """Raise `UsageError` if an operator cannot declare this; see `Declaration.check`."""
+    for row in EXTENSIONS:
+        if row.name in declared:
+            earlier = [each[row.name] for each in before if row.name in each]
+            half(row.declaration).check(declared[row.name], earlier, settings)  # type: ignore[attr-defined]
+
+
+def batch_parts(declared: Mapping[str, object], settings: QuerySettings) -> dict[str, object]:
+    """Return what extensions tell the tasks over a batch frame; see `Declaration.batch_part`."""
+    parts = {
+        row.name: half(row.declaration).batch_part(declared.get(row.name), settings)  # type: ignore[attr-defined]
+        for row in EXTENSIONS
+        if row.declaration
+    }
+    return {name: part for name, part in parts.items() if part is not None}
