@@ -34,7 +34,6 @@ from pyspark.sql import SparkSession
 
 from statelog.demo.java import prepare_environment
 from statelog.extensions.columns.rows import ColumnarFormat
-from statelog.extensions.recordings.recording import RECORDINGS, recorded_by
 from statelog.model import KeyGroupRange
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.declared_state import declared_by
@@ -115,7 +114,7 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
         snapshots={},
         inline_bytes=1 << 20,
         staged=True,
-        extras={} if record is None else {RECORDINGS: record},
+        extras={} if record is None else {"recordings": record},
     )
 
 
@@ -147,6 +146,7 @@ def measure_task(flavour: str, data: Path, work: Path, pairs: int, rate: float) 
                 times[at].append((time.process_time() - start) * 1e3)
     ratios = sorted(record / plain for plain, record in zip(*times, strict=True))
     quarter = len(ratios) // 4
+    recorded = [each for ack in acks for each in ack.extras.get("recordings", ())]
     found = {
         "ratio_median": round(statistics.median(ratios), 4),
         "ratio_quartiles": [round(ratios[quarter], 4), round(ratios[-1 - quarter], 4)],
@@ -156,8 +156,8 @@ def measure_task(flavour: str, data: Path, work: Path, pairs: int, rate: float) 
         "cpu_ms_best_plain": round(min(times[0]), 1),
         "cpu_ms_best_record": round(min(times[1]), 1),
         "keys": acks[-1].changes.keys,
-        "recorded_keys": max(recorded_by(ack).keys for ack in acks),
-        "recording_bytes": max(len(recorded_by(ack).data) for ack in acks),
+        "recorded_keys": max(each.count for each in recorded),
+        "recording_bytes": max(sum(map(len, each.data)) for each in recorded),
     }
     print(f"task {flavour:8} {json.dumps(found)}", flush=True)
     return found

@@ -10,16 +10,20 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.checkpoint.attachments import Attachment, of_kinds
+from statelog.checkpoint.attachments import (
+    Addition,
+    Attachment,
+    AttachmentPolicy,
+    PutObject,
+    of_kinds,
+)
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
-from statelog.extensions.bad_records.driver import letter_additions, letter_policy
+from statelog.extensions.bad_records.driver import BadRecords, letter_policy
 from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
-from statelog.extensions.recordings.driver import recording_additions, recording_policy
-from statelog.extensions.recordings.recording import RECORDINGS
-from statelog.extensions.side_outputs.driver import side_output_additions, side_output_policy
-from statelog.extensions.side_outputs.worker import SIDE_OUTPUTS
+from statelog.extensions.recordings.driver import Recordings, recording_policy
+from statelog.extensions.side_outputs.driver import SIDE_OUTPUTS, SideOutputs, side_output_policy
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
@@ -33,7 +37,14 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
-from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
+from statelog.spark.worker.protocol import (
+    BatchContext,
+    TaskAck,
+    TaskRows,
+    TaskSpec,
+    TaskState,
+    part_of,
+)
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.reader.broadcasts import BROADCAST
@@ -44,11 +55,25 @@ GROUPS = 16
 
 
 ATTACHED = (
-    (recording_policy, recording_additions),
-    (letter_policy, letter_additions),
-    (side_output_policy, side_output_additions),
+    (recording_policy, Recordings),
+    (letter_policy, BadRecords),
+    (side_output_policy, SideOutputs),
 )
-"""The policies of attachments, and what the tasks add to them."""
+"""The policies of attachments, and the extensions whose tasks add to them."""
+
+
+def added_by(ack: TaskAck, name: str) -> tuple[Addition, ...]:
+    """Return what a task adds to the attachments of an extension."""
+    return part_of(ack.extras, name, tuple) or ()
+
+
+def attaching(
+    kind: type[AttachingExtension], policy: AttachmentPolicy, put: PutObject
+) -> AttachingExtension:
+    """Return the half of an extension that attaches, without a query."""
+    extension = object.__new__(kind)
+    AttachingExtension.__init__(extension, policy, put)
+    return extension
 
 
 @dataclass
@@ -111,9 +136,7 @@ class RecordedJob:
     def attach(self, settings: QuerySettings) -> None:
         """Keep attachments by other settings from now on."""
         put = LocationObjects(self.store, task_changelog_options()).put
-        self.extensions = [
-            AttachingExtension(policy(settings), put, additions) for policy, additions in ATTACHED
-        ]
+        self.extensions = [attaching(kind, policy(settings), put) for policy, kind in ATTACHED]
 
     def row_format(self) -> RowFormat:
         if not self.pandas:
@@ -194,7 +217,7 @@ class RecordedJob:
                 operator_id="",
             )
         return {
-            RECORDINGS: record,
+            "recordings": record,
             BAD_RECORDS: self.errors,
             SIDE_OUTPUTS: self.side,
             "broadcasts": self.broadcasts,
@@ -266,7 +289,7 @@ class RecordedJob:
             checkpoint_id, properties=record.to_properties(), sections={}
         )
         for extension in self.extensions:
-            extension.committed(self.batch_id, acks)
+            AttachingExtension.committed(extension, self.batch_id, acks)
         self.coordinator.clean_up()
 
     def attached(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar
@@ -206,14 +207,16 @@ class Addition:
     What tasks add to the attachments of a micro-batch.
 
     Args:
-        content: What tasks sent, or the handle of an object that a task wrote.
+        data: What tasks sent, to be written by the driver.
+        file: The object that a task wrote instead, or None.
         count: Number of items.
         name, operator: The place; see `Attachment`.
-        info: See `Attachment`; where much is sent to one place, the first counts.
+        info: See `Attachment`; the numbers of what is sent to one place are added.
     """
 
-    content: tuple[bytes, ...] | FileStateHandle
-    count: int
+    data: tuple[bytes, ...] = ()
+    file: FileStateHandle | None = None
+    count: int = 0
     name: str = ""
     operator: str = ""
     info: Mapping[str, int] = field(default_factory=dict)
@@ -296,14 +299,14 @@ class AttachmentLog:
         for addition in additions:
             places.setdefault((addition.operator, addition.name), []).append(addition)
         for place, group in places.items():
-            sent = [each for each in group if isinstance(each.content, tuple) and each.content]
+            sent = [each for each in group if each.data]
             if sent:
                 batch = _Batch(now_ms, checkpoint_id, sum(each.count for each in sent))
                 fresh += self._write(place, sent, batch, kept)
             for each in group:
-                if isinstance(each.content, FileStateHandle):
+                if each.file is not None:
                     batches = (_Batch(now_ms, checkpoint_id, each.count),)
-                    fresh.append(self._attachment(each, each.content, batches))
+                    fresh.append(self._attachment([each], each.file, batches))
                     if policy.is_ordered:
                         self._next.pop(place, None)
         return self._bounded([*kept.values(), *fresh])
@@ -317,7 +320,7 @@ class AttachmentLog:
     ) -> list[Attachment]:
         """Write what tasks sent; with the items of the tail, which is then no longer kept, if it fits."""
         policy, tail = self._policy, self._tails.get(place)
-        later = [data for each in sent if isinstance(each.content, tuple) for data in each.content]
+        later = [data for each in sent for data in each.data]
         try:
             contents = policy.contents(later)
             joined = None if tail is None else self._joined(tail, contents, batch)
@@ -333,7 +336,7 @@ class AttachmentLog:
         self._next.pop(place, None)
         if len(data) <= policy.tail_bytes:
             self._next[place] = _Tail(handle.path, contents, batches)
-        return [self._attachment(sent[0], handle, batches)]
+        return [self._attachment(sent, handle, batches)]
 
     def _joined(
         self, tail: _Tail, later: Contents, batch: _Batch
@@ -352,12 +355,15 @@ class AttachmentLog:
         return (both, (*young, batch), data) if len(data) <= policy.tail_bytes else None
 
     def _attachment(
-        self, addition: Addition, handle: FileStateHandle, batches: Sequence[_Batch]
+        self, additions: Sequence[Addition], handle: FileStateHandle, batches: Sequence[_Batch]
     ) -> Attachment:
+        info: Counter[str] = Counter()
+        for addition in additions:
+            info.update(addition.info)
         return Attachment(
             kind=self._policy.kind,
-            name=addition.name,
-            operator=addition.operator,
+            name=additions[0].name,
+            operator=additions[0].operator,
             oldest=batches[0].checkpoint_id,
             newest=batches[-1].checkpoint_id,
             path=handle.path,
@@ -366,7 +372,7 @@ class AttachmentLog:
             count=sum(each.items for each in batches),
             at_ms=batches[-1].at_ms,
             is_fresh=True,
-            info={name: value for name, value in addition.info.items() if value},
+            info={name: value for name, value in info.items() if value},
         )
 
     def _bounded(self, every: Sequence[Attachment]) -> tuple[Attachment, ...]:

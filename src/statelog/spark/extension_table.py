@@ -74,7 +74,9 @@ class ExtendedHandle:
     def __getattr__(self, method: str) -> Callable[..., object]:
         row = row_of_call(method)
         if row is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {method!r}")
+            raise AttributeError(
+                f"{type(self).__name__!r} object does not have the attribute {method!r}"
+            )
         call = vars(self)[method] = self._call_of(row, method)
         return call
 

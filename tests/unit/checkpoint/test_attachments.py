@@ -75,7 +75,7 @@ class Job:
     def file(self, *words: str) -> Addition:
         """Return words that a task wrote to an object."""
         data = Words(tuple(word.encode() for word in words)).encode()
-        return Addition(content=self.put(self.policy.path_of, data), count=len(words))
+        return Addition(file=self.put(self.policy.path_of, data), count=len(words))
 
     def run(self, *additions: Addition, at_ms: int = 0, commits: bool = True) -> None:
         named = self.log.entries(self.named, additions, self.checkpoint_id + 1, at_ms)
@@ -96,7 +96,7 @@ class Job:
 
 
 def sent(words: str, name: str = "", **named: Any) -> Addition:
-    return Addition(content=(words.encode(),), count=len(words.split()), name=name, **named)
+    return Addition(data=(words.encode(),), count=len(words.split()), name=name, **named)
 
 
 def test_small_objects_of_one_place_are_joined() -> None:

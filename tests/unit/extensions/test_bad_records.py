@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from statelog.checkpoint.attachments import Addition
 from statelog.errors import InvalidOptionsError
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, FailedPart, LettersPart
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, FailedPart
 from statelog.extensions.bad_records.driver import FailureLog, error_policy
 from statelog.model import KeyGroupRange
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors, OnError, parse_max_errors
@@ -20,7 +21,7 @@ RANGE = KeyGroupRange(0, 127)
 def ack(
     failed: int, letters: int = 0, first: str = "handleInputRows for key (1,): ValueError: x"
 ) -> TaskAck:
-    part = FailedPart(failed, first, LettersPart(count=letters))
+    part = FailedPart(failed, first, Addition(count=letters))
     return TaskAck(TaskPlace(0, RANGE), extras={BAD_RECORDS: part})
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from statelog.checkpoint.attachments import Addition
 from statelog.errors import (
     InvariantError,
     ProcessorError,
@@ -21,7 +22,6 @@ from statelog.errors import (
     StatelogError,
     UsageError,
 )
-from statelog.model import FileStateHandle
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
@@ -96,25 +96,9 @@ class DeadLetter:
     initial: pa.Table | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LettersPart:
-    """
-    The dead letters of a task.
-
-    Args:
-        data: Each as `encode_recording` returns it; empty if they are in a file.
-        file: The file of large ones.
-        count: Their number.
-    """
-
-    data: tuple[bytes, ...] = ()
-    file: FileStateHandle | None = None
-    count: int = 0
-
-
 FROZEN_KEY: Final = "statelog.FrozenKey"
 """What the error of a dead letter is called whose call was not made, because its key is frozen."""
-NO_LETTERS: Final = LettersPart()
+NO_LETTERS: Final = Addition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +114,7 @@ class FailedPart:
 
     keys: int = 0
     first: str = ""
-    letters: LettersPart = NO_LETTERS
+    letters: Addition = NO_LETTERS
 
 
 NO_FAILURE: Final = FailedPart()
@@ -308,7 +292,7 @@ class FailedKeys:
         """Return the answer of the task; for errors see `put`."""
         return FailedPart(len(self), self.first, self.put(files, spec))
 
-    def put(self, files: OutputFiles, spec: TaskSpec) -> LettersPart:
+    def put(self, files: OutputFiles, spec: TaskSpec) -> Addition:
         """
         Return the dead letters; large ones are put into a file.
 
@@ -319,8 +303,8 @@ class FailedKeys:
         """
         data = tuple(self._encoded(letter, spec) for letter in self._letters)
         if not data or sum(map(len, data)) <= spec.inline_bytes:
-            return LettersPart(data, None, len(data))
-        return LettersPart((), files.put_recording(encode_file(data)), len(data))
+            return Addition(data=data, count=len(data))
+        return Addition(file=files.put_recording(encode_file(data)), count=len(data))
 
     def _encoded(self, letter: DeadLetter, spec: TaskSpec) -> bytes:
         key = RecordedKey(letter.key_group, letter.key, letter.before)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Final
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
-from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
+from statelog.spark.driver.extension import AttachingExtension, DriverContext
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
@@ -78,14 +77,6 @@ def letter_policy(settings: QuerySettings) -> AttachmentPolicy:
     )
 
 
-def letter_additions(answers: Answers, checkpoint_id: int) -> list[Addition]:
-    """Return the dead letters of a micro-batch, by the answers of its tasks."""
-    parts = [failures_of(ack).letters for ack in chain(*answers.values())]
-    sent = tuple(letter for part in parts for letter in part.data)
-    files = [Addition(part.file, part.count) for part in parts if part.file is not None]
-    return [Addition(sent, len(sent)), *files]
-
-
 class BadRecords(AttachingExtension):
     """
     The keys of a query whose processing fails.
@@ -102,13 +93,17 @@ class BadRecords(AttachingExtension):
     def __init__(self, context: DriverContext) -> None:
         query, settings = context.query, context.query.settings
         check_error_policy(query)
-        super().__init__(letter_policy(settings), context.put, letter_additions)
+        super().__init__(letter_policy(settings), context.put)
         self._policy = error_policy(settings)
         self._failures = FailureLog(query.location)
 
     def task_part(self, operator: int, tasks: int) -> ErrorPolicy | None:
         """Return what the tasks do with keys that fail."""
         return self._policy
+
+    def additions(self, ack: TaskAck) -> Sequence[Addition]:
+        """Return the dead letters of a task."""
+        return (failures_of(ack).letters,)
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
         """Log that keys failed."""

@@ -22,7 +22,7 @@ class TaskBadRecords(TaskExtension):
 
     Args:
         part: What to do with them; None where the task fails with them.
-        tools: What the extension is made of.
+        tools: What the extension gets besides its part.
     """
 
     keeps_rows: ClassVar[bool] = True

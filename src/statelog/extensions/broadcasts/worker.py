@@ -55,7 +55,7 @@ class TaskBroadcasts(TaskExtension):
 
     Args:
         part: Their versions, or the tables by name; None for none.
-        tools: What the extension is made of.
+        tools: What the extension gets besides its part.
     """
 
     def __init__(self, part: object | None, tools: TaskTools | None) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import chain
 
-from statelog.checkpoint.attachments import Addition, AttachmentPolicy
+from statelog.checkpoint.attachments import Attachment, AttachmentPolicy
 from statelog.errors import UsageError
-from statelog.extensions.recordings.recording import RECORDINGS, recorded_by
-from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
+from statelog.spark.driver.extension import Answers, AttachingExtension, BatchStart, DriverContext
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
@@ -33,26 +33,6 @@ def recording_policy(settings: QuerySettings) -> AttachmentPolicy:
     )
 
 
-def recording_additions(answers: Answers, checkpoint_id: int) -> list[Addition]:
-    """Return the recordings of a micro-batch, by the answers of its tasks."""
-    parts = [recorded_by(ack) for ack in chain(*answers.values())]
-    dropped = sum(part.dropped for part in parts)
-    if dropped:
-        _log.warning(
-            "checkpoint %d: %d keys were not recorded, because they exceed recordBytes",
-            checkpoint_id,
-            dropped,
-        )
-    sent = [part for part in parts if part.data]
-    keys = sum(part.keys for part in sent)
-    info = {"dropped": sum(part.dropped for part in sent)}
-    return [Addition(tuple(part.data for part in sent), keys, info=info)] + [
-        Addition(part.file, part.keys, info={"dropped": part.dropped})
-        for part in parts
-        if part.file is not None
-    ]
-
-
 class Recordings(AttachingExtension):
     """
     What chosen keys of a query see.
@@ -64,16 +44,30 @@ class Recordings(AttachingExtension):
         UsageError: A key to record is a key of no operator, or a processor is not called key by key.
     """
 
-    name = RECORDINGS
+    name = "recordings"
 
     def __init__(self, context: DriverContext) -> None:
         self._query = query = context.query
-        super().__init__(recording_policy(query.settings), context.put, recording_additions)
+        super().__init__(recording_policy(query.settings), context.put)
         self._keys = record_keys(query)
 
     def task_part(self, operator: int, tasks: int) -> RecordSpec | None:
         """Return what the tasks of an operator record."""
         return record_spec(self._query, operator, self._keys[operator], tasks)
+
+    def attachments(
+        self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
+    ) -> Sequence[Attachment]:
+        """Attach the recordings, and log how many keys exceed the bounds."""
+        additions = chain(*(self.additions(ack) for ack in chain(*answers.values())))
+        dropped = sum(addition.info.get("dropped", 0) for addition in additions)
+        if dropped:
+            _log.warning(
+                "checkpoint %d: %d keys were not recorded, because they exceed recordBytes",
+                start.checkpoint_id,
+                dropped,
+            )
+        return super().attachments(start, answers, attached, now_ms)
 
 
 def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
+from statelog.checkpoint.attachments import Addition
 from statelog.errors import ProcessorError, StoreError, UnavailableError, UsageError
 from statelog.extensions.recordings.recorder import TOO_LARGE, TOO_MANY, TaskRecorder
-from statelog.model import FileStateHandle
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import TaskAck, TaskSpec, part_of
+from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.seen_keys import recording_of, state_tables
 from statelog.state.recordings.format import Failure, encode_file, encode_recording
 
@@ -28,49 +27,26 @@ _log = logging.getLogger("statelog.spark")
 _LINES_MAX: Final = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingPart:
-    """
-    The recording of a task.
-
-    Args:
-        data: The recording; empty if it is in a file.
-        file: The file of a large recording.
-        keys: Number of recorded keys.
-        dropped: Number of keys that were left out because they exceeded a bound.
-    """
-
-    data: bytes = b""
-    file: FileStateHandle | None = None
-    keys: int = 0
-    dropped: int = 0
-
-
-NOTHING_RECORDED: Final = RecordingPart()
-RECORDINGS: Final = "recordings"
-
-
-def recorded_by(ack: TaskAck) -> RecordingPart:
-    """Return the recording in the answer of a task."""
-    return part_of(ack.extras, RECORDINGS, RecordingPart) or NOTHING_RECORDED
-
-
-def put_recording(files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec) -> RecordingPart:
+def put_recording(
+    files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec
+) -> tuple[Addition, ...]:
     """
     Return the recording of a task; a large one is put into a file.
 
     Blocks: For the store, where it is large.
     """
     data, keys, dropped = task_recording(recorder, spec)
+    if not data:
+        return ()
+    info = {"dropped": dropped}
     if len(data) <= spec.inline_bytes:
-        return RecordingPart(data, None, keys, dropped)
-    file = None
+        return (Addition(data=(data,), count=keys, info=info),)
     try:
-        file = files.put_recording(encode_file([data]))
+        return (Addition(file=files.put_recording(encode_file([data])), count=keys, info=info),)
     except (StoreError, UnavailableError, UsageError) as error:
         # A query does not stop because it cannot record.
         _log.warning("what %d keys saw was not recorded: %s", keys, error)
-    return RecordingPart(b"", file, keys, dropped)
+        return (Addition(info=info),)
 
 
 def task_recording(recorder: TaskRecorder, spec: TaskSpec) -> tuple[bytes, int, int]:

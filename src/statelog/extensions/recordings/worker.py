@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from statelog.checkpoint.attachments import Addition
 from statelog.errors import InvariantError, ProcessorError
 from statelog.extensions.recordings.recorded_run import RecordedRun
 from statelog.extensions.recordings.recorder import TaskRecorder
-from statelog.extensions.recordings.recording import (
-    NOTHING_RECORDED,
-    RecordingPart,
-    put_recording,
-)
+from statelog.extensions.recordings.recording import put_recording
 from statelog.extensions.recordings.replayable import replayable
 from statelog.model import KeyGroupRange
 from statelog.spark.query.record import RecordSpec
@@ -31,7 +28,7 @@ class TaskRecordings(TaskExtension):
 
     Args:
         part: What to record; None for nothing.
-        tools: What the extension is made of.
+        tools: What the extension gets besides its part.
     """
 
     keeps_rows: ClassVar[bool] = True
@@ -78,9 +75,8 @@ class TaskRecordings(TaskExtension):
         """Record the key that failed, and name the command that replays it."""
         return replayable(self._tools, self._recorder, error)
 
-    def answer(self) -> RecordingPart | None:
+    def answer(self) -> tuple[Addition, ...] | None:
         """Return the recording."""
         if self._recorder is None or self._tools is None:
             return None
-        part = put_recording(self._tools.files, self._recorder, self._tools.spec)
-        return None if part == NOTHING_RECORDED else part
+        return put_recording(self._tools.files, self._recorder, self._tools.spec) or None

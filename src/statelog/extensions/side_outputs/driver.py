@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from statelog.checkpoint.attachments import Addition, Attachment, AttachmentPolicy, of_kinds
+from statelog.checkpoint.attachments import Attachment, AttachmentPolicy, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.extensions.side_outputs.worker import SIDE_OUTPUTS, SideRows, side_rows_of
 from statelog.format.arrow_data import write_stream
 from statelog.format.arrow_limits import batches_of
 from statelog.model.handles import FileStateHandle
@@ -33,6 +32,7 @@ from statelog.state.reader.side_outputs import (
 )
 from statelog.store import PATHS, open_location
 
+SIDE_OUTPUTS: Final = "side_outputs"
 SIDE_FILES_MAX: Final = 1_000
 """Most objects with rows of side outputs that a checkpoint names."""
 TAIL_BYTES: Final = 256 * 1024
@@ -72,24 +72,6 @@ def side_output_policy(settings: QuerySettings) -> AttachmentPolicy:
     )
 
 
-def side_output_additions(answers: Answers, checkpoint_id: int) -> list[Addition]:
-    """Return the rows of a micro-batch, by the answers of its tasks."""
-    return [
-        Addition(content, rows, part.name, operator_id)
-        for operator_id, acks in answers.items()
-        for ack in acks
-        for part in side_rows_of(ack)
-        for content, rows in _contents(part)
-    ]
-
-
-def _contents(part: SideRows) -> Iterable[tuple[tuple[bytes] | FileStateHandle, int]]:
-    """Return the rows in the answer of a task or its files, each with the number of rows."""
-    if isinstance(part.output, tuple):
-        return zip(part.output, part.file_rows, strict=True)
-    return [] if part.output is None else [((part.output,), part.rows)]
-
-
 def _declared(operator: OperatorDefinition) -> SideSchemas:
     """Return the side outputs that the processor of an operator declares."""
     return part_of(operator.declared, SIDE_OUTPUTS, dict) or {}
@@ -113,7 +95,7 @@ class SideOutputs(AttachingExtension):
     def __init__(self, context: DriverContext) -> None:
         self._query, self._sinks = context.query, dict(context.sinks)
         settings = context.query.settings
-        super().__init__(side_output_policy(settings), context.put, side_output_additions)
+        super().__init__(side_output_policy(settings), context.put)
         schemas = [_declared(operator) for operator in context.query.operators]
         self._operators = {name: operator_of(name, schemas) for name in context.sinks}
 
@@ -123,19 +105,17 @@ class SideOutputs(AttachingExtension):
 
     def figures(self, acks: Sequence[TaskAck]) -> dict[str, int]:
         """Return the number of rows that the processors emitted."""
-        return {"side_output_rows": sum(part.rows for ack in acks for part in side_rows_of(ack))}
+        return {"side_output_rows": sum(each.count for ack in acks for each in self.additions(ack))}
 
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
         """Call the sinks with the rows of the tasks' answers, which are not read again."""
         for name, sink in self._sinks.items():
             operator = self._query.operators[self._operators[name]]
             acks = answers[operator.schema.operator_id]
-            outputs = [
-                part.output for ack in acks for part in side_rows_of(ack) if part.name == name
-            ]
-            inline = [output for output in outputs if isinstance(output, bytes)]
-            files = [each for output in outputs if isinstance(output, tuple) for each in output]
-            if outputs:
+            emitted = [each for ack in acks for each in self.additions(ack) if each.name == name]
+            inline = [data for each in emitted for data in each.data]
+            files = [each.file for each in emitted if each.file is not None]
+            if emitted:
                 self._call(name, sink, frame, batch_id, inline, files)
 
     def deliver_again(self, frame: DataFrame, record: BatchRecord) -> None:

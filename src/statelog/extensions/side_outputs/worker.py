@@ -8,12 +8,13 @@ converted many calls later, all together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from itertools import chain
 from typing import Final, cast
 
 import pyarrow as pa
 from pyspark.sql import Row
 
+from statelog.checkpoint.attachments import Addition
 from statelog.errors import InvariantError, UsageError
 from statelog.spark.query.side_output import SideSchema, emitted_too_early
 from statelog.spark.query.state_variables import SchemaLike
@@ -23,7 +24,6 @@ from statelog.spark.rows.types import row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, described_item, row_call
 from statelog.spark.worker.extension import TaskExtension, TaskTools
 from statelog.spark.worker.output_parts import Collector, StagedOutputParts
-from statelog.spark.worker.protocol import StagedOutput, TaskAck, part_of
 
 _INT64: Final = 1 << 63
 _PLAIN: Final = {pa.string(): str, pa.bool_(): bool, pa.float64(): float, pa.int64(): int}
@@ -35,32 +35,6 @@ def _certainly_fits(value: object, kind: type | None) -> bool:
     if value.__class__ is not kind:
         return False
     return not isinstance(value, int) or -_INT64 <= value < _INT64
-
-
-@dataclass(frozen=True, slots=True)
-class SideRows:
-    """
-    The rows that a task emits to a side output.
-
-    Args:
-        name: The side output.
-        output: The rows, as `SideSchema.stored` has them.
-        rows: Their number.
-        file_rows: The number of rows in each file, where they are in files.
-    """
-
-    name: str
-    output: StagedOutput
-    rows: int
-    file_rows: tuple[int, ...] = ()
-
-
-SIDE_OUTPUTS: Final = "side_outputs"
-
-
-def side_rows_of(ack: TaskAck) -> tuple[SideRows, ...]:
-    """Return what a task emitted to side outputs, of the ones with rows."""
-    return part_of(ack.extras, SIDE_OUTPUTS, tuple) or ()
 
 
 class _Stored:
@@ -108,7 +82,7 @@ class TaskSideOutput:
         self._schema = schema
         self._outputs = outputs
         spec = tools.spec
-        self._batch_id = spec.context.batch_id
+        self._batch_id, self._operator = spec.context.batch_id, tools.codec.schema.operator_id
         columns = schema.columns.names
         self._columns, self._names = columns, frozenset(columns)
         self._fields = [
@@ -193,6 +167,14 @@ class TaskSideOutput:
         if len(self._plain.items):
             self.parts.flush()
 
+    def additions(self) -> list[Addition]:
+        """Return the rows, or the files that contain them."""
+        staged, place = self.parts.staged(), (self._name, self._operator)
+        if isinstance(staged, tuple):
+            files = zip(staged, self.parts.file_rows, strict=True)
+            return [Addition((), file, rows, *place) for file, rows in files]
+        return [] if staged is None else [Addition((staged,), None, self.parts.row_count, *place)]
+
 
 class TaskSideOutputs(TaskExtension):
     """
@@ -200,7 +182,7 @@ class TaskSideOutputs(TaskExtension):
 
     Args:
         part: The side outputs that the processor declares on the driver; None for none.
-        tools: What the extension is made of.
+        tools: What the extension gets besides its part.
 
     Attributes: `is_open`: whether rows may be emitted; `by_name`: the outputs.
     """
@@ -249,13 +231,6 @@ class TaskSideOutputs(TaskExtension):
         for output in self._all:
             output.flush()
 
-    def answer(self) -> tuple[SideRows, ...] | None:
+    def answer(self) -> tuple[Addition, ...] | None:
         """Return the rows that were emitted; large ones are put into files."""
-        rows = tuple(
-            SideRows(
-                name, output.parts.staged(), output.parts.row_count, tuple(output.parts.file_rows)
-            )
-            for name, output in self.by_name.items()
-            if output.parts.row_count
-        )
-        return rows or None
+        return tuple(chain(*(output.additions() for output in self._all))) or None

@@ -39,13 +39,11 @@ from statelog.spark.extension_table import EXTENSIONS, half
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
 from statelog.spark.worker.output_parts import OutputFiles
-from statelog.spark.worker.protocol import TaskAck
+from statelog.spark.worker.protocol import TaskAck, part_of
 from statelog.store import ObjectStore
 
 Answers: TypeAlias = Mapping[str, Sequence[TaskAck]]
 """The answers of the tasks of a micro-batch, by operator."""
-Additions: TypeAlias = Callable[[Answers, int], list[Addition]]
-"""Returns what tasks add to attachments, by their answers and the checkpoint being made."""
 
 
 class BatchStart(NamedTuple):
@@ -151,23 +149,25 @@ class DriverExtension(Protocol):
 
 class AttachingExtension(DriverExtension):
     """
-    An extension whose attachments are written by a log.
+    An extension whose tasks add to attachments: they answer with a tuple of `Addition`.
 
     Args:
-        policy: How they are written, joined and kept.
+        policy: How the attachments are written, joined and kept.
         put: Writes an object.
-        additions: Returns what the tasks add.
     """
 
-    def __init__(self, policy: AttachmentPolicy, put: PutObject, additions: Additions) -> None:
+    def __init__(self, policy: AttachmentPolicy, put: PutObject) -> None:
         self._log = AttachmentLog(policy, put)
-        self._additions = additions
+
+    def additions(self, ack: TaskAck) -> Sequence[Addition]:
+        """Return what a task adds."""
+        return part_of(ack.extras, self.name, tuple) or ()
 
     def attachments(
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
         """See `DriverExtension`."""
-        additions = self._additions(answers, start.checkpoint_id)
+        additions = [*chain(*(self.additions(ack) for ack in chain(*answers.values())))]
         return self._log.entries(start.attachments, additions, start.checkpoint_id, now_ms)
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:

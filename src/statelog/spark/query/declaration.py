@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 class Declaration(Protocol):
     """
-    What a processor declares to an extension; made of a parser of schemas, for one call of `init`.
+    What a processor declares to an extension in one call of `init`.
 
-    The parser takes a schema and what it is of, for the message of an error.
+    The only argument is a parser of schemas; it takes a schema, and what it describes for errors.
     """
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
@@ -42,7 +42,7 @@ class Declaration(Protocol):
 
     @staticmethod
     def batch_part(declared: object | None, settings: QuerySettings) -> object | None:
-        """Return what the tasks over a batch frame get; raises `UsageError` where it has no effect there."""
+        """Return what the tasks over a batch frame get; raises `UsageError` where it would not have an effect."""
 
 
 def check_declared(

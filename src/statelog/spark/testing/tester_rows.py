@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -25,10 +24,10 @@ from statelog.spark.worker.extension import TaskExtensions, TaskTools
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import (
     BatchContext,
-    StagedOutput,
     TaskRows,
     TaskSpec,
     TaskState,
+    part_of,
 )
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.state.encoding.changes import OperatorCodec
@@ -210,16 +209,13 @@ class TesterExtensions:
     def side_rows(self) -> dict[str, list[Row]]:
         """Return the rows that a run emitted, by side output; converts them."""
         self.of_run.flush()
-        emitted = cast("Iterable[Any]", self.of_run.answers(Stopwatch()).get("side_outputs", ()))
-        return {side.name: self._rows_of(side.output) for side in emitted}
-
-    def _rows_of(self, staged: StagedOutput) -> list[Row]:
-        files = staged if isinstance(staged, tuple) else ()
-        streams = [staged] if isinstance(staged, bytes) else []
-        streams += [self._objects[file.path] for file in files]
-        rows: list[Row] = []
-        for table in map(from_ipc, streams):
-            rows += rows_in(table.select(range(len(SIDE_COLUMNS), table.num_columns)))
+        answers = self.of_run.answers(Stopwatch())
+        rows: dict[str, list[Row]] = {}
+        for addition in part_of(answers, "side_outputs", tuple) or ():
+            data = (self._objects[addition.file.path],) if addition.file else addition.data
+            for table in map(from_ipc, data):
+                own = table.select(range(len(SIDE_COLUMNS), table.num_columns))
+                rows.setdefault(addition.name, []).extend(rows_in(own))
         return rows
 
 

@@ -1,7 +1,7 @@
 """
 The seam of an extension in the worker.
 
-An extension that has a part in `TaskSpec.extras` is made for the task, and may do this, in order:
+Each extension with a part in `TaskSpec.extras` is created for the task, and may do this, in order:
 
     calls                      add methods to the handle that the processor gets
     new_run, wrap              run the processor in another way
@@ -40,7 +40,7 @@ Calls: TypeAlias = Mapping[str, Callable[..., object]]
 @dataclass(frozen=True, slots=True)
 class TaskTools:
     """
-    What an extension is made of.
+    What an extension gets besides its part.
 
     Args:
         spec: The instructions of the task.
@@ -59,8 +59,8 @@ class TaskExtension(Protocol):
     """
     The half of an extension in the worker, for one task.
 
-    It is made of its part of `TaskSpec.extras`, or None where the task does not have one, and of the
-    `TaskTools`, or None where the processor runs without a state location.
+    The first argument is its part of `TaskSpec.extras`, or None where the task does not have one.  The
+    second are the `TaskTools`, or None where the processor runs over a batch frame.
 
     Attributes: `keeps_rows`: whether the rows of a call may be needed again; `phase`: the name of the
     phase in which `answer` is measured, "" for none.
@@ -104,10 +104,10 @@ class TaskExtension(Protocol):
         return run
 
     def opened(self) -> None:
-        """Begin the calls of the processor, after `init`."""
+        """Begin what calls add, after `init` of the processor."""
 
     def closed(self) -> None:
-        """End the calls of the processor, before its `close`."""
+        """End what calls add, before `close` of the processor."""
 
     def flush(self) -> None:
         """Convert what the calls added; raises `UnfitOutputError` if it does not fit."""
@@ -116,7 +116,7 @@ class TaskExtension(Protocol):
         """Forget a key whose processing failed."""
 
     def failed(self, error: ProcessorError) -> ProcessorError:
-        """Return the error with which the task fails; called also where the task has no part."""
+        """Return the error with which the task fails; called also where the task does not have a part."""
         return error
 
     def answer(self) -> object | None:
@@ -134,7 +134,7 @@ class TaskExtensions:
 
     Args:
         extras: The parts of the extensions, by name.
-        tools: What the extensions are made of.
+        tools: What the extensions get besides their parts; None over a batch frame.
 
     Attributes: `keeps_rows`: whether the rows of a call may be needed again.
     """
@@ -150,7 +150,7 @@ class TaskExtensions:
         self.keeps_rows = any(extension.keeps_rows for extension in self._all)
 
     def _of(self, row: ExtensionRow) -> TaskExtension:
-        """Return an extension, made without a part where the task does not have one."""
+        """Return an extension; without a part where the task does not have one."""
         extension = self._by_name.get(row.name)
         if extension is None:
             extension = half(row.worker)(None, self._tools)
@@ -169,9 +169,11 @@ class TaskExtensions:
     ) -> TaskRun:
         """Return the run of a processor over the keys of a task."""
         arguments = context, state, key_group_range, output, self
-        made = (extension.new_run(*arguments) for extension in self._all)
-        run = next((run for run in made if run is not None), None)
-        return face_of(context.processor).new_run(*arguments) if run is None else run
+        for extension in self._all:
+            run = extension.new_run(*arguments)
+            if run is not None:
+                return run
+        return face_of(context.processor).new_run(*arguments)
 
     def wrap(self, run: TaskRun, output: Collector) -> TaskRun:
         """Return the run of the task, around the run of its processor."""

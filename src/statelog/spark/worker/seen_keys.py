@@ -1,7 +1,7 @@
 """
 What single keys of a task see, in the form of a recording.
 
-A recording of a key that a query chooses, and a dead letter of a key that failed, are made of it.
+Recordings of chosen keys and dead letters of failed keys share it.
 """
 
 from __future__ import annotations

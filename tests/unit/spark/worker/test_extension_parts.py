@@ -11,7 +11,6 @@ from statelog.extensions.bad_records.dead_letters import (
     FailedPart,
     failures_of,
 )
-from statelog.extensions.side_outputs.worker import SIDE_OUTPUTS, side_rows_of
 from statelog.model import KeyGroupRange
 from statelog.spark.worker.protocol import TaskAck, TaskPlace, part_of
 
@@ -24,12 +23,11 @@ def test_a_part_is_what_the_extension_answered_or_nothing() -> None:
     failed = FailedPart(2, "the first")
     assert failed is failures_of(ack(**{BAD_RECORDS: failed}))
     assert NO_FAILURE is failures_of(ack())
-    assert () == side_rows_of(ack())
     assert part_of({}, "a", int) is None
 
 
-@pytest.mark.parametrize("extras", [{BAD_RECORDS: ()}, {SIDE_OUTPUTS: {}}])
+@pytest.mark.parametrize("extras", [{BAD_RECORDS: ()}, {"side_outputs": {}}])
 def test_a_part_of_another_type_is_not_taken_for_nothing(extras: dict[str, object]) -> None:
     with pytest.raises(InvariantError, match=f"extension {next(iter(extras))} is a"):
         failures_of(ack(**extras))
-        side_rows_of(ack(**extras))
+        part_of(extras, "side_outputs", tuple)

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.recorded_job import RecordedJob
+from tests.recorded_job import RecordedJob, added_by
 from tests.recorded_processors import COLUMNS, OUTPUT
 from tests.unit.spark.worker.test_isolating_run import (
     LETTERS,
@@ -41,18 +41,19 @@ from tests.unit.spark.worker.test_isolating_run import (
 from tests.unit.spark.worker.test_large_input import NUMBERS, Query
 
 import statelog as sl
+from statelog.checkpoint.attachments import Addition
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
 from statelog.extensions.side_outputs import worker as side_output
-from statelog.extensions.side_outputs.worker import side_rows_of
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import output_parts
+from statelog.spark.worker.protocol import TaskAck
 from statelog.state.recordings.dead_letters import SCHEMA as LETTERS_SCHEMA
 
 pytestmark = pytest.mark.job
@@ -83,6 +84,10 @@ class Emits(Poisoned):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         self.emit(self.timers, k=key[0], time=expiredTimerInfo.getExpiryTimeInMs())
         yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+
+def emitted_by(ack: TaskAck) -> tuple[Addition, ...]:
+    return added_by(ack, "side_outputs")
 
 
 class EmitsFrames(Emits, PoisonedFrames):
@@ -182,7 +187,7 @@ def test_side_outputs_are_those_of_the_calls_that_did_not_fail(
         assert output_of(clean, expected) == output_of(job, acks)
         for name in ("operations", "timers"):
             assert in_batches(clean.location, name) == in_batches(job.location, name), name
-        emitted = sum(each.rows for ack in acks for each in side_rows_of(ack))
+        emitted = sum(each.count for ack in acks for each in emitted_by(ack))
         with sl.open(job.location) as state:
             kept = state.side_outputs()
         assert sum(each.rows for each in kept) >= emitted
@@ -336,14 +341,16 @@ def test_many_rows_are_put_into_files_and_memory_stays_bounded(
     monkeypatch.setattr(output_parts, "_HELD_BYTES", 100_000)
     job = late_job(tmp_path, Many())
     (ack,) = job.run([("a", "row", 60_000), ("b", "row", 10)])
-    (side,) = side_rows_of(ack)
-    assert 60_010 == side.rows == sum(side.file_rows)
-    assert 16_384 >= max(side.file_rows)  # a key has 60,000 rows, and few of them are held
+    emitted = emitted_by(ack)
+    assert 60_010 == sum(each.count for each in emitted)
+    assert 16_384 >= max(
+        each.count for each in emitted
+    )  # a key has 60,000 rows, and few of them are held
     rows = rows_of(job.location, "late")
     assert 60_010 == len(rows) == len(set(rows))
     with sl.open(job.location) as state:
         (kept,) = state.side_outputs()
-    assert (60_010, len(side.file_rows)) == (kept.rows, kept.objects)
+    assert (60_010, len(emitted)) == (kept.rows, kept.objects)
 
 
 def test_a_damaged_or_deleted_object_is_reported(tmp_path: Path) -> None:
@@ -463,8 +470,7 @@ def test_initial_state_that_fails_takes_all_rows_along_and_rows_that_fail_only_t
         initial=InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value")),
     )  # fmt: skip
     query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)
-    (side,) = side_rows_of(query.acks[0])
-    assert isinstance(side.output, tuple)
-    tables = [from_ipc(query.store.get(each.path)) for each in side.output]
+    files = [each.file for each in emitted_by(query.acks[0])]
+    tables = [from_ipc(query.store.get(each.path)) for each in files if each is not None]
     emitted = [tuple(row.values())[2:] for table in tables for row in table.to_pylist()]
     assert sorted(left) == sorted(emitted)

@@ -14,14 +14,14 @@ pytest.importorskip("pyspark")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.recorded_job import RecordedJob
+from tests.recorded_job import RecordedJob, added_by
 from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
 
 from statelog.checkpoint import collect_garbage
 from statelog.errors import ProcessorError
-from statelog.extensions.recordings.recording import recorded_by
 from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.replay import ReplayedStep, replay
+from statelog.spark.worker.protocol import TaskAck
 from statelog.state.recordings import forget_key, list_recordings, read_recording, steps_of
 from statelog.store import PATHS
 
@@ -47,6 +47,11 @@ def run_all(job: RecordedJob, history: list[Batch]) -> None:
 def fresh(folder: Path) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     return str(folder)
+
+
+def recorded_and_dropped(ack: TaskAck) -> tuple[int, int]:
+    (added,) = added_by(ack, "recordings")
+    return added.count, added.info["dropped"]
 
 
 def recorded_keys(job: RecordedJob) -> list[Any]:
@@ -245,7 +250,7 @@ def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> No
     large = [("large", "append", number) for number in range(2000)]
     small = [(f"k{number}", "append", number) for number in range(10)]
     (ack,) = job.run([*large, *small])
-    assert (10, 1) == (recorded_by(ack).keys, recorded_by(ack).dropped)
+    assert (10, 1) == recorded_and_dropped(ack)
     (stored,) = list_recordings(job.store)
     assert (10, 1) == (stored.keys, stored.dropped)
     (task,) = read_recording(job.store, stored)
@@ -253,7 +258,7 @@ def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> No
     assert ("large",) not in recorded_keys(job)
     # Its state is too large from now on, even without a row.
     (ack,) = job.run([("large", "append", 1)])
-    assert (0, 1) == (recorded_by(ack).keys, recorded_by(ack).dropped)
+    assert (0, 1) == recorded_and_dropped(ack)
 
 
 @pytest.mark.parametrize("record_bytes", [5_000, 50_000])
@@ -262,8 +267,9 @@ def test_a_micro_batch_is_bounded(tmp_path: Path, record_bytes: int) -> None:
         str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), record_bytes=record_bytes
     )
     (ack,) = job.run([(f"key {number}", "append", number) for number in range(5000)])
-    assert recorded_by(ack).keys > 0
-    assert 5000 == recorded_by(ack).keys + recorded_by(ack).dropped
+    recorded, dropped = recorded_and_dropped(ack)
+    assert recorded > 0
+    assert 5000 == recorded + dropped
     (task,) = read_recording(job.store, list_recordings(job.store)[0])
     own = len(task.before) + len(task.after) + len(task.input)
     assert own < record_bytes + 8_000  # and the schemas of the streams
@@ -401,7 +407,11 @@ def test_a_large_recording_is_a_file_of_its_task(tmp_path: Path) -> None:
         str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=2, inline_bytes=100
     )
     acks = job.run([(f"k{number}", "add", number) for number in range(50)])
-    assert all(recorded_by(ack).file is not None and not recorded_by(ack).data for ack in acks)
+    assert all(
+        added.file is not None and not added.data
+        for ack in acks
+        for added in added_by(ack, "recordings")
+    )
     found = list_recordings(job.store)
     assert (2, 50) == (len(found), sum(one.keys for one in found))
     assert [] == differences(replay(str(tmp_path), "k3", processor=Steps()))
