@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ class Tester(Protocol):
 
     _state: TesterState
     _output: pa.Schema | None
-    _extractor: Any
+    _extractor: Callable[[pa.Table], object] | None
     _time_mode: str
     _watermark_ms: int
     _batch_id: int
@@ -45,8 +45,9 @@ def run_columns(
     tester: Tester, rows: pa.Table | None = None, initial: pa.Table | None = None
 ) -> pa.Table:
     """Run one micro-batch; without rows only the timers that are due fire."""
-    if rows is not None and tester._time_mode == "eventtime":
-        times = np.asarray(tester._extractor(rows))
+    extractor = tester._extractor if tester._time_mode == "eventtime" else None
+    if rows is not None and extractor is not None:
+        times = np.asarray(extractor(rows))
         rows = rows.filter(pa.array(times > tester._watermark_ms))
     tester._batch_id += 1
     output = _Tables(tester._output, tester._batch_id)

@@ -36,7 +36,7 @@ def replayable(
     Record the key that failed, and return the error with the command that replays it.
 
     Args:
-        tools: The tools of the task; None where it has no state location.
+        tools: The tools of the task; None over a batch frame.
         recorder: The recorder of the task; None where nothing is recorded.
         error: The error.
     """

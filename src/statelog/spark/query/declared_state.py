@@ -69,6 +69,8 @@ class DriverHandle(StateVariables):
             raise UsageError(f"{of}: {schema!r:.200} is not a schema: {problem}") from error
 
     def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
+        if not row.declaration:
+            raise UsageError(f"{method}(): call it while rows or timers are handled, not in init()")
         declaration = self._declarations.get(row.name)
         if declaration is None:
             declaration = self._declarations[row.name] = half(row.declaration)(self._struct)

@@ -214,8 +214,8 @@ class TesterExtensions:
         for addition in part_of(answers, "side_outputs", tuple) or ():
             data = (self._objects[addition.file.path],) if addition.file else addition.data
             for table in map(from_ipc, data):
-                own = table.select(range(len(SIDE_COLUMNS), table.num_columns))
-                rows.setdefault(addition.name, []).extend(rows_in(own))
+                emitted = table.select(range(len(SIDE_COLUMNS), table.num_columns))
+                rows.setdefault(addition.name, []).extend(rows_in(emitted))
         return rows
 
 
