@@ -36,13 +36,13 @@ from statelog.demo.java import prepare_environment
 from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.model import KeyGroupRange
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import PandasRowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.types import arrow_schema
-from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_hash import hash_columns

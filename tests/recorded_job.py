@@ -29,6 +29,7 @@ from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.extension import AttachingExtension, BatchStart, LocationObjects
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by, with_marks
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of, keys_of_operators
@@ -36,7 +37,6 @@ from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.types import arrow_schema
-from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker.protocol import (
     BatchContext,
     TaskAck,

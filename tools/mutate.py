@@ -67,7 +67,7 @@ TESTS = {
     "spark": [
         "tests/unit/spark",
         "tests/unit/core/test_snapshot_schedule.py",
-        "--deselect=tests/unit/spark/testing/test_processor_tester.py::"
+        "--deselect=tests/unit/extensions/testing/test_processor_tester.py::"
         "test_testing_needs_no_pyspark_until_it_is_asked_for",
     ],
 }

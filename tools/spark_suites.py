@@ -143,7 +143,7 @@ def enabled_class(checkout: Path, module: str, name: str) -> type[unittest.TestC
 
 def _give_locations() -> None:
     """Give a temporary checkpointLocation to each query that has none."""
-    from statelog.spark.connect.client import ConnectStreamWriter
+    from statelog.extensions.connect.client import ConnectStreamWriter
 
     location_of = ConnectStreamWriter._checkpoint_location
 

@@ -3,7 +3,7 @@ Make `spark.read.format("statelog")` known to Spark.
 
 Spark imports every package `pyspark_<name>` that it finds when a query first names a format that is
 not its own, and an error then would fail the formats of others too.  So this module imports little;
-what reads state is imported when a query asks for it: `statelog.spark.source`.
+what reads state is imported when a query asks for it: `statelog.extensions.spark_source`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
-    from statelog.spark.source import StateSource
+    from statelog.extensions.spark_source import StateSource
 
 __all__ = ["DefaultSource"]
 
@@ -29,7 +29,7 @@ class DefaultSource(DataSource):
     """
     The state of a query on statelog, as a frame that Spark reads.
 
-    The options are fields of `statelog.spark.source.options.SourceOptions`.
+    The options are fields of `statelog.extensions.spark_source.options.SourceOptions`.
     """
 
     _source: StateSource | None = None
@@ -58,7 +58,7 @@ class DefaultSource(DataSource):
     def _opened(self) -> StateSource:
         # Spark pickles this object after `schema`, so all that follows has the same checkpoint.
         if self._source is None:
-            from statelog.spark.source import StateSource
+            from statelog.extensions.spark_source import StateSource
 
             self._source = StateSource(dict(self.options))
         return self._source

@@ -392,7 +392,7 @@ def recordings(folder: Path) -> list[bytes]:
 
 def read_recording(data: bytes) -> Any:
     """Read a recording, each step of it and its settings of frames."""
-    from statelog.spark.testing.replay import row_format_of
+    from statelog.extensions.testing.replay import row_format_of
 
     tasks = decode_file(data, where="recordings/a")
     steps = [step for task in tasks for step in steps_of(task)]

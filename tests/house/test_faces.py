@@ -45,7 +45,13 @@ def test_the_rule_sees_each_form() -> None:
 
 
 def test_only_tables_of_the_engine_name_extensions() -> None:
-    above = {STATELOG / "cli", STATELOG / "demo", EXTENSIONS}
+    above = {
+        STATELOG / "cli",
+        STATELOG / "demo",
+        STATELOG / "testing",
+        EXTENSIONS,
+        SRC / "pyspark_statelog",
+    }
     below = [path for path in modules() if not above & set(path.parents)]
     naming = {path for path in below if "statelog.extensions" in text_of(path)}
     assert NAMING == naming

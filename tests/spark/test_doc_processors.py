@@ -14,8 +14,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
 from tests.spark.versions import ROWS
-from tests.unit.spark.testing import test_processor_tester as test_tester
-from tests.unit.spark.testing.test_processor_tester import RunningCountStatefulProcessorFactory
+from tests.unit.extensions.testing import test_processor_tester as test_tester
+from tests.unit.extensions.testing.test_processor_tester import RunningCountStatefulProcessorFactory
 
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas

@@ -23,7 +23,7 @@ from tests.spark.versions import row_operator
 
 from statelog.errors import UsageError
 from statelog.spark import spark_state, with_initial_state
-from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.query.ddl import parse_ddl
 
 workers_get_by_value(__name__)
 

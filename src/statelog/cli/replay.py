@@ -25,8 +25,8 @@ from statelog.state.recordings.step import RecordedStep
 from statelog.store import ObjectStore
 
 if TYPE_CHECKING:
+    from statelog.extensions.testing.replay import ReplayedStep
     from statelog.spark.rows.spark_versions import StatefulProcessor
-    from statelog.spark.testing.replay import ReplayedStep
 
 
 def replay(
@@ -110,7 +110,7 @@ def _recorded_steps(
     from_checkpoint: str | None,
 ) -> list[RecordedStep]:
     """Return the steps of a key that is given as text."""
-    from statelog.spark.testing.replay import recorded_steps
+    from statelog.extensions.testing.replay import recorded_steps
 
     refused: UsageError | None = None
     values: list[tuple[object, ...]] = []
@@ -136,13 +136,13 @@ def _recorded_steps(
 
 
 def _processor(name: str, location: str) -> StatefulProcessor:
-    from statelog.spark.testing.find_processor import find_processor
+    from statelog.extensions.testing.find_processor import find_processor
 
     return find_processor(name, location=location)
 
 
 def _refuse_no_processor(steps: Sequence[RecordedStep]) -> NoReturn:
-    from statelog.spark.testing.find_processor import refuse_no_processor
+    from statelog.extensions.testing.find_processor import refuse_no_processor
 
     refuse_no_processor(steps[-1].task)
 
@@ -150,7 +150,7 @@ def _refuse_no_processor(steps: Sequence[RecordedStep]) -> NoReturn:
 def _replayed(
     steps: Sequence[RecordedStep], processor: StatefulProcessor, *, pdb: bool
 ) -> list[ReplayedStep]:
-    from statelog.spark.testing.replay import debug_step, replay_step
+    from statelog.extensions.testing.replay import debug_step, replay_step
 
     replayed = []
     for step in steps:

@@ -13,7 +13,7 @@ from statelog.cli.output import PlainTable, console, print_json, utc
 from statelog.state.recordings import RecordedStep
 
 if TYPE_CHECKING:
-    from statelog.spark.testing.replay import ReplayedStep
+    from statelog.extensions.testing.replay import ReplayedStep
 
 _ROWS_SHOWN = 20
 

@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     )
     from statelog.extensions.columns.processor import ColumnarHandle, ColumnarProcessor
     from statelog.extensions.columns.slots import ColumnState, ColumnTimers, Keys
-    from statelog.options import SnapshotPolicy
-    from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
-    from statelog.spark.comparison import BatchOutcome, WhatIf, what_if
-    from statelog.spark.enabling import disable, enable
-    from statelog.spark.migration import (
+    from statelog.extensions.migration import (
         spark_checkpoint,
         spark_state,
         to_spark,
         with_initial_state,
     )
+    from statelog.extensions.testing.replay import Difference, ReplayedStep, replay
+    from statelog.options import SnapshotPolicy
+    from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
+    from statelog.spark.comparison import BatchOutcome, WhatIf, what_if
+    from statelog.spark.enabling import disable, enable
     from statelog.spark.query.broadcast import Broadcast, BroadcastTable
     from statelog.spark.query.progress import BatchProgress
     from statelog.spark.query.settings import OperatorSettings
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from statelog.spark.stream.sinks.kafka import KafkaSink
     from statelog.spark.stream.stateful_stream import StatefulStream
     from statelog.spark.stream.writer import StatefulStreamWriter
-    from statelog.spark.testing.replay import Difference, ReplayedStep, replay
     from statelog.state.objects import AggregateFunction
 
 else:
@@ -78,7 +78,7 @@ else:
             "statelog.extensions.columns.aggregation": "Aggregate aggregate approx_count_distinct count first last latest_row max_ mean min_ sum_ top_k variance",
             "statelog.spark.api": "transform_with_state transform_with_state_in_pandas",
             "statelog.spark.enabling": "disable enable",
-            "statelog.spark.migration": "spark_checkpoint spark_state to_spark with_initial_state",
+            "statelog.extensions.migration": "spark_checkpoint spark_state to_spark with_initial_state",
             "statelog.spark.query.broadcast": "Broadcast BroadcastTable",
             "statelog.extensions.columns.processor": "ColumnarHandle ColumnarProcessor",
             "statelog.spark.query.progress": "BatchProgress",
@@ -91,7 +91,7 @@ else:
             "statelog.spark.stream.sinks.kafka": "KafkaSink",
             "statelog.spark.stream.stateful_stream": "StatefulStream",
             "statelog.spark.stream.writer": "StatefulStreamWriter",
-            "statelog.spark.testing.replay": "Difference ReplayedStep replay",
+            "statelog.extensions.testing.replay": "Difference ReplayedStep replay",
             "statelog.spark.comparison": "BatchOutcome WhatIf what_if",
             "statelog.state.objects": "AggregateFunction",
             "statelog.extensions.columns.slots": "ColumnState ColumnTimers Keys",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Unpack
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -21,6 +22,7 @@ from statelog.metrics import Metrics
 from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
+from statelog.spark.extension_table import CONNECT_CLIENT
 from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.query.declaration import check_declared
 from statelog.spark.query.declared_state import declared_by
@@ -361,9 +363,9 @@ def client_of(session: SparkSession) -> Client:
         return _CLASSIC
     refuse_before((4, 0), "a session of Spark Connect")
     # Imported here, because it needs the packages of Spark Connect.
-    from statelog.spark.connect.client import CONNECT
-
-    return CONNECT
+    module, constant = CONNECT_CLIENT
+    client: Client = getattr(import_module(module), constant)
+    return client
 
 
 def _classic_stream(operators: Sequence[OperatorDefinition], output: StructType) -> DataFrame:

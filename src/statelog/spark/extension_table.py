@@ -56,6 +56,10 @@ EXTENSIONS: Final = (
 )
 
 
+CONNECT_CLIENT: Final = "statelog.extensions.connect.client", "CONNECT"
+"""The module and the constant of the `Client` for a session of Spark Connect."""
+
+
 def half(path: str) -> type:
     """Return the class `module:Class`, which is imported at its first use."""
     module, _, name = path.partition(":")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from statelog.first_use import names_on_first_use
 
 if TYPE_CHECKING:
-    from statelog.spark.testing.processor_tester import ProcessorTester
+    from statelog.extensions.testing.processor_tester import ProcessorTester
 else:
     # It needs PySpark; the stores do not.
     __getattr__ = names_on_first_use(
-        __name__, {"statelog.spark.testing.processor_tester": "ProcessorTester"}
+        __name__, {"statelog.extensions.testing.processor_tester": "ProcessorTester"}
     )
 
 __all__ = ["ProcessorTester"]

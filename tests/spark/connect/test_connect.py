@@ -18,10 +18,10 @@ from tests.spark.streams import BatchSource, workers_get_by_value
 
 from statelog.demo.connect_server import ConnectServer
 from statelog.errors import UsageError
+from statelog.extensions.connect.client import ConnectStream
+from statelog.extensions.connect.query_files import SparkFiles
 from statelog.metrics import Metrics
 from statelog.spark import disable, enable, replay, transform_with_state
-from statelog.spark.connect.client import ConnectStream
-from statelog.spark.connect.query_files import SparkFiles
 from statelog.spark.jvm.files import LocalFiles
 
 workers_get_by_value(__name__)
@@ -127,7 +127,7 @@ def test_another_version_of_statelog_is_rejected_at_the_start(
     job: ConnectJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.source.add(BATCHES[0])
-    monkeypatch.setattr("statelog.spark.connect.worker.__version__", "0.0.1")
+    monkeypatch.setattr("statelog.extensions.connect.worker.__version__", "0.0.1")
     with pytest.raises(UsageError, match=r"the client has statelog 0\.0\.1"):
         job.start()
 

@@ -15,9 +15,9 @@ from tests.recorded_processors import COLUMNS, OUTPUT, Steps
 
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
+from statelog.extensions.testing.replay import replay
 from statelog.operations.repair import plan_give_up
 from statelog.spark.query.record import RecordRule
-from statelog.spark.testing.replay import replay
 from statelog.state.recordings import (
     StoredRecording,
     list_recordings,

@@ -17,8 +17,8 @@ from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, S
 
 from statelog.cli import main as cli
 from statelog.errors import CorruptionError, UsageError
+from statelog.extensions.testing.replay import debug_step, replay
 from statelog.spark.query.record import RecordRule
-from statelog.spark.testing.replay import debug_step, replay
 
 pytestmark = pytest.mark.campaign
 

@@ -17,11 +17,11 @@ from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.cli.main import run
 from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
+from statelog.extensions.spark_source.opened import Location
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.operations import rewind
 from statelog.operations.rewind import apply_rewind, plan_rewind, rewind_points
-from statelog.spark.source.opened import Location
 from statelog.store import ObjectStore, open_store
 
 ALL = KeyGroupRange(0, 7)

@@ -1,5 +1,7 @@
 """
 Tables that every task of a micro-batch sees in the same version.
 
-    driver     the versions that a micro-batch sees, and their objects as attachments
+    declaration    the tables that a processor asks for
+    driver         the versions that a micro-batch sees, and their objects as attachments
+    worker         the tables of a task, which keeps the newest versions
 """

@@ -13,13 +13,13 @@ from statelog.errors import UsageError
 from statelog.extensions.columns.rows import ColumnarFormat, ColumnarInput, ColumnarOutput
 from statelog.extensions.columns.run import ColumnarRun
 from statelog.extensions.columns.slots import SlotState
+from statelog.extensions.testing.tester_rows import TesterExtensions
+from statelog.extensions.testing.tester_state import TesterState
 from statelog.format.arrow_limits import one_array
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.types import table_of
 from statelog.spark.rows.unfit_output import OutputCalls
-from statelog.spark.testing.tester_rows import TesterExtensions
-from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.protocol import BatchContext
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_hash import hash_columns

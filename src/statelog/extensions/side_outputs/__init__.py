@@ -1,5 +1,7 @@
 """
 Rows that processors emit by name, next to their output.
 
-    driver     the rows as attachments, and their delivery
+    declaration    the side outputs that a processor declares
+    driver         the rows as attachments, and their delivery
+    worker         the rows that a task emits
 """

@@ -10,13 +10,9 @@ One task of one micro-batch, in a Python worker.
     single_keys     the faces of processors that are called key by key
     unencodable     the values of state that do not fit their type
     output_parts    the output rows as record batches; task_uploads: the changes into the changelog
-    broadcasts      the broadcast tables of a micro-batch
-    side_output     rows that the processor emits by name, next to its output
-    recorder        what chosen keys see, in a recorded_run; recording: that as bytes
-    isolating_run    leaves out the keys that fail; dead_letters: what a replay of them needs
-    replayable      the command that replays a key that failed
+    extension       what extensions add to the task; seen_keys: what recordings and dead letters share
     batch_task      a task over a batch frame, whose state is discarded
 
 Other packages use `protocol`, `task`, `batch_task`, `connection`, `processor_run`, `handle`,
-`failures` and `stopwatch`.
+`failures`, `stopwatch`, and extensions use `extension`, `run`, `output_parts` and `seen_keys`.
 """

@@ -12,8 +12,8 @@ from pyspark.errors import ParseException
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import DriverHandle
-from statelog.spark.testing.ddl import parse_ddl
 
 
 def parse(text: str) -> StructType:

@@ -44,11 +44,11 @@ from tests.unit.spark.worker.test_side_output import (
 )
 
 from statelog.extensions.bad_records.dead_letters import failures_of
+from statelog.extensions.testing.replay import replay
 from statelog.model.handles import FileStateHandle
 from statelog.spark.query.record import RecordRule
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import from_ipc
-from statelog.spark.testing.replay import replay
 from statelog.spark.worker import output_parts
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts

@@ -32,11 +32,11 @@ from statelog.errors import ProcessorError, StoreError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.spark import StatefulProcessor
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import arrow_schema, from_ipc, make_row
-from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.batch_task import batch_task
 from statelog.spark.worker.kept_states import KeptStates

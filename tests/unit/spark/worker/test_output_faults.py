@@ -19,13 +19,13 @@ from statelog.errors import ProcessorError
 from statelog.extensions.columns.processor import ColumnarProcessor
 from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.spark import StatefulProcessor
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows.formats import (
     PandasRowFormat,
     RowFormat,
     SparkRowFormat,
 )
 from statelog.spark.rows.interface import UnnamedColumns
-from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import output_parts
 from statelog.testing import ProcessorTester
 

@@ -18,8 +18,8 @@ from statelog.extensions.columns.aggregation.processor import (
 )
 from statelog.extensions.columns.slots import zoned_table
 from statelog.spark import ColumnarProcessor
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows.types import arrow_schema
-from statelog.spark.testing.ddl import parse_ddl
 from statelog.testing import ProcessorTester
 
 # The hour that autumn repeats in New York, and those of Berlin and of Lord Howe (half an hour).

@@ -12,9 +12,9 @@ from pyspark.sql import Row
 from pyspark.sql import types as T  # noqa: N812
 
 from statelog.errors import UsageError
+from statelog.extensions.migration.initial_state import plain_struct
 from statelog.spark import StatefulProcessor, with_initial_state
-from statelog.spark.migration.initial_state import plain_struct
-from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.query.ddl import parse_ddl
 from statelog.testing import ProcessorTester
 
 MOMENT = dt.datetime(2024, 10, 27, 1, 30, 0, 250_000)

@@ -3,8 +3,8 @@
 import pytest
 
 from statelog.errors import InvalidOptionsError
+from statelog.extensions.spark_source import SourceOptions
 from statelog.model import KeyGroupRange
-from statelog.spark.source import SourceOptions
 
 
 def test_the_names_are_taken_in_any_case() -> None:

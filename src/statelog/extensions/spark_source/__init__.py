@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from statelog.first_use import names_on_first_use
 
 if TYPE_CHECKING:
-    from statelog.spark.source.options import SourceOptions
-    from statelog.spark.source.source import StateSource
+    from statelog.extensions.spark_source.options import SourceOptions
+    from statelog.extensions.spark_source.source import StateSource
 else:
     # Spark 3.5 does not have data sources in Python, which `source` imports; `columns` is used there too.
     __getattr__ = names_on_first_use(
         __name__,
         {
-            "statelog.spark.source.options": "SourceOptions",
-            "statelog.spark.source.source": "StateSource",
+            "statelog.extensions.spark_source.options": "SourceOptions",
+            "statelog.extensions.spark_source.source": "StateSource",
         },
     )
 

@@ -33,10 +33,10 @@ from statelog.checkpoint.query_files import (
     unfinished_batch,
 )
 from statelog.errors import UnavailableError, UsageError
-from statelog.spark.connect.query_files import SparkFiles
-from statelog.spark.connect.recorded_steps import ConnectPlan, input_plan
-from statelog.spark.connect.sinks import Foreach, sink_of
-from statelog.spark.connect.worker import (
+from statelog.extensions.connect.query_files import SparkFiles
+from statelog.extensions.connect.recorded_steps import ConnectPlan, input_plan
+from statelog.extensions.connect.sinks import Foreach, sink_of
+from statelog.extensions.connect.worker import (
     ConnectEngine,
     ObservedFigures,
     QueryStart,

@@ -5,7 +5,7 @@ from pyspark.sql.types import ArrayType, DecimalType, IntegerType, MapType, Stri
 from tests.ddl_texts import TEXTS
 
 from statelog.errors import UsageError
-from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.query.ddl import parse_ddl
 
 
 @pytest.mark.parametrize(("text", "types"), TEXTS.items())

@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from statelog.extensions.spark_source.readers import key_groups_left
 from statelog.model import KeyGroupRange
-from statelog.spark.source.readers import key_groups_left
 from statelog.state.keys.key_groups import key_group_of
 
 ALL = KeyGroupRange(128, 255)

@@ -22,7 +22,24 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.extensions.testing.key_state import (
+    cells_given,
+    expiry_shown,
+    state_shown,
+    timers_given,
+)
+from statelog.extensions.testing.tester_rows import (
+    TesterExtensions,
+    TesterOutput,
+    TesterRows,
+    check_rows,
+    format_of,
+    rows_as,
+    typed_rows,
+)
+from statelog.extensions.testing.tester_state import KnownStates, TesterHandle, TesterState
 from statelog.spark.query.broadcast import BroadcastTable, version_of
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.processor_checks import pickled
@@ -37,23 +54,6 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.spark.rows.types import arrow_schema, table_of
-from statelog.spark.testing.ddl import parse_ddl
-from statelog.spark.testing.key_state import (
-    cells_given,
-    expiry_shown,
-    state_shown,
-    timers_given,
-)
-from statelog.spark.testing.tester_rows import (
-    TesterExtensions,
-    TesterOutput,
-    TesterRows,
-    check_rows,
-    format_of,
-    rows_as,
-    typed_rows,
-)
-from statelog.spark.testing.tester_state import KnownStates, TesterHandle, TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext, part_of
 from statelog.state.encoding.changes import OperatorCodec

@@ -12,9 +12,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.extensions.spark_source.columns import spark_batch, state_path
+from statelog.extensions.spark_source.opened import Location
 from statelog.model import KeyGroupRange
-from statelog.spark.source.columns import spark_batch, state_path
-from statelog.spark.source.opened import Location
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter  # from Spark 4.1 on

@@ -9,14 +9,14 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from statelog.errors import CorruptionError
+from statelog.extensions.testing.key_state import expiry_shown, state_shown, timers_shown
+from statelog.extensions.testing.processor_tester import ProcessorTester
+from statelog.extensions.testing.tester_rows import TesterRows, rows_in
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.rows.unfit_output import OutputCalls, UnfitOutputError
-from statelog.spark.testing.key_state import expiry_shown, state_shown, timers_shown
-from statelog.spark.testing.processor_tester import ProcessorTester
-from statelog.spark.testing.tester_rows import TesterRows, rows_in
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.state.recordings import RecordedStep
 from statelog.state.recordings.cells import cells_in

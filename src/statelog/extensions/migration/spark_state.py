@@ -14,8 +14,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from statelog.errors import UsageError
+from statelog.extensions.migration.to_spark import STATE_COLUMN, TIMERS_COLUMN
 from statelog.model import JsonObject
-from statelog.spark.migration.to_spark import STATE_COLUMN, TIMERS_COLUMN
 from statelog.spark.rows.spark_versions import refuse_before
 
 _TIMERS = "TimerState"

@@ -9,9 +9,9 @@ Move a query between Spark's own state and statelog, in both directions.
 docs/how-to/migration.md has complete examples.
 """
 
-from statelog.spark.migration.initial_state import with_initial_state
-from statelog.spark.migration.spark_checkpoint import spark_checkpoint
-from statelog.spark.migration.spark_state import spark_state
-from statelog.spark.migration.to_spark import to_spark
+from statelog.extensions.migration.initial_state import with_initial_state
+from statelog.extensions.migration.spark_checkpoint import spark_checkpoint
+from statelog.extensions.migration.spark_state import spark_state
+from statelog.extensions.migration.to_spark import to_spark
 
 __all__ = ["spark_checkpoint", "spark_state", "to_spark", "with_initial_state"]

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import Row
 
 from statelog.errors import UsageError
+from statelog.extensions.migration.initial_state import _ValueVariable
 from statelog.spark import StatefulProcessor, with_initial_state
-from statelog.spark.migration.initial_state import _ValueVariable
 from statelog.testing import ProcessorTester
 
 HOUR = 3_600_000
@@ -118,7 +118,7 @@ def test_what_has_not_expired_is_put_back_in_order(pandas: bool) -> None:
 def test_list_elements_are_put_one_by_one_where_spark_sends_lists_as_frames(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from statelog.spark.migration import initial_state
+    from statelog.extensions.migration import initial_state
 
     monkeypatch.setattr(initial_state, "lists_are_sent_as_frames", lambda: True)
     (text,) = shown_by(starting([row_of(2**62, 2**62)], pandas=False), pandas=False)

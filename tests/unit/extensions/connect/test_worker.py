@@ -7,9 +7,9 @@ import pytest
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import UsageError
+from statelog.extensions.connect import worker
+from statelog.extensions.connect.client import refuse_relative
 from statelog.spark import idempotent
-from statelog.spark.connect import worker
-from statelog.spark.connect.client import refuse_relative
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.query.settings import QuerySettings
 

@@ -11,19 +11,19 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.runtime.clock import wall_clock_ms
-from statelog.spark.rows.types import arrow_schema
-from statelog.spark.source.changes import ChangeRows, ChangesRead, ChangeStream
-from statelog.spark.source.columns import selected_columns, spark_schema
-from statelog.spark.source.opened import Location, only_variable, ranges_of
-from statelog.spark.source.options import CHANGES_VIEW, CHECKPOINTS_VIEW, SourceOptions
-from statelog.spark.source.readers import (
+from statelog.extensions.spark_source.changes import ChangeRows, ChangesRead, ChangeStream
+from statelog.extensions.spark_source.columns import selected_columns, spark_schema
+from statelog.extensions.spark_source.opened import Location, only_variable, ranges_of
+from statelog.extensions.spark_source.options import CHANGES_VIEW, CHECKPOINTS_VIEW, SourceOptions
+from statelog.extensions.spark_source.readers import (
     CHECKPOINT_COLUMNS,
     CheckpointRows,
     FilteredStateRows,
     StateRead,
     StateRows,
 )
+from statelog.runtime.clock import wall_clock_ms
+from statelog.spark.rows.types import arrow_schema
 from statelog.state.reader.feed import ChangeFeed
 from statelog.store.location import is_known, normalize_url
 

@@ -14,11 +14,11 @@ from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import check_continues, find_checkpoint
 from statelog.checkpoint.tags import ReaderPosition
 from statelog.errors import CheckpointError, UsageError
+from statelog.extensions.spark_source.columns import spark_batch
+from statelog.extensions.spark_source.opened import Location
 from statelog.model import CheckpointPosition, CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit
-from statelog.spark.source.columns import spark_batch
-from statelog.spark.source.opened import Location
 from statelog.state.reader import LocationState
 from statelog.state.reader.chain import chain_before
 

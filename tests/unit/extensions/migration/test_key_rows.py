@@ -10,14 +10,14 @@ from tests.unit.state.reader.histories import KEYS, NAMES, TTL_MS, History, key_
 
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import UsageError
-from statelog.model import KeyGroupRange
-from statelog.spark.migration.to_spark import (
+from statelog.extensions.migration.to_spark import (
     CHECKPOINT_COLUMN,
     EXPIRY_COLUMN,
     STATE_COLUMN,
     TIMERS_COLUMN,
     KeyRows,
 )
+from statelog.model import KeyGroupRange
 from statelog.spark.query.declared_state import with_marks
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader

@@ -24,12 +24,13 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.spark.migration.to_spark import (
+from statelog.extensions.migration.to_spark import (
     CHECKPOINT_COLUMN,
     EXPIRY_COLUMN,
     STATE_COLUMN,
     TIMERS_COLUMN,
 )
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.spark_versions import (
     ExpiredTimerInfo,
@@ -41,7 +42,6 @@ from statelog.spark.rows.spark_versions import (
     ValueState,
     lists_are_sent_as_frames,
 )
-from statelog.spark.testing.ddl import parse_ddl
 
 # Values of a frame of state as those that Spark's state takes.
 

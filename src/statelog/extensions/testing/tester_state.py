@@ -20,6 +20,7 @@ from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError
 from statelog.model import DEFAULT_MAX_PARALLELISM, ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import Declared, declared_by
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.state_variables import (
@@ -36,7 +37,6 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.spark.rows.types import make_row
-from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker.handle import TaskHandle
 from statelog.state.cache import AnyState
 from statelog.state.encoding.changes import OperatorCodec

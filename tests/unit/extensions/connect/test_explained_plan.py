@@ -2,7 +2,7 @@
 
 import pytest
 
-from statelog.spark.connect.recorded_steps import facts_in
+from statelog.extensions.connect.recorded_steps import facts_in
 from statelog.spark.query.input_plan import InputPlan
 
 FILES = (

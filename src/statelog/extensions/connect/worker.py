@@ -20,14 +20,14 @@ from pyspark.sql.connect.session import SparkSession
 
 from statelog import __version__
 from statelog.errors import InvariantError, StatelogError, UsageError
-from statelog.spark.connect.query_files import files_in_worker
-from statelog.spark.connect.recorded_steps import (
+from statelog.extensions.connect.query_files import files_in_worker
+from statelog.extensions.connect.recorded_steps import (
     RecordedSteps,
     begin_plan_ids_at,
     next_plan_id,
     of_session,
 )
-from statelog.spark.connect.sinks import MemoryInWorker
+from statelog.extensions.connect.sinks import MemoryInWorker
 from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.query.delivery import Sink, set_query
