@@ -415,8 +415,8 @@ def query_store(
         if place is not None:
             return open_query_files(place, options=_of(place, store, options))
     raise CheckpointError(
-        f"the checkpoint in {store.url} does not record the query's checkpointLocation, because an "
-        "older statelog made it: give checkpoint_location",
+        f"the checkpoint in {store.url} does not record the query's "
+        "checkpointLocation: give checkpoint_location (--checkpoint-location)",
         reason="not_found",
     )
 
