@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.errors import AnalysisException
+from pyspark.sql.types import StructType
 from tests.recorded_job import RecordedJob
 from tests.unit.spark.worker.test_side_output import late_job, rows_of
 
@@ -19,8 +21,10 @@ import statelog as sl
 from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
+from statelog.errors import UsageError
 from statelog.extensions.side_outputs import driver as side_outputs
 from statelog.operations.recommit import Recommit
+from statelog.spark.query.declared_state import DriverHandle
 from statelog.spark.query.settings import QuerySettings
 from statelog.state.reader.side_outputs import SIDE_OUTPUT
 
@@ -144,3 +148,13 @@ def test_an_edit_keeps_what_is_to_be_delivered(tmp_path: Path) -> None:
     after = commit.commit(base, [])
     assert before == BatchRecord.of(after).attachments
     assert before[0].is_fresh
+
+
+def test_a_schema_that_cannot_be_parsed_is_told_with_the_name() -> None:
+    def parse(ddl: str) -> StructType:
+        raise AnalysisException(f"{ddl} is not DDL")
+
+    with pytest.raises(
+        UsageError, match="side output 'late': 'n lnog' is not a schema: n lnog is not DDL"
+    ):
+        DriverHandle(parse, has_ttl=False).sideOutput("late", "n lnog")

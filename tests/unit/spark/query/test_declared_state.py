@@ -34,7 +34,6 @@ def parse(text: str) -> StructType:
             lambda handle: handle.getMapState("total", "n lnog", "n long"),
             "map key of state 'total'",
         ),
-        (lambda handle: handle.sideOutput("late", "n lnog"), "side output 'late'"),
     ],
 )
 def test_a_schema_that_cannot_be_parsed(declare: Any, what: str) -> None:
