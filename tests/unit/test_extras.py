@@ -20,7 +20,7 @@ USES = [
     (
         ["pyspark"],
         "from statelog.testing import ProcessorTester",
-        "statelog.spark needs pyspark",
+        "a test or a replay of a processor needs pyspark",
         "spark",
     ),
     (

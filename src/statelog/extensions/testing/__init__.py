@@ -7,5 +7,8 @@
     key_state          the state of one key as a test writes it
     replay             what a recorded key saw, through a processor of today (find_processor);
                        replay_tester runs a step
-    ddl                Spark's DDL text as a schema, without the JVM
 """
+
+from statelog.extras import require_spark
+
+require_spark("a test or a replay of a processor")
