@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Unpack
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -22,7 +21,7 @@ from statelog.metrics import Metrics
 from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
-from statelog.spark.extension_table import CONNECT_CLIENT
+from statelog.spark.extension_table import CONNECT_CLIENT, loaded
 from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.query.declaration import check_declared
 from statelog.spark.query.declared_state import declared_by
@@ -363,9 +362,7 @@ def client_of(session: SparkSession) -> Client:
         return _CLASSIC
     refuse_before((4, 0), "a session of Spark Connect")
     # Imported here, because it needs the packages of Spark Connect.
-    module, constant = CONNECT_CLIENT
-    client: Client = getattr(import_module(module), constant)
-    return client
+    return loaded(CONNECT_CLIENT, Client)
 
 
 def _classic_stream(operators: Sequence[OperatorDefinition], output: StructType) -> DataFrame:

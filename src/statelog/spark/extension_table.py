@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from statelog.errors import UsageError
+from statelog.errors import InvariantError, UsageError
+
+_Loaded = TypeVar("_Loaded")
 
 
 class ExtensionRow(NamedTuple):
     """
-    An extension; a half is `module:Class`, and is imported at its first use.
+    An extension; each part of it is `module:name`, and is imported at its first use.
 
     Args:
         name: The key of its parts in the specs and the answers of tasks.
@@ -19,6 +21,7 @@ class ExtensionRow(NamedTuple):
         worker: Its half in the worker, see `spark.worker.extension`.
         declaration: What a processor declares to it, see `spark.query.declaration`; "" for nothing.
         calls: The methods that it adds to the handle of a processor.
+        advice: Returns the error of a task in which the extension does not have a part; "" for none.
     """
 
     name: str
@@ -26,6 +29,7 @@ class ExtensionRow(NamedTuple):
     worker: str
     declaration: str = ""
     calls: tuple[str, ...] = ()
+    advice: str = ""
 
 
 EXTENSIONS: Final = (
@@ -33,6 +37,7 @@ EXTENSIONS: Final = (
         "recordings",
         "statelog.extensions.recordings.driver:Recordings",
         "statelog.extensions.recordings.worker:TaskRecordings",
+        advice="statelog.extensions.recordings.replayable:advised",
     ),
     ExtensionRow(
         "bad_records",
@@ -56,15 +61,17 @@ EXTENSIONS: Final = (
 )
 
 
-CONNECT_CLIENT: Final = "statelog.extensions.connect.client", "CONNECT"
-"""The module and the constant of the `Client` for a session of Spark Connect."""
+CONNECT_CLIENT: Final = "statelog.extensions.connect.client:CONNECT"
+"""The `Client` for a session of Spark Connect."""
 
 
-def half(path: str) -> type:
-    """Return the class `module:Class`, which is imported at its first use."""
+def loaded(path: str, kind: type[_Loaded]) -> _Loaded:
+    """Return what `module:name` names, which is imported at its first use; raises if it is not a *kind*."""
     module, _, name = path.partition(":")
-    loaded: type = getattr(import_module(module), name)
-    return loaded
+    value: object = getattr(import_module(module), name)
+    if not isinstance(value, kind):
+        raise InvariantError(f"{path} is a {type(value).__name__}, not a {kind.__name__}")
+    return value
 
 
 def row_of_call(method: str) -> ExtensionRow | None:

@@ -21,34 +21,26 @@ class TaskBadRecords(TaskExtension):
     The keys of a task whose processing fails.
 
     Args:
-        part: What to do with them; None where the task fails with them.
+        part: What to do with them.
         tools: What the extension gets besides its part.
     """
 
     keeps_rows: ClassVar[bool] = True
 
-    def __init__(self, part: ErrorPolicy | None, tools: TaskTools | None) -> None:
+    def __init__(self, part: ErrorPolicy, tools: TaskTools) -> None:
         self._tools = tools
-        self._failures: FailedKeys | None = None
-        if part is not None:
-            if tools is None:
-                raise InvariantError("bad records need the tools of a task")
-            spec = tools.spec
-            self._failures = FailedKeys(part, tools.codec, spec.context, spec.checkpoint_id)
+        spec = tools.spec
+        self._failures = FailedKeys(part, tools.codec, spec.context, spec.checkpoint_id)
 
     def wrap(
         self, run: TaskRun, collectors: Sequence[Collector], leave_out: Callable[[int, Key], None]
     ) -> TaskRun:
         """Return a run that continues where the processing of a key fails."""
-        if self._failures is None:
-            return run
         if not isinstance(run, ProcessorRun):
             raise InvariantError("the keys of a columnar processor do not fail one by one")
         return IsolatingRun(run, self._failures, collectors, leave_out)
 
     def answer(self) -> FailedPart | None:
         """Return the keys that failed, with their dead letters."""
-        if self._failures is None or self._tools is None:
-            return None
         part = self._failures.answer(self._tools.files, self._tools.spec)
         return None if part == NO_FAILURE else part

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
 
 from pyspark.sql.types import StructType
 
-from statelog.errors import UsageError
 from statelog.spark.query.broadcast import BroadcastTables, read_source, unknown_broadcast
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.query.state_variables import SchemaLike
+from statelog.spark.query.state_variables import SchemaLike, Unusable
 
 
 class DeclaredBroadcasts:
@@ -28,10 +26,12 @@ class DeclaredBroadcasts:
         """Return `broadcast`."""
         return {"broadcast": self._broadcast}
 
-    def _broadcast(self, name: str) -> DeclaredBroadcast:
+    def _broadcast(self, name: str) -> Unusable:
         """Note a broadcast table; what is returned cannot be read, because keys do not exist."""
         self._names.append(name)
-        return DeclaredBroadcast(name)
+        return Unusable(
+            f"broadcast table {name!r}: read it while rows or timers are handled, not in init()"
+        )
 
     def declared(self) -> tuple[str, ...]:
         """Return their names."""
@@ -49,18 +49,4 @@ class DeclaredBroadcasts:
     @staticmethod
     def batch_part(declared: Sequence[str] | None, settings: QuerySettings) -> BroadcastTables:
         """Return the tables as they are now."""
-        return {name: read_source(name, each) for name, each in settings.broadcast.items()}
-
-
-class DeclaredBroadcast:
-    """A broadcast table on the driver, where it cannot be read."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> NoReturn:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        raise UsageError(
-            f"broadcast table {self._name!r}: read it while rows or timers are handled, not in init()"
-        )
+        return {name: read_source(name, source) for name, source in settings.broadcast.items()}

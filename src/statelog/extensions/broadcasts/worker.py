@@ -75,6 +75,6 @@ def _tables_of(part: object | None, tools: TaskTools | None) -> BroadcastTables:
         return {}
     if isinstance(part, Mapping):
         return part
-    if isinstance(part, tuple) and tools is not None and tools.store is not None:
+    if isinstance(part, tuple) and tools is not None:
         return broadcast_tables(tools.store, part)
     raise InvariantError(f"the part of broadcasts is a {type(part).__name__}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from itertools import chain
 
 from statelog.checkpoint.attachments import Attachment, AttachmentPolicy
 from statelog.errors import UsageError
@@ -59,8 +58,7 @@ class Recordings(AttachingExtension):
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
         """Attach the recordings, and log how many keys exceed the bounds."""
-        additions = chain(*(self.additions(ack) for ack in chain(*answers.values())))
-        dropped = sum(addition.info.get("dropped", 0) for addition in additions)
+        dropped = sum(addition.info.get("dropped", 0) for addition in self.added(answers))
         if dropped:
             _log.warning(
                 "checkpoint %d: %d keys were not recorded, because they exceed recordBytes",

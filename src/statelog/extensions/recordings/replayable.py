@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
+from collections.abc import Callable
 from typing import Final, cast
 
 import pyarrow as pa
@@ -12,7 +13,6 @@ import pyarrow as pa
 from statelog.errors import ProcessorError, StoreError
 from statelog.extensions.recordings.recorder import TaskRecorder
 from statelog.extensions.recordings.recording import failed_recording
-from statelog.spark.worker.extension import TaskTools
 from statelog.spark.worker.failures import with_message
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.seen_keys import processor_name, source_of
@@ -29,21 +29,30 @@ _SWITCH_ON: Final = (
 )
 
 
+def advised(error: ProcessorError) -> ProcessorError:
+    """Return the error of a task that does not record, with the advice to record."""
+    return _with_advice(error, lambda: _SWITCH_ON)
+
+
 def replayable(
-    tools: TaskTools | None, recorder: TaskRecorder | None, error: ProcessorError
+    store: ObjectStore, recorder: TaskRecorder, spec: TaskSpec, error: ProcessorError
 ) -> ProcessorError:
     """
     Record the key that failed, and return the error with the command that replays it.
 
     Args:
-        tools: The tools of the task; None over a batch frame.
-        recorder: The recorder of the task; None where nothing is recorded.
+        store: Where the recording is written.
+        recorder: The recorder of the task.
+        spec: The instructions of the task.
         error: The error.
     """
-    if error.facts.get("key") is None or tools is None or tools.store is None:
+    return _with_advice(error, lambda: _recorded(store, recorder, spec, error))
+
+
+def _with_advice(error: ProcessorError, advice: Callable[[], str]) -> ProcessorError:
+    if error.facts.get("key") is None:
         return error
-    advice = _SWITCH_ON if recorder is None else _recorded(tools.store, recorder, tools.spec, error)
-    return cast("ProcessorError", with_message(error, f"{error.message}. {advice}"))
+    return cast("ProcessorError", with_message(error, f"{error.message}. {advice()}"))
 
 
 def _recorded(

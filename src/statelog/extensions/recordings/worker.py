@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from statelog.checkpoint.attachments import Addition
-from statelog.errors import InvariantError, ProcessorError
+from statelog.errors import ProcessorError
 from statelog.extensions.recordings.recorded_run import RecordedRun
 from statelog.extensions.recordings.recorder import TaskRecorder
 from statelog.extensions.recordings.recording import put_recording
@@ -27,20 +27,15 @@ class TaskRecordings(TaskExtension):
     The recording of a task.
 
     Args:
-        part: What to record; None for nothing.
+        part: What to record.
         tools: What the extension gets besides its part.
     """
 
     keeps_rows: ClassVar[bool] = True
     phase: ClassVar[str] = "record"
 
-    def __init__(self, part: RecordSpec | None, tools: TaskTools | None) -> None:
+    def __init__(self, part: RecordSpec, tools: TaskTools) -> None:
         self._tools = tools
-        self._recorder: TaskRecorder | None = None
-        if part is None:
-            return
-        if tools is None:
-            raise InvariantError("a recording needs the tools of a task")
         spec = tools.spec
         starts = [key_range.start for key_range in spec.ranges]
         ends = [key_range.end for key_range in spec.ranges]
@@ -57,26 +52,21 @@ class TaskRecordings(TaskExtension):
         extensions: TaskExtensions,
     ) -> TaskRun | None:
         """Return a run that records."""
-        if self._recorder is None:
-            return None
         keyed = keyed_state(context.processor, state)
         return RecordedRun(context, keyed, key_group_range, output, self._recorder, extensions)
 
     def collectors(self) -> Sequence[Collector]:
         """Return the recorder."""
-        return () if self._recorder is None else (self._recorder,)
+        return (self._recorder,)
 
     def leave_out(self, key_group: int, key: Key) -> None:
         """Do not record a key whose processing failed."""
-        if self._recorder is not None:
-            self._recorder.leave_out(key_group, key)
+        self._recorder.leave_out(key_group, key)
 
     def failed(self, error: ProcessorError) -> ProcessorError:
         """Record the key that failed, and name the command that replays it."""
-        return replayable(self._tools, self._recorder, error)
+        return replayable(self._tools.store, self._recorder, self._tools.spec, error)
 
     def answer(self) -> tuple[Addition, ...] | None:
         """Return the recording."""
-        if self._recorder is None or self._tools is None:
-            return None
         return put_recording(self._tools.files, self._recorder, self._tools.spec) or None

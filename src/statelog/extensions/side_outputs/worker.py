@@ -190,9 +190,9 @@ class TaskSideOutputs(TaskExtension):
     def __init__(self, part: Mapping[str, SideSchema] | None, tools: TaskTools | None) -> None:
         self.is_open = False
         self.by_name: dict[str, TaskSideOutput] = {}
-        if part and tools is None:
-            raise InvariantError("side outputs need the tools of a task")
-        if part and tools is not None:
+        if part:
+            if tools is None:
+                raise InvariantError("side outputs need the tools of a task")
             self.by_name = {
                 name: TaskSideOutput(name, schema, self, tools) for name, schema in part.items()
             }

@@ -11,7 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.format.buffers import Buffers, joined, pieces_of
+from statelog.format.buffers import Buffers
 from statelog.runtime.ids import RandomIds
 from statelog.spark.query.side_output import SIDE_COLUMNS
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
@@ -33,6 +33,7 @@ from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Key
+from statelog.store import open_store
 
 
 @dataclass(slots=True)
@@ -184,7 +185,7 @@ class TesterExtensions:
         row_format: RowFormat,
         codec: OperatorCodec,
     ) -> None:
-        self._objects: dict[str, bytes] = {}
+        self._store = open_store("memory:///")
         spec = TaskSpec(
             context=context,
             rows=TaskRows(layout=InputLayout((), 0), row_format=row_format, output=pa.schema([])),
@@ -199,11 +200,11 @@ class TesterExtensions:
             staged=True,
         )
         files = OutputFiles(self._put, RandomIds())
-        self.of_run = TaskExtensions(extras, TaskTools(spec, codec, files))
+        self.of_run = TaskExtensions(extras, TaskTools(spec, codec, files, self._store))
 
     def _put(self, path_of: Callable[[], str], data: Buffers) -> str:
         path = path_of()
-        self._objects[path] = bytes(joined(pieces_of(data)))
+        self._store.put(path, data)
         return path
 
     def side_rows(self) -> dict[str, list[Row]]:
@@ -212,7 +213,7 @@ class TesterExtensions:
         answers = self.of_run.answers(Stopwatch())
         rows: dict[str, list[Row]] = {}
         for addition in part_of(answers, "side_outputs", tuple) or ():
-            data = (self._objects[addition.file.path],) if addition.file else addition.data
+            data = (self._store.get(addition.file.path),) if addition.file else addition.data
             for table in map(from_ipc, data):
                 emitted = table.select(range(len(SIDE_COLUMNS), table.num_columns))
                 rows.setdefault(addition.name, []).extend(rows_in(emitted))

@@ -35,7 +35,7 @@ from statelog.model.handles import FileStateHandle
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.ids import RandomIds
-from statelog.spark.extension_table import EXTENSIONS, half
+from statelog.spark.extension_table import EXTENSIONS, loaded
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
 from statelog.spark.worker.output_parts import OutputFiles
@@ -163,12 +163,17 @@ class AttachingExtension(DriverExtension):
         """Return what a task adds."""
         return part_of(ack.extras, self.name, tuple) or ()
 
+    def added(self, answers: Answers) -> list[Addition]:
+        """Return what all tasks add."""
+        return [*chain(*(self.additions(ack) for ack in chain(*answers.values())))]
+
     def attachments(
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
         """See `DriverExtension`."""
-        additions = [*chain(*(self.additions(ack) for ack in chain(*answers.values())))]
-        return self._log.entries(start.attachments, additions, start.checkpoint_id, now_ms)
+        return self._log.entries(
+            start.attachments, self.added(answers), start.checkpoint_id, now_ms
+        )
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
         """See `DriverExtension`."""
@@ -236,7 +241,7 @@ class DriverExtensions:
 def driver_extensions(context: DriverContext) -> DriverExtensions:
     """Return the halves on the driver of all extensions, for one run of a query."""
     operators = [operator.schema.operator_id for operator in context.query.operators]
-    return DriverExtensions([half(row.driver)(context) for row in EXTENSIONS], operators)
+    return DriverExtensions([loaded(row.driver, type)(context) for row in EXTENSIONS], operators)
 
 
 class LocationObjects:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from statelog.spark.extension_table import EXTENSIONS, half
+from statelog.spark.extension_table import EXTENSIONS, ExtensionRow, loaded
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from statelog.spark.query.settings import QuerySettings
+    from statelog.spark.query.state_variables import SchemaLike
 
 
 class Declaration(Protocol):
@@ -22,6 +25,8 @@ class Declaration(Protocol):
 
     The only argument is a parser of schemas; it takes a schema, and what it describes for errors.
     """
+
+    def __init__(self, struct: Callable[[SchemaLike, str], StructType]) -> None: ...
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Return the methods that the extension adds to the handle."""
@@ -45,20 +50,25 @@ class Declaration(Protocol):
         """Return what the tasks over a batch frame get; raises `UsageError` where it would not have an effect."""
 
 
+def declaration_of(row: ExtensionRow) -> type[Declaration]:
+    """Return the declaration of an extension, which is imported at its first use."""
+    return loaded(row.declaration, type)
+
+
 def check_declared(
     declared: Mapping[str, object], before: Sequence[Mapping[str, object]], settings: QuerySettings
 ) -> None:
     """Raise `UsageError` if an operator cannot declare this; see `Declaration.check`."""
     for row in EXTENSIONS:
         if row.name in declared:
-            earlier = [each[row.name] for each in before if row.name in each]
-            half(row.declaration).check(declared[row.name], earlier, settings)  # type: ignore[attr-defined]
+            earlier = [operator[row.name] for operator in before if row.name in operator]
+            declaration_of(row).check(declared[row.name], earlier, settings)
 
 
 def batch_parts(declared: Mapping[str, object], settings: QuerySettings) -> dict[str, object]:
     """Return what extensions tell the tasks over a batch frame; see `Declaration.batch_part`."""
     parts = {
-        row.name: half(row.declaration).batch_part(declared.get(row.name), settings)  # type: ignore[attr-defined]
+        row.name: declaration_of(row).batch_part(declared.get(row.name), settings)
         for row in EXTENSIONS
         if row.declaration
     }

@@ -18,15 +18,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark.extension_table import ExtensionRow, half
-from statelog.spark.query.declaration import Declaration
+from statelog.spark.extension_table import ExtensionRow
+from statelog.spark.query.declaration import Declaration, declaration_of
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.processor_checks import copy_of, described
 from statelog.spark.query.state_variables import (
     SchemaLike,
     StateVariables,
-    StateWithoutKey,
+    Unusable,
     WantedVariable,
 )
 from statelog.spark.rows.key_types import check_map_key
@@ -73,12 +73,12 @@ class DriverHandle(StateVariables):
             raise UsageError(f"{method}(): call it while rows or timers are handled, not in init()")
         declaration = self._declarations.get(row.name)
         if declaration is None:
-            declaration = self._declarations[row.name] = half(row.declaration)(self._struct)
+            declaration = self._declarations[row.name] = declaration_of(row)(self._struct)
         return declaration.calls()[method]
 
     def declared(self) -> dict[str, object]:
         """Return what `init` declared to extensions, by their names."""
-        return {name: each.declared() for name, each in self._declarations.items()}
+        return {name: noted.declared() for name, noted in self._declarations.items()}
 
     def _variable(self, variable: WantedVariable) -> object:
         """Note a state variable; what is returned cannot be used, because a key does not exist."""
@@ -118,7 +118,10 @@ class DriverHandle(StateVariables):
                 aggregation=variable.aggregation,
             )
         )
-        return StateWithoutKey(name)
+        return Unusable(
+            f"state {name!r} belongs to a key: read and write it while rows or timers are "
+            "handled, not in init() or close()"
+        )
 
     def deleteIfExists(self, stateName: str) -> None:
         """Note a deletion; where `init` asks for the variable too, the tasks empty it."""

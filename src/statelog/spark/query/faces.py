@@ -8,18 +8,18 @@ plain Rows does not import the extensions.  No other module of the engine names 
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Final
 
 from statelog.errors import UsageError
+from statelog.spark.extension_table import loaded
 from statelog.spark.query.face import FACE, Face
 
 _FACES: Final = {
-    "rows": ("statelog.spark.worker.single_keys", "ROWS"),
-    "pandas": ("statelog.spark.worker.single_keys", "PANDAS"),
-    "columns": ("statelog.extensions.columns.face", "COLUMNS"),
+    "rows": "statelog.spark.worker.single_keys:ROWS",
+    "pandas": "statelog.spark.worker.single_keys:PANDAS",
+    "columns": "statelog.extensions.columns.face:COLUMNS",
 }
-"""The module and the constant of each face."""
+"""The constant of each face, as `module:name`."""
 
 PROCESSORS: Final = "a StatefulProcessor or ColumnarProcessor"
 """The base classes of the faces, for messages."""
@@ -43,6 +43,4 @@ def pandas_face_of(processor: object) -> Face:
 
 @functools.cache
 def _face(name: str) -> Face:
-    module, constant = _FACES[name]
-    face: Face = getattr(importlib.import_module(module), constant)
-    return face
+    return loaded(_FACES[name], Face)

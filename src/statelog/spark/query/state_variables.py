@@ -294,19 +294,21 @@ class StateVariables(ExtendedHandle, StatefulProcessorHandle):
         return state
 
 
-class StateWithoutKey:
-    """A state variable on the driver: there is no key, so nothing can be read or written."""
+class Unusable:
+    """
+    What `init` gets on the driver in place of what only a call for a key has.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    Args:
+        message: The error of each use.
+    """
+
+    def __init__(self, message: str) -> None:
+        self._message = message
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        raise UsageError(
-            f"state {self._name!r} belongs to a key: read and write it while rows or timers are "
-            "handled, not in init() or close()"
-        )
+        raise UsageError(self._message)
 
 
 class RefusedState:

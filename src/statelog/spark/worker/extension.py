@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import ClassVar, Final, Protocol, TypeAlias
 
 from statelog.errors import ProcessorError
 from statelog.model import KeyGroupRange
-from statelog.spark.extension_table import EXTENSIONS, ExtensionRow, half
+from statelog.spark.extension_table import EXTENSIONS, ExtensionRow, loaded
 from statelog.spark.query.faces import face_of
 from statelog.spark.rows.interface import OutputCollector
 from statelog.spark.worker.output_parts import Collector, OutputFiles
@@ -46,21 +47,21 @@ class TaskTools:
         spec: The instructions of the task.
         codec: The codec of the operator.
         files: Writes objects that the task answers with.
-        store: The state location; None in a test of a processor.
+        store: The state location.
     """
 
     spec: TaskSpec
     codec: OperatorCodec
     files: OutputFiles
-    store: ObjectStore | None = None
+    store: ObjectStore
 
 
 class TaskExtension(Protocol):
     """
     The half of an extension in the worker, for one task.
 
-    The first argument is its part of `TaskSpec.extras`, or None where the task does not have one.  The
-    second are the `TaskTools`, or None where the processor runs over a batch frame.
+    Its arguments are its part of `TaskSpec.extras`, and the `TaskTools`.  An extension that adds calls to the
+    handle is also made without a part, for the error of a call, and over a batch frame without the tools.
 
     Attributes: `keeps_rows`: whether the rows of a call may be needed again; `phase`: the name of the
     phase in which `answer` is measured, "" for none.
@@ -116,7 +117,7 @@ class TaskExtension(Protocol):
         """Forget a key whose processing failed."""
 
     def failed(self, error: ProcessorError) -> ProcessorError:
-        """Return the error with which the task fails; called also where the task does not have a part."""
+        """Return the error with which the task fails; see `ExtensionRow.advice` too."""
         return error
 
     def answer(self) -> object | None:
@@ -142,23 +143,19 @@ class TaskExtensions:
     def __init__(self, extras: Mapping[str, object], tools: TaskTools | None = None) -> None:
         self._tools = tools
         self._by_name: dict[str, TaskExtension] = {
-            row.name: half(row.worker)(extras[row.name], tools)
+            row.name: loaded(row.worker, type)(extras[row.name], tools)
             for row in EXTENSIONS
             if row.name in extras
         }
         self._all = tuple(self._by_name.values())
         self.keeps_rows = any(extension.keeps_rows for extension in self._all)
 
-    def _of(self, row: ExtensionRow) -> TaskExtension:
-        """Return an extension; without a part where the task does not have one."""
-        extension = self._by_name.get(row.name)
-        if extension is None:
-            extension = half(row.worker)(None, self._tools)
-        return extension
-
     def call(self, row: ExtensionRow, method: str) -> Callable[..., object]:
         """Return a method that an extension adds to the handle of the processor."""
-        return self._of(row).calls()[method]
+        extension = self._by_name.get(row.name)
+        if extension is None:
+            extension = loaded(row.worker, type)(None, self._tools)
+        return extension.calls()[method]
 
     def new_run(
         self,
@@ -207,7 +204,11 @@ class TaskExtensions:
     def failed(self, error: ProcessorError) -> ProcessorError:
         """Return the error with which the task fails."""
         for row in EXTENSIONS:
-            error = self._of(row).failed(error)
+            extension = self._by_name.get(row.name)
+            if extension is not None:
+                error = extension.failed(error)
+            elif row.advice:
+                error = loaded(row.advice, FunctionType)(error)
         return error
 
     def answers(self, watch: Stopwatch) -> dict[str, object]:
