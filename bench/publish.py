@@ -1,7 +1,7 @@
 """
 How long a publication of a location with millions of keys takes.
 
-Question: does a checkpoint that a following publisher publishes cost what it changed?  The location has
+Question: how long does a publication take when the changed keys are in all key groups?  The location has
 `--keys` keys in 64 snapshots, as a job of that size has them, on local disk; the table is an Iceberg table
 in a catalog of SQLite, or a Delta table.  Measured are the first publication, `--rounds` checkpoints that change `--changed` keys each, a
 call of a new process at the end of them (a restart), and a call that has nothing to do.
@@ -70,7 +70,7 @@ def main() -> int:
             begin = time.perf_counter()
             report = following.refresh()
             seconds.setdefault("next", []).append(time.perf_counter() - begin)
-            written.append(0 if report is None else report.written_bytes)
+            written.append(0 if report is None else report.written_rows)
         seconds["nothing"] = [timed(following.refresh) for _ in range(5)]
         seconds["again"] = [timed(publisher().publish)]
         location.change(np.arange(arguments.changed, dtype=np.int64))
@@ -80,13 +80,13 @@ def main() -> int:
     print(f"{arguments.keys:,} keys; {arguments.changed:,} changed by each of {arguments.rounds}")
     for name, times in seconds.items():
         print(f"{name:<8} {statistics.median(times):7.3f} s (most {max(times):.3f})")
-    print(f"written  {statistics.median(written) / 1024:.0f} KiB; memory {memory / 2**20:.0f} MiB")
+    print(f"written  {statistics.median(written):,.0f} rows; memory {memory / 2**20:.0f} MiB")
     if arguments.json:
         result = {
             "machine": machine(),
             "arguments": {name: value for name, value in vars(arguments).items() if name != "json"},
             "seconds": seconds,
-            "written_bytes": written,
+            "written_rows": written,
             "memory_bytes": memory,
         }
         arguments.json.write_text(json.dumps(result, indent=1, default=str))

@@ -30,7 +30,7 @@ class Killer:
     def __init__(self) -> None:
         self.changes = 0
         self.limit: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a change may be made of smaller ones
 
     def run(self, command: Callable[[], _Result], limit: int | None = None) -> _Result | None:
         """Run *command* and kill it before change *limit*, counted from 0; None if it was killed."""

@@ -208,12 +208,17 @@ escape_records()
 explain_names([PoolFuture, *globals().values()])
 
 if TYPE_CHECKING:
+    from statelog.extensions.publish.publisher import (
+        PublishReport,
+        TablePublisher,
+        publish,
+        publisher,
+    )
     from statelog.operations.copy_location import CopyProgress, CopyReport
     from statelog.operations.copy_location import copy as copy
     from statelog.operations.edit_keys import edit
     from statelog.operations.forget_key import ForgetReport, KeyTrace, forget
     from statelog.operations.key_edits import EditCounts
-    from statelog.operations.publish import PublishReport, TablePublisher, publish, publisher
     from statelog.operations.recommit import EditReport
     from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
     from statelog.operations.unfreeze import unfreeze
@@ -234,7 +239,7 @@ else:
             "statelog.operations.edit_keys": "edit",
             "statelog.operations.forget_key": "ForgetReport KeyTrace forget",
             "statelog.operations.key_edits": "EditCounts",
-            "statelog.operations.publish": "PublishReport TablePublisher publish publisher",
+            "statelog.extensions.publish.publisher": "PublishReport TablePublisher publish publisher",
             "statelog.operations.recommit": "EditReport",
             "statelog.operations.savepoints": "Fork Tag fork tag tags untag",
             "statelog.operations.unfreeze": "unfreeze",

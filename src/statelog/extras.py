@@ -31,6 +31,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "encryption": {"cryptography": "cryptography"},
     "sql": {"duckdb": "duckdb"},
     "iceberg": {"pyiceberg": "pyiceberg"},
+    "delta": {"deltalake": "deltalake"},
     "sketches": {"datasketches": "datasketches"},
     "kafka": {"confluent_kafka": "confluent-kafka"},
 }

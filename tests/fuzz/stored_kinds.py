@@ -15,7 +15,6 @@ from tests.fuzz import kinds, mutations
 from tests.fuzz.kinds import Kind, equal
 from tests.stored_job import StoredJob
 from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.format.test_delta import actions as delta_actions
 from tests.unit.state.reader.histories import GROUPS, NAMES, History, key_of
 
 from statelog.changelog.storage import FsStateChangelogStorage
@@ -33,7 +32,6 @@ from statelog.checkpoint.query_files import (
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError
-from statelog.format import delta_log
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import (
@@ -48,7 +46,6 @@ from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.format.trailer import SETS_TAG
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.operations.key_traces import staged_rows as python_rows
-from statelog.operations.publish_delta_log import replayed
 from statelog.runtime.ids import RandomIds
 from statelog.spark.query.record import RecordRule
 from statelog.spark.rows.types import from_ipc
@@ -533,12 +530,6 @@ def staged_streams() -> list[bytes]:
 # ------------------------------------------------------------------------------------- all of them
 
 
-def read_delta(actions: list[delta_log.Action]) -> Any:
-    """Return what a publication reads of a version of a Delta table."""
-    version = replayed(1, actions, actions, b"")
-    return None if version is None else (version.checkpoint, version.versions, version.tags)
-
-
 def all_kinds(folder: Path) -> list[Kind]:
     """
     Return every kind of file that statelog reads from storage.
@@ -626,17 +617,6 @@ def all_kinds(folder: Path) -> list[Kind]:
             equal,
         ),
         encrypted_kind([*plain, framed_files[-1]]),
-        Kind(
-            "delta version",
-            [delta_log.encode_version(delta_actions())],
-            lambda data: read_delta(delta_log.decode_version(data, "path")),
-            (kinds.lines_forgery,),
-        ),
-        Kind(
-            "delta checkpoint",
-            [delta_log.encode_checkpoint(delta_actions())],
-            lambda data: read_delta(delta_log.decode_checkpoint(data, "path")),
-        ),
         *query_kinds(job),
         location_kind("location metadata", history, "chk-", kinds.METADATA_FORGERIES[:4]),
         location_kind("location snapshot", history, "taskowned/", ()),

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
-from tests.unit.operations.published import rows_of_table
+from tests.unit.extensions.published import rows_of_table
 from tests.unit.state.reader.histories import Rows, rows_of
 
 import statelog
 from statelog.errors import CheckpointError, UsageError
+from statelog.extensions.publish.publisher import TablePublisher
 from statelog.extensions.spark_source.source import StateSource
 from statelog.model import CheckpointPosition, CompletedCheckpoint
-from statelog.operations.publish import TablePublisher
 from statelog.state.reader.replica import Replica
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import open_location

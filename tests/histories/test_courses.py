@@ -29,8 +29,8 @@ from tests.histories.targets import (
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import InvariantError
+from statelog.extensions.publish.publisher import TablePublisher
 from statelog.model import CheckpointPosition, CompletedCheckpoint
-from statelog.operations.publish import TablePublisher
 
 FEW = 12
 MANY = int(os.environ.get("STATELOG_HISTORY_COURSES", "300"))

@@ -14,6 +14,7 @@ CLASSES = {"ColumnarProcessor", "SlotState", "KeyedState"}
 STATELOG = SRC / "statelog"
 EXTENSIONS = STATELOG / "extensions"
 NAMING = {
+    STATELOG / "__init__.py",  # public names, imported at their first use
     STATELOG / "spark" / "extension_table.py",
     STATELOG / "spark" / "__init__.py",  # public names, imported at their first use
     STATELOG / "spark" / "query" / "faces.py",

@@ -70,8 +70,8 @@ def publish(source: Source) -> str:
     for name, title in names.items():
         cells = [_of(document["seconds"][name]) for document in documents.values()]
         rows.append([title, *(f"{median} ({spread})" for median, spread in cells)])
-    written = [statistics.median(each["written_bytes"]) / 1024 for each in documents.values()]
-    rows.append(["written for the next checkpoint, KiB", *map(number, written)])
+    written = [statistics.median(each["written_rows"]) for each in documents.values()]
+    rows.append(["rows written for the next checkpoint", *map(number, written)])
     said = f"{arguments['keys']:,} keys in 64 snapshots, {arguments['rounds']} checkpoints after the first."
     origins = [
         _from(f"publish-{kind}", f"bench/publish.py --table {kind}", document)

@@ -1,4 +1,4 @@
-"""`statelog publish`: state as a table that any engine reads, one snapshot of it per checkpoint."""
+"""`statelog publish`: state as a table that any engine reads, one version for each checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from statelog.cli.output import (
     print_error,
     print_json,
     progress,
-    size_text,
 )
 from statelog.errors import StoreError, UnavailableError, UsageError
-from statelog.operations.publish import RETAIN, PublishReport, TablePublisher, open_table
+from statelog.extensions.publish.publisher import RETAIN, PublishReport, TablePublisher, open_table
 from statelog.runtime.clock import pause, wall_clock_seconds
 
 
@@ -34,14 +33,14 @@ def publish(
         str | None,
         typer.Option(
             metavar="CATALOG.NAMESPACE.TABLE",
-            help="The Iceberg table, which is made if it does not exist; the catalog is one of pyiceberg's configuration.",
+            help="The Iceberg table, created if it is missing; the catalog is part of pyiceberg's configuration.",
         ),
     ] = None,
     delta: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Instead of it, path or URL of the folder of a Delta table, which is made if it does not exist.",
+            help="Instead of --iceberg: path or URL of the folder of a Delta table, created if it is missing.",
         ),
     ] = None,
     state: Annotated[
@@ -51,7 +50,7 @@ def publish(
     checkpoint: CheckpointOption = None,
     operator: OperatorOption = None,
     retain: Annotated[
-        int, typer.Option(help="Snapshots of the table to keep besides those with a tag.", min=1)
+        int, typer.Option(help="Versions of the table to retain besides those with a tag.", min=1)
     ] = RETAIN,
     catalog_option: Annotated[
         list[str] | None,
@@ -60,7 +59,7 @@ def publish(
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option(help="Go on with each newer checkpoint, until interrupted.")
+        bool, typer.Option(help="Publish each newer checkpoint too, until interrupted.")
     ] = False,
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks for a newer checkpoint.", min=0.01)
@@ -68,9 +67,9 @@ def publish(
     as_json: JsonLinesOption = False,
 ) -> None:
     """
-    Publish a checkpoint as the newest snapshot of an Iceberg or a Delta table.
+    Publish a checkpoint as the newest version of an Iceberg or a Delta table.
 
-    The table has a row per key and a column per state variable.  Its data files are the snapshots of LOCATION, as they are, and small files of what changed after them.  Tags of LOCATION are tags of the table; a property of a Delta table has their versions.  What a snapshot of the table needs is kept in LOCATION until the snapshot is removed from the table.  A call for a checkpoint that the table has changes nothing.
+    The table contains a row per key and a column per state variable.  Each publication replaces the rows of the key groups that changed.  Tags of LOCATION are tags of an Iceberg table.  A call for a checkpoint that is a version of the table already changes nothing.
     """
     if follow and checkpoint is not None:
         raise UsageError("--follow publishes the newest checkpoints; leave --checkpoint out")
@@ -113,20 +112,20 @@ def _show(report: PublishReport, seconds: float, as_json: bool) -> None:
                 "versions": {str(each): at for each, at in report.versions.items()},
                 "tags": report.tags,
                 "rows": report.row_count,
-                "snapshot_files": report.snapshot_files,
-                "written_bytes": report.written_bytes,
+                "written_rows": report.written_rows,
                 "seconds": round(seconds, 3),
             }
         )
         return
-    line = f"{report.table} has checkpoint {report.checkpoint_id} already; nothing was published"
+    line = (
+        f"{report.table} contains checkpoint {report.checkpoint_id} already; nothing was published"
+    )
     if report.published:
         ids = ", ".join(map(str, report.published))
         noun = "checkpoint" if len(report.published) == 1 else "checkpoints"
         line = (
             f"{report.table}: {noun} {ids} published in {seconds:.2f} s, "
-            f"{plural(report.row_count or 0, 'row')}, {plural(report.snapshot_files, 'file')} of the "
-            f"location as they are, {size_text(report.written_bytes)} written"
+            f"{plural(report.row_count, 'row')}, {report.written_rows:,} written"
         )
     console().print(line, markup=False, soft_wrap=True)
 

@@ -9,8 +9,6 @@ What a person does to a state location, without Spark.
     edit_keys      keys set and deleted from Python; edit_files: from Parquet files
     forget_key     a key removed, from its state and from its objects, and what makes each of them go away;
                    key_traces: which objects hold it
-    publish        checkpoints as snapshots of a table; publish_rows: its rows and files, publish_table: what a table
-                   is, publish_iceberg (publish_commit, publish_schema) and publish_delta (publish_delta_log): the kinds
     key_edits      what is set and deleted, by key group, as deltas
     change_writer  deltas as a log handle, and a snapshot of what a reader returns
     recommit       a new checkpoint at the same source position

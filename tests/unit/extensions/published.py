@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-import re
-import uuid
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +11,12 @@ from urllib.parse import unquote, urlparse
 import deltalake
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from deltalake.exceptions import CommitFailedError
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFileContent
+from pyiceberg.schema import sanitize_column_names
 from pyiceberg.table import Table
-from pyroaring import BitMap64
 from tests.unit.state.reader.histories import (
     NAMES,
     History,
@@ -33,19 +28,13 @@ from tests.unit.state.reader.histories import (
 from tests.unit.state.reader.test_location_state import live_names
 
 import statelog
-from statelog.errors import ObjectExistsError, StoreError
-from statelog.operations.publish import PublishReport, TablePublisher
-from statelog.operations.publish_iceberg import IcebergTable
-from statelog.operations.publish_table import CHECKPOINT
+from statelog.extensions.publish.publisher import PublishReport, TablePublisher
+from statelog.extensions.publish.table import CHECKPOINT
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import TIMERS_NAME
-from statelog.store import ObstoreStore, open_location
+from statelog.store import open_location
 
 TABLE = "test.jobs.totals"
-FOREIGN = b'{"commitInfo":{"operation":"COMMENT"}}\n'
-"""A commit to a Delta table that changes nothing."""
-Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 
 
 class Published:
@@ -62,7 +51,7 @@ class Published:
     """Arguments of `statelog.publish`."""
     arguments: list[str]
     """Options of `statelog publish`."""
-    broken: Exception
+    broken: Exception = OSError("the line broke")
     """What a commit raises if the connection is lost."""
     conflict: Exception
     """What a commit raises if another one was faster."""
@@ -88,16 +77,8 @@ class Published:
         """Return the checkpoint of each snapshot of the table; none if it does not exist."""
         raise NotImplementedError
 
-    def tags(self) -> dict[str, int]:
-        """Return the checkpoint of each tag of the table."""
-        raise NotImplementedError
-
     def readings(self, snapshot: int) -> tuple[pa.Table, pa.Table]:
         """Return a snapshot as two engines read it."""
-        raise NotImplementedError
-
-    def data_files(self) -> set[str]:
-        """Return the URLs of the data files of the current snapshot."""
         raise NotImplementedError
 
     def orphans(self) -> set[str]:
@@ -111,7 +92,8 @@ class Published:
         raise NotImplementedError
 
     def interfere(self) -> None:
-        """Let another process commit before a commit of rows."""
+        """Commit a row that is in the table already, as another process may."""
+        raise NotImplementedError
 
     def check(self, variables: list[str] | None = None) -> int:
         """Compare every snapshot of the table with the model; return how many rows there are."""
@@ -145,7 +127,7 @@ class IcebergPublished(Published):
         self.target = {"iceberg": TABLE, "catalog_options": self.options}
         options = [f"--catalog-option={key}={value}" for key, value in self.options.items()]
         self.arguments = ["--iceberg", TABLE, *options]
-        self.broken, self.conflict = OSError("the line broke"), CommitFailedException("again")
+        self.conflict = CommitFailedException("again")
 
     def table(self) -> Table:
         from pyiceberg.catalog import load_catalog
@@ -157,24 +139,17 @@ class IcebergPublished(Published):
             snapshots = self.table().metadata.snapshots
         except NoSuchTableError:
             return {}
-        return {each.snapshot_id: int(each.summary[CHECKPOINT]) for each in snapshots}
-
-    def tags(self) -> dict[str, int]:
-        snapshots, refs = self.snapshots(), self.table().metadata.refs
-        return {name: snapshots[ref.snapshot_id] for name, ref in refs.items() if name != "main"}
+        facts = {each.snapshot_id: each.summary.additional_properties for each in snapshots}
+        return {at: int(each[CHECKPOINT]) for at, each in facts.items() if CHECKPOINT in each}
 
     def readings(self, snapshot: int) -> tuple[pa.Table, pa.Table]:
         table = self.table()
         return scanned(table, snapshot), by_duckdb(table, snapshot)
 
-    def data_files(self) -> set[str]:
-        return {file["file_path"] for file in self.table().inspect.files().to_pylist()}
-
     def orphans(self) -> set[str]:
-        table = IcebergTable(TABLE, self.options)
-        table.load()
-        files = (self.root / "warehouse").rglob("statelog-*")
-        return {path.name for path in files} - table._names()
+        files = (self.root / "warehouse").rglob("*.parquet")
+        named = {row["file_path"] for row in self.table().inspect.all_files().to_pylist()}
+        return {path.name for path in files if f"file://{path}" not in named}
 
     def around_commits(
         self, patch: pytest.MonkeyPatch, act: Callable[[Callable[[], Any]], Any]
@@ -182,7 +157,17 @@ class IcebergPublished(Published):
         from pyiceberg.catalog.sql import SqlCatalog
 
         commit = SqlCatalog.commit_table
-        patch.setattr(SqlCatalog, "commit_table", lambda *given: act(lambda: commit(*given)))
+
+        def counted(catalog: Any, table: Any, requirements: Any, updates: Any) -> Any:
+            if not any(each.action == "add-snapshot" for each in updates):
+                return commit(catalog, table, requirements, updates)
+            return act(lambda: commit(catalog, table, requirements, updates))
+
+        patch.setattr(SqlCatalog, "commit_table", counted)
+
+    def interfere(self) -> None:
+        table = self.table()
+        table.append(table.scan(limit=1).to_arrow())
 
 
 class DeltaPublished(Published):
@@ -193,121 +178,48 @@ class DeltaPublished(Published):
         self.folder = root / "delta table"
         self.target = {"delta": self.folder}
         self.arguments = ["--delta", str(self.folder)]
-        self.broken = StoreError("the line broke", path="", url="", operation="put")
-        self.conflict = ObjectExistsError("again", path="", url="", operation="put")
+        self.conflict = CommitFailedError("again")
 
-    def log(self, version: int, kind: str) -> Path:
-        return self.folder / "_delta_log" / f"{version:020}.{kind}"
-
-    def log_files(self) -> list[Path]:
-        return sorted((self.folder / "_delta_log").glob("*.json"))
-
-    def newest(self) -> int:
-        return max(int(path.stem) for path in self.log_files())
-
-    def properties(self) -> dict[str, str]:
-        return deltalake.DeltaTable(self.folder).metadata().configuration
+    def table(self, version: int | None = None) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(self.folder, version=version)
 
     def snapshots(self) -> dict[int, int]:
         if not (self.folder / "_delta_log").exists():
             return {}
-        versions = json.loads(self.properties().get("statelog.checkpoints", "{}"))
-        return {version: int(checkpoint_id) for checkpoint_id, version in versions.items()}
-
-    def tags(self) -> dict[str, int]:
-        snapshots = self.snapshots()
-        versions = json.loads(self.properties()["statelog.tags"])
-        return {name: snapshots[version] for name, version in versions.items()}
+        versions = (each.get("statelog.versions") for each in self.table().history())
+        newest = json.loads(next((each for each in versions if each), "{}"))
+        return {int(version): checkpoint_id for version, checkpoint_id in newest.items()}
 
     def readings(self, snapshot: int) -> tuple[pa.Table, pa.Table]:
-        table = deltalake.DeltaTable(self.folder, version=snapshot)
-        assert self.snapshots()[snapshot] == table.transaction_version("statelog")
+        table = self.table(snapshot)
         query = deltalake.QueryBuilder().register("t", table)
         rows = pa.table(query.execute("select * from t"))
-        (count,) = pa.table(query.execute("select count(*) n from t")).column("n").to_pylist()
-        assert rows.num_rows == count
-        return rows, self.by_duckdb(snapshot)
-
-    def actions(self, version: int) -> dict[str, list[dict[str, Any]]]:
-        """Return the actions of a version's checkpoint by kind, without a library for Delta."""
-        rows = pq.read_table(self.log(version, "checkpoint.parquet")).to_pylist()
-        kinds = {kind for row in rows for kind in row}
-        return {kind: [row[kind] for row in rows if row[kind]] for kind in kinds}
-
-    def by_duckdb(self, version: int) -> pa.Table:
-        """Read the files of a version by DuckDB, without the rows in their deletion vectors."""
-        actions = self.actions(version)
-        schema = json.loads(actions["metaData"][0]["schemaString"])
-        columns = ", ".join(f'"{field["name"]}"' for field in schema["fields"])
-        deleted = pa.table({"path": pa.array([], pa.string()), "row": pa.array([], pa.int64())})
-        paths = []
-        for add in actions["add"]:
-            paths.append(str(self.path(add)))
-            if add["deletionVector"]:
-                rows = self.vector(add["deletionVector"])
-                part = pa.table(
-                    {"path": [paths[-1]] * len(rows), "row": pa.array(rows, pa.int64())}
-                )
-                deleted = pa.concat_tables([deleted, part])
-        statement = (
-            f"select {columns} from read_parquet(?, union_by_name=true, filename=true, "
-            "file_row_number=true) f anti join deleted d on d.path = f.filename and d.row = f.file_row_number"
-        )
+        paths = [urlparse(unquote(uri)).path for uri in table.file_uris()]
+        if not paths:
+            return rows, rows
         with duckdb.connect() as connection:
-            connection.register("deleted", deleted)
-            if not paths:
-                schema = deltalake.DeltaTable(self.folder, version=version).schema()
-                return pa.schema(schema.to_arrow()).empty_table()
-            return connection.sql(statement, params=[paths]).to_arrow_table()
-
-    def path(self, add: dict[str, Any]) -> Path:
-        """Return the file of an action, which is relative to the table."""
-        return Path(os.path.normpath(self.folder / unquote(add["path"])))
-
-    def vector_file(self, stored: dict[str, Any]) -> Path:
-        """Return the file of a deletion vector."""
-        folder, encoded = stored["pathOrInlineDv"][:-20], stored["pathOrInlineDv"][-20:]
-        number = base64.b85decode(encoded.encode().translate(bytes.maketrans(Z85, B85)))
-        return self.folder / folder / f"deletion_vector_{uuid.UUID(bytes=number)}.bin"
-
-    def vector(self, stored: dict[str, Any]) -> list[int]:
-        """Return the rows in a deletion vector."""
-        data = self.vector_file(stored).read_bytes()[stored["offset"] :]
-        size = int.from_bytes(data[:4], "big")
-        assert size == stored["sizeInBytes"]
-        assert int.from_bytes(data[4 + size : 8 + size], "big") == zlib.crc32(data[4 : 4 + size])
-        rows = list(BitMap64.deserialize(data[8 : 4 + size]))
-        assert stored["cardinality"] == len(rows)
-        return rows
-
-    def data_files(self) -> set[str]:
-        return {f"file://{self.path(add)}" for add in self.actions(self.newest())["add"]}
+            statement = "select * from read_parquet(?, union_by_name=true)"
+            return rows, connection.sql(statement, params=[paths]).to_arrow_table()
 
     def orphans(self) -> set[str]:
-        named = {self.log(self.newest() - 1, "json")}
-        for version in {*self.snapshots(), self.newest()}:
-            named |= {self.log(version, kind) for kind in ("json", "checkpoint.parquet")}
-            for add in self.actions(version)["add"]:
-                named.add(self.path(add))
-                if add["deletionVector"]:
-                    named.add(self.vector_file(add["deletionVector"]))
-        files = {path for path in self.folder.rglob("*") if path.is_file()}
-        return {path.name for path in files - named}
+        named = {
+            Path(urlparse(unquote(uri)).path).name
+            for version in self.snapshots()
+            for uri in self.table(version).file_uris()
+        }
+        return {path.name for path in self.folder.rglob("*.parquet")} - named
 
     def around_commits(
         self, patch: pytest.MonkeyPatch, act: Callable[[Callable[[], Any]], Any]
     ) -> None:
-        put = ObstoreStore.put_if_absent
-
-        def counted(store: ObstoreStore, path: str, data: Any) -> Any:
-            if re.fullmatch(r"_delta_log/\d*[1-9]\d*\.json", path) and bytes(data) != FOREIGN:
-                return act(lambda: put(store, path, data))
-            return put(store, path, data)
-
-        patch.setattr(ObstoreStore, "put_if_absent", counted)
+        commit = deltalake.write_deltalake
+        patch.setattr(
+            deltalake, "write_deltalake", lambda *given, **more: act(lambda: commit(*given, **more))
+        )
 
     def interfere(self) -> None:
-        self.log(self.newest() + 1, "json").write_bytes(FOREIGN)
+        rows = pa.table(self.table().to_pyarrow_table()).slice(0, 1)
+        deltalake.write_deltalake(self.folder, rows, mode="append")
 
 
 KINDS = {"iceberg": IcebergPublished, "delta": DeltaPublished}
@@ -318,26 +230,24 @@ def scanned(table: Table, snapshot_id: int) -> pa.Table:
 
 
 def by_duckdb(table: Table, snapshot_id: int) -> pa.Table:
-    """Read the files that the metadata names by DuckDB, without the positions that are deleted."""
+    """Read the files that the metadata names by DuckDB."""
     snapshot = table.snapshot_by_id(snapshot_id)
-    data, deletes = [], []
+    data = []
     for manifest in snapshot.manifests(table.io):
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-            is_data = entry.data_file.content == DataFileContent.DATA
-            (data if is_data else deletes).append(urlparse(entry.data_file.file_path).path)
-    columns = ", ".join(f'"{field.name}"' for field in table.schemas()[snapshot.schema_id].fields)
+            assert entry.data_file.content == DataFileContent.DATA
+            data.append(urlparse(entry.data_file.file_path).path)
     if not data:
         return table.schemas()[snapshot.schema_id].as_arrow().empty_table()
-    statement = f"select {columns} from read_parquet(?, union_by_name=true, filename=true, file_row_number=true) f"
-    arguments: list[Any] = [data]
-    if deletes:
-        statement += (
-            " anti join read_parquet(?) d on d.file_path = 'file://' || f.filename"
-            " and d.pos = f.file_row_number"
-        )
-        arguments.append(deletes)
     with duckdb.connect() as connection:
-        return connection.sql(statement, params=arguments).to_arrow_table()
+        schema = table.schemas()[snapshot.schema_id]
+        stored = sanitize_column_names(schema)  # engines find a column by its field id
+        columns = ", ".join(
+            f'"{there.name}" as "{here.name}"'
+            for there, here in zip(stored.fields, schema.fields, strict=True)
+        )
+        statement = f"select {columns} from read_parquet(?, union_by_name=true)"
+        return connection.sql(statement, params=[[unquote(path) for path in data]]).to_arrow_table()
 
 
 def rows_of_table(table: pa.Table, names: Mapping[str, object]) -> dict[str, Rows]:

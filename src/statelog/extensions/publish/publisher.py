@@ -1,29 +1,24 @@
 """
 Publish the state of a location as a table that any engine reads.
 
-A checkpoint is a snapshot of the table.  The order of a publication is
-
-    fold      the state in memory comes to the checkpoint
-    pin       a tag of the location keeps the checkpoint, so that no clean-up deletes its files
-    write     the rows that changed after the location's snapshots, and the positions they replace
-    commit    a new snapshot of the table, under the condition that the table is as it was read
-    release   the tags of checkpoints that no snapshot of the table names any longer
-
-A call that ends anywhere leaves a table that is whole, and a next call compares the table with the
-location and goes on: nothing but the two of them says what was published.
+A checkpoint is a version of the table.  A publication replaces the rows of the key groups that changed
+since the version before; all rows where that cannot be told.  A call that ends anywhere leaves a table at
+one checkpoint or the next: a next call compares the table with the location and continues.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.arguments import text, whole_number
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
@@ -31,32 +26,36 @@ from statelog.checkpoint.history import StoredCheckpoint, readable
 from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
-from statelog.errors import CheckpointError, UnavailableError, UsageError
-from statelog.model.checkpoint import CompletedCheckpoint
-from statelog.operations.publish_delta import DeltaTable
-from statelog.operations.publish_iceberg import IcebergTable
-from statelog.operations.publish_rows import TableRows
-from statelog.operations.publish_table import (
+from statelog.errors import (
+    CheckpointError,
+    StatelogError,
+    StoreError,
+    UnavailableError,
+    UsageError,
+)
+from statelog.extensions.publish.delta import DeltaTable
+from statelog.extensions.publish.iceberg import IcebergTable
+from statelog.extensions.publish.table import (
     CHECKPOINT,
-    LOCATION,
     POSITION,
     CommitConflictError,
     PublishableTable,
     PublishedTable,
+    Replacement,
 )
-from statelog.runtime.clock import wall_clock_ms, wall_clock_seconds
+from statelog.model import CheckpointPosition, CompletedCheckpoint, KeyGroupRange
+from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.changed_groups import changed_groups
 from statelog.state.reader.replica import newest_after
 from statelog.store import LocationStore, open_store
-from statelog.store.location_store import parse_parent_path
 
 _ATTEMPTS: Final = 10
-"""How often a publication begins again because the query or another process was faster."""
-_CLEAN_UP_AGE: Final = dt.timedelta(hours=1)
-_CLEAN_UP_EVERY: Final = 100
-"""Publications of one publisher between two clean-ups of the table's files."""
+"""How often a publication is repeated because the query or another process was faster."""
+_ATTEMPT: Final = "statelog.attempt"
+_SCHEMA: Final = "statelog.schema"
 RETAIN: Final = 10
 
 
@@ -67,14 +66,13 @@ class PublishReport:
 
     Args:
         table: Name of the table.
-        checkpoint_id: The checkpoint that is the table's current snapshot.
-        published: Checkpoints that this call made snapshots of the table, ascending.
-        checkpoints: All checkpoints that are snapshots of the table, ascending.
+        checkpoint_id: The checkpoint that is the table's newest version.
+        published: Checkpoints that this call made versions of the table, ascending.
+        checkpoints: All checkpoints that are retained versions of the table, ascending.
         versions: By these checkpoints, the id of the Iceberg snapshot, or the version of the Delta table.
-        tags: Checkpoints by the tags of the table.
-        row_count: Rows of the table; None if nothing was published.
-        snapshot_files: Snapshots of the location among the table's files.
-        written_bytes: Bytes of rows and deleted positions that this call wrote.
+        tags: Checkpoints by the tags of the location that have a version.
+        row_count: Rows of the table.
+        written_rows: Rows that this call wrote.
     """
 
     table: str
@@ -83,9 +81,8 @@ class PublishReport:
     checkpoints: tuple[int, ...]
     versions: Mapping[int, int]
     tags: Mapping[str, int]
-    row_count: int | None
-    snapshot_files: int
-    written_bytes: int
+    row_count: int
+    written_rows: int
 
 
 def publish(
@@ -101,35 +98,34 @@ def publish(
     storage_options: Mapping[str, object] | None = None,
 ) -> PublishReport:
     """
-    Make a checkpoint of a location the current snapshot of an Iceberg or a Delta table.
+    Make a checkpoint of a location the newest version of an Iceberg or a Delta table.
 
-    The table has one row per key and one column per state variable.  Its data files are the snapshots of
-    the location, as they are, and small files with what changed after them.  A call for a checkpoint that
-    the table has changes nothing.
+    The table contains one row per key and one column per state variable.  A call for a checkpoint that is
+    a version of the table already changes nothing.
 
     Example:
         statelog.publish("s3://bucket/jobs/totals", iceberg="prod.jobs.totals")
 
     Args:
         location: Path or URL of the state location.
-        iceberg: `CATALOG.NAMESPACE.TABLE`; the catalog is one of pyiceberg's configuration.  The table is
-            made if it does not exist.
-        delta: Instead of *iceberg*: path or URL of the folder of a Delta table, which is made if it does
-            not exist.
+        iceberg: `CATALOG.NAMESPACE.TABLE`; the catalog is part of pyiceberg's configuration.  A missing
+            table is created.
+        delta: Instead of *iceberg*: path or URL of the folder of a Delta table; a missing one is created.
         checkpoint: As for `LocationState.reader`; None for the newest one.
         variables: State variables that are columns; None for all.
         operator: Name of the operator, where the query has several.
-        retain: Snapshots of the table to keep besides those with a tag; >= 1.
+        retain: Versions of the table to retain besides those with a tag; >= 1.
         catalog_options: Properties of the catalog, for Iceberg.
         storage_options: Options of the store's client, as for `open_store`; also of the Delta table's
             store, if its URL has the scheme of the location's.
 
     Raises:
         CheckpointError: The checkpoint does not exist, is damaged, or is older than the published one.
-        UsageError: The table belongs to another location, or cannot have these columns; or *iceberg* and
-            *delta* are both given, or neither.
-        RequirementError: pyiceberg is not installed: `pip install 'statelog[iceberg]'`.
-        UnavailableError: Other processes changed the table again and again.
+        UsageError: The table belongs to a different location, or its format does not support a column;
+            or *iceberg* and *delta* are both given, or neither.
+        RequirementError: pyiceberg or deltalake is not installed: `pip install 'statelog[iceberg]'` or
+            `'statelog[delta]'`.
+        UnavailableError: Other processes changed the table during each attempt.
         StoreError: The store or the catalog failed; repeat the call.
 
     Blocks: On the store and the catalog.
@@ -200,7 +196,7 @@ def open_table(
 
     Raises:
         UsageError: Both tables are named, or neither, or a name is not valid.
-        RequirementError: pyiceberg is not installed.
+        RequirementError: pyiceberg or deltalake is not installed.
     """
     if (iceberg is None) == (delta is None):
         raise UsageError(
@@ -216,8 +212,6 @@ def open_table(
 class TablePublisher:
     """
     Publishes checkpoints of one location, one after the other.
-
-    It holds the state of the last one in memory, so that the next one costs what it changed.
 
     Args:
         store: The store of the location.
@@ -238,15 +232,21 @@ class TablePublisher:
         operator: str | None = None,
         retain: int = RETAIN,
     ) -> None:
+        if f"{store.url}/".startswith(f"{table.name}/"):
+            raise UsageError(
+                f"the folder {table.name} contains the location {store.url}, whose files a VACUUM of the "
+                "table would delete; publish to another folder"
+            )
         self._store = store
         self._table = table
         self._operator = None if operator is None else text(operator, "operator")
         self._retain = whole_number(retain, "retain", low=1)
         self._variables = None if variables is None else list(variables)
-        self._rows = TableRows(variables, self._url_of, table.deletes)
         self._published: CompletedCheckpoint | None = None
-        self._written_bytes = 0
-        self._until_clean_up = 0
+        self._written_rows = 0
+        self._failure: StatelogError | None = None
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", table.name)[-60:]
+        self._pin = f"{table.kind}.{hashlib.sha256(table.name.encode()).hexdigest()[:8]}.{name}"
 
     def __enter__(self) -> TablePublisher:
         return self
@@ -307,53 +307,72 @@ class TablePublisher:
         target = find_checkpoint(self._store, given) if newest is None else newest
         reader = StateReader(self._store, target, operator=self._operator)
         published = self._table.load()
-        source = self._source(reader)
         if published is not None:
-            self._table.check_source(source)
+            self._check_source(published, reader)
             self._check_history(published)
             if given is None:
                 self._check_ahead(published, target)
-        all_tags = list_tags(self._store)
-        tags = {tag.name: tag.checkpoint_id for tag in all_tags if tag.kind is TagKind.TAG}
+        tags = {
+            tag.name: tag.checkpoint_id for tag in list_tags(self._store) if tag.kind is TagKind.TAG
+        }
         due = self._due(published, target.checkpoint_id, tags)
-        pins = [tag for tag in all_tags if tag.kind is TagKind.READER]
-        self._written_bytes = 0
+        self._written_rows = 0
         for checkpoint_id in due:
-            base = reader
             if checkpoint_id != reader.checkpoint_id:
                 tagged = find_checkpoint(self._store, checkpoint_id)
-                base = StateReader(self._store, tagged, operator=self._operator)
-            published = self._commit(base, published, tags, pins)
-        if published is None or not due:
-            published = self._table.commit(None, {}, tags, retain=self._retain)
-        self._release(published, pins)
-        self._published = target if published.newest == target.checkpoint_id else None
-        return self._report(published, due)
+                older = StateReader(self._store, tagged, operator=self._operator)
+                published = self._commit(older, published, tags)
+            else:
+                published = self._commit(reader, published, tags)
+        self._table.tidy(tags, self._retain)
+        published = self._loaded()
+        at = published.newest
+        if at is not None:
+            self._hold(at)
+        self._published = target if at == target.checkpoint_id else None
+        return self._report(published, due, tags)
+
+    def _loaded(self) -> PublishedTable:
+        published = self._table.load()
+        if published is None:
+            raise CommitConflictError(f"the table {self._table.name} was deleted meanwhile")
+        return published
 
     def _source(self, reader: StateReader) -> dict[str, str]:
-        """Return what identifies the state, as properties of the table."""
+        """Return what identifies the state, as facts of a version."""
         for name in self._variables or ():
             reader.arrow_schema(name)  # raises: it names the variables
         return {
-            LOCATION: self._store.url,
+            "statelog.location": self._store.url,
             "statelog.location-id": reader.checkpoint.timeline.location_id,
             "statelog.operator": reader.schema.operator_id,
             "statelog.variables": "all" if self._variables is None else json.dumps(self._variables),
         }
 
-    def _check_history(self, published: PublishedTable) -> None:
-        """
-        Check that the newest checkpoint of the table is what the location has under its number.
+    def _check_source(self, published: PublishedTable, reader: StateReader) -> None:
+        """Check that the table was created for the same state."""
+        for key, expected in self._source(reader).items():
+            if published.facts.get(key) != expected:
+                raise UsageError(
+                    f"the table {self._table.name} records {key} {published.facts.get(key)!r}, not "
+                    f"{expected!r}: publish to another table, or drop this one"
+                )
 
-        The table keeps that checkpoint, so that it is missing only if its tag was deleted.
-        """
-        if published.newest is None:
-            return
-        entry = readable(self._store, published.newest)
-        position = None
-        if isinstance(entry, StoredCheckpoint):
-            position = entry.checkpoint.position.to_text()
-        if entry is not None and position != published.position:
+    def _is_stored(self, published: PublishedTable) -> bool:
+        """Return whether the location still has the newest checkpoint of the table."""
+        at = published.newest
+        entry = None if at is None else readable(self._store, at)
+        return (
+            isinstance(entry, StoredCheckpoint)
+            and entry.checkpoint.position.to_text() == published.facts[POSITION]
+        )
+
+    def _check_history(self, published: PublishedTable) -> None:
+        """Check that the location does not have a different checkpoint of the table's number."""
+        at = published.newest
+        if at is None or readable(self._store, at) is None:
+            return  # it is no longer retained
+        if not self._is_stored(published):
             raise self._restored(published)
 
     def _check_ahead(self, published: PublishedTable, target: CompletedCheckpoint) -> None:
@@ -367,9 +386,9 @@ class TablePublisher:
 
     def _restored(self, published: PublishedTable) -> CheckpointError:
         return CheckpointError(
-            f"the table {self._table.name} has checkpoint {published.newest} of another history "
-            f"({published.position}) than {self._store.url}: the location was restored from a backup. Its "
-            "checkpoints cannot follow the checkpoints of the table; publish to another table",
+            f"the table {self._table.name} contains checkpoint {published.newest} of another history "
+            f"({published.facts[POSITION]}) than {self._store.url}: the location was restored from a "
+            "backup. Its checkpoints cannot follow the checkpoints of the table; publish to another table",
             reason="not_newer",
             checkpoint_id=published.newest,
         )
@@ -384,103 +403,133 @@ class TablePublisher:
             if target in present:
                 return ()
             raise CheckpointError(
-                f"the table {self._table.name} has checkpoint {newest} already, and a snapshot of the "
-                f"older checkpoint {target} cannot follow it; publish it to another table",
+                f"the table {self._table.name} contains checkpoint {newest} already, and the older "
+                f"checkpoint {target} cannot follow it; publish it to another table",
                 reason="not_newer",
                 checkpoint_id=target,
             )
         between = {each for each in tags.values() if newest < each < target}
-        return (*sorted(between - present), target)
+        return (*sorted(between), target)
 
     def _commit(
-        self,
-        reader: StateReader,
-        published: PublishedTable | None,
-        tags: Mapping[str, int],
-        pins: list[Tag],
+        self, reader: StateReader, published: PublishedTable | None, tags: Mapping[str, int]
     ) -> PublishedTable:
-        """Publish one checkpoint; its pin is added to *pins*."""
-        if self._rows.position != reader.checkpoint.position:
-            self._rows.advance(reader)
-        if published is None:
-            published = self._table.create(self._rows.schema, self._source(reader))
-        self._pin(published, reader.checkpoint_id, pins)
-        fail_point("publish-pinned")
-        self._rows.settle(self._write)
-        fail_point("publish-written")
+        """Publish one checkpoint, and find out after an error whether the commit succeeded."""
+        rows, self._failure = self._replacement(reader, published), None
+        try:
+            self._table.replace(rows, tags, self._retain)
+        except (CommitConflictError, StoreError) as error:
+            if self._failure is not None:
+                raise self._failure from None  # deltalake reports an error of the rows as a text
+            after = self._table.load()
+            if after is None or after == published:
+                raise
+            if after.facts.get(_ATTEMPT) != rows.facts[_ATTEMPT]:
+                raise CommitConflictError(str(error)) from error
+        fail_point("publish-committed")
+        return self._loaded()
+
+    def _replacement(self, reader: StateReader, published: PublishedTable | None) -> Replacement:
+        """Return the rows of a checkpoint that replace rows of the table."""
+        names = [variable.name for variable in reader.variables()]
+        names = [name for name in names if self._variables is None or name in self._variables]
+        columns = [
+            pa.field(field.name, _nullable(field.type))
+            for field in reader.keys_schema()
+            if field.name not in {variable.name for variable in reader.variables()}
+            or field.name in names
+        ]
+        schema = pa.schema(columns)
+        source = self._source(reader)
+        described = json.dumps(reader.schema.to_json(), sort_keys=True)
         facts = {
+            **source,
             CHECKPOINT: str(reader.checkpoint_id),
             POSITION: reader.checkpoint.position.to_text(),
             "statelog.as-of-ms": str(as_of_ms(reader.checkpoint)),
-            "statelog.row-count": str(self._rows.row_count),
+            _ATTEMPT: os.urandom(16).hex(),
+            _SCHEMA: hashlib.sha256(described.encode()).hexdigest(),
         }
-        after = self._table.commit(self._rows, facts, tags, retain=self._retain)
-        fail_point("publish-committed")
-        return after
+        is_new_schema = published is None or published.facts.get(_SCHEMA) != facts[_SCHEMA]
+        expires = any(each.ttl_ms is not None for each in reader.variables() if each.name in names)
+        groups = None
+        is_base = published is not None and published.is_current and self._is_stored(published)
+        if published is not None and is_base and not (is_new_schema or expires):
+            since = CheckpointPosition.from_text(published.facts[POSITION])
+            groups = changed_groups(reader, since)
+        return Replacement(
+            schema=schema,
+            is_new_schema=is_new_schema,
+            key_groups=groups,
+            rows=lambda: self._rows(reader, schema, names, groups),
+            source=source,
+            facts=facts,
+        )
 
-    def _url_of(self, path: str) -> str | None:
-        url = readable_url(self._store, path)
-        return url if url is not None and self._table.can_name(url) else None
+    def _rows(
+        self,
+        reader: StateReader,
+        schema: pa.Schema,
+        variables: Sequence[str],
+        key_groups: Sequence[KeyGroupRange] | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some key groups, without keys that lack state in the variables."""
+        now_ms = as_of_ms(reader.checkpoint)
+        try:
+            for part in [reader.key_groups] if key_groups is None else key_groups:
+                for batch in reader.keys(key_groups=part, now_ms=now_ms):
+                    rows = batch.select(schema.names)
+                    has_state = [rows.column(name).is_valid() for name in variables]
+                    rows = rows.filter(reduce(pc.or_, has_state)) if has_state else rows.slice(0, 0)
+                    self._written_rows += rows.num_rows
+                    yield rows.cast(schema)
+        except StatelogError as error:
+            self._failure = error
+            raise
 
-    def _write(self, kind: str, data: pa.Buffer) -> str:
-        self._written_bytes += data.size
-        return self._table.write(kind, data)
-
-    # --- pins -------------------------------------------------------------------------------------
-
-    def _pin(self, published: PublishedTable, checkpoint_id: int, pins: list[Tag]) -> None:
-        """Keep a checkpoint, and with it the files that a snapshot of the table is about to name."""
-        name = pin_name(self._table, published.uuid)
-        if all((pin.name, pin.checkpoint_id) != (name, checkpoint_id) for pin in pins):
-            pin = Tag(kind=TagKind.READER, name=name, checkpoint_id=checkpoint_id)
-            facts = {"table": self._table.name}
-            pins.append(put_tag(self._store, pin, clock_ms=wall_clock_ms, facts=facts))
-
-    def _release(self, published: PublishedTable, pins: Sequence[Tag]) -> None:
-        """Release the checkpoints that no snapshot of the table names, and clean up its files."""
-        named = set(published.checkpoints.values())
-        newest = -1 if published.newest is None else published.newest
-        name = pin_name(self._table, published.uuid)
+    def _hold(self, checkpoint_id: int) -> None:
+        """Retain the published checkpoint, so that the next call finds what changed after it."""
+        pins = [
+            tag
+            for tag in list_tags(self._store)
+            if tag.kind is TagKind.READER and tag.name == self._pin
+        ]
+        try:
+            if all(pin.checkpoint_id != checkpoint_id for pin in pins):
+                pin = Tag(kind=TagKind.READER, name=self._pin, checkpoint_id=checkpoint_id)
+                put_tag(self._store, pin, clock_ms=wall_clock_ms)
+        except CheckpointError as error:
+            if error.reason not in ("subsumed", "not_found"):
+                raise  # else it is gone, and the next call replaces all rows
         for pin in pins:
-            # A newer one may be pinned by a process that is about to commit it.
-            if pin.name == name and pin.checkpoint_id not in named and pin.checkpoint_id < newest:
+            if pin.checkpoint_id < checkpoint_id:
                 delete_tag(self._store, pin)
-        if self._until_clean_up <= 0:
-            now = dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC)
-            self._table.clean_up(now - _CLEAN_UP_AGE)
-            self._until_clean_up = _CLEAN_UP_EVERY
-        self._until_clean_up -= 1
 
-    def _report(self, published: PublishedTable, due: tuple[int, ...]) -> PublishReport:
-        files = self._rows.files.values() if self._rows.checkpoint_id == published.newest else ()
+    def _report(
+        self, published: PublishedTable, due: tuple[int, ...], tags: Mapping[str, int]
+    ) -> PublishReport:
+        versions = {each: at for at, each in sorted(published.checkpoints.items())}
         return PublishReport(
             table=self._table.name,
             checkpoint_id=-1 if published.newest is None else published.newest,
             published=due,
-            checkpoints=tuple(sorted(set(published.checkpoints.values()))),
-            versions={each: at for at, each in sorted(published.checkpoints.items())},
-            tags=published.tags,
-            row_count=self._rows.row_count if due else None,
-            snapshot_files=sum(bool(file.snapshot) for file in files),
-            written_bytes=self._written_bytes,
+            checkpoints=tuple(sorted(versions)),
+            versions=versions,
+            tags={name: each for name, each in tags.items() if each in versions},
+            row_count=published.row_count,
+            written_rows=self._written_rows,
         )
 
 
-def pin_name(table: PublishableTable, uuid: str) -> str:
-    """Return the name of the tags that keep the checkpoints of a table."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "-", table.label)
-    return f"{table.kind}.{safe[:60]}.{uuid[:8]}"
-
-
-def readable_url(store: LocationStore, path: str) -> str | None:
-    """Return the URL of an object that any reader can open; None if it is encrypted."""
-    parsed = parse_parent_path(path)
-    if parsed is not None:
-        return readable_url(store.parent(parsed[0]), parsed[1])
-    if store.is_encrypted:
-        return None
-    root = store.local_root
-    return f"{store.url if root is None else f'file://{root}'}/{path}"
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Return a type whose fields may be null: a table's columns are not required."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _nullable(kind.value_type)))
+    return kind
 
 
 def _scheme(url: str) -> str:

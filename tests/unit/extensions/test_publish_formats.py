@@ -1,0 +1,208 @@
+"""Published tables: what is special of Iceberg and of Delta, and what other writers do to them."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pytest
+from tests.unit.extensions.published import (
+    KINDS,
+    TABLE,
+    DeltaPublished,
+    IcebergPublished,
+    Published,
+)
+from tests.unit.extensions.test_publish import checkpoints, pins, tag
+from tests.unit.state.reader import histories
+
+from statelog.checkpoint.tags import TagKind, delete_tag, find_tag
+from statelog.cli.main import run
+from statelog.errors import StoreError, UsageError
+from statelog.extensions.publish.iceberg import IcebergTable
+from statelog.extensions.publish.publisher import open_table
+from statelog.extensions.publish.table import CHECKPOINT, Replacement
+from statelog.model import KeyGroupRange
+
+pytestmark = pytest.mark.job
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_others_commit_is_replaced(kind: str, tmp_path: Path) -> None:
+    published = KINDS[kind]("others", tmp_path)
+    publisher = published.publisher(retain=2)
+    for at in range(5):
+        published.history.run(1)
+        publisher.publish()
+        published.interfere()
+        published.history.run(1)
+        (publisher if at % 2 else published.publisher(retain=2)).publish()
+        published.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_type_of_a_column_may_change(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "FIELDS", {"a": pa.int32()})
+    monkeypatch.setattr(histories.History, "ranges", lambda _: iter([KeyGroupRange(0, 5)]))
+    monkeypatch.setattr(random.Random, "sample", lambda _, names, count: ["a"])
+    published = KINDS[kind]("not promoted", tmp_path)
+    for column in (pa.int32(), pa.float64()):
+        monkeypatch.setitem(histories.FIELDS, "a", column)
+        published.history.evolve()
+        published.history.micro_batch()
+        published.publish()
+    published.check()
+
+
+def test_tags_of_the_location_are_tags_of_an_iceberg_table(tmp_path: Path) -> None:
+    published = IcebergPublished("iceberg tags", tmp_path)
+
+    def tags() -> dict[str, int]:
+        snapshots, refs = published.snapshots(), published.table().metadata.refs
+        return {name: snapshots[ref.snapshot_id] for name, ref in refs.items() if name != "main"}
+
+    published.history.run(3)
+    first = published.publish().checkpoint_id
+    table = published.table()
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "mine").commit()
+    published.history.run(1)
+    tag(published, "release", published.history.checkpoint_id)
+    published.history.run(1)
+    report = published.publish(retain=1)
+    assert {"release": report.checkpoints[-2], "mine": first} == tags()
+    published.history.run(1)
+    assert [first, report.checkpoints[-2]] == sorted(published.publish(retain=1).checkpoints)[:2]
+    delete_tag(published.history.store, find_tag(published.history.store, "release", TagKind.TAG))
+    published.publish(retain=1)
+    assert {"mine": first} == tags()
+    assert {first, published.history.checkpoint_id} == checkpoints(published)
+    published.check()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"total": pa.duration("us")},
+        {"a": pa.struct([("b", pa.int64())]), "a.b": pa.int64()},
+    ],
+)
+def test_columns_that_iceberg_cannot_have_are_refused(
+    columns: dict[str, pa.DataType], tmp_path: Path
+) -> None:
+    published = IcebergPublished("columns", tmp_path)
+    table = IcebergTable(TABLE, published.options)
+    with pytest.raises(UsageError, match="--state"):
+        table.replace(replacement(columns), {}, 1)
+
+
+def test_columns_that_delta_cannot_have_are_refused(tmp_path: Path) -> None:
+    published = DeltaPublished("columns", tmp_path)
+    table = open_table(None, published.folder)
+    with pytest.raises(UsageError, match="--state"):
+        table.replace(replacement({"total": pa.duration("us")}), {}, 1)
+
+
+def replacement(columns: dict[str, pa.DataType]) -> Replacement:
+    schema = pa.schema(list(columns.items()))
+    return Replacement(schema, True, None, lambda: iter(()), {}, {CHECKPOINT: "1"})
+
+
+def test_a_vacuum_of_another_engine_deletes_no_retained_version(tmp_path: Path) -> None:
+    published = DeltaPublished("vacuum", tmp_path)
+    for _ in range(6):
+        published.history.run(1)
+        published.publish(retain=3)
+    assert set() == published.orphans()
+    deltalake.DeltaTable(published.folder).vacuum(dry_run=False, full=True)
+    deltalake.DeltaTable(published.folder).cleanup_metadata()
+    assert published.check() > 0
+
+
+def test_a_table_of_others_is_refused(tmp_path: Path) -> None:
+    published = DeltaPublished("others", tmp_path)
+    published.history.run(1)
+    deltalake.write_deltalake(published.folder, pa.table({"a": [1]}))
+    with pytest.raises(UsageError, match="publish to another table"):
+        published.publish()
+
+
+@pytest.mark.parametrize("above", ["", ".."])
+def test_a_table_around_its_location_is_refused(above: str, tmp_path: Path) -> None:
+    published = DeltaPublished("around", tmp_path)
+    published.history.run(1)
+    published.target = {"delta": (Path(published.location) / above).resolve()}
+    with pytest.raises(UsageError, match="publish to another folder"):
+        published.publish()
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\xff", b"[" * 9999])
+def test_a_damaged_log_is_reported(damage: bytes, tmp_path: Path) -> None:
+    published = DeltaPublished("damaged", tmp_path)
+    published.history.run(1)
+    published.publish()
+    published.history.run(1)
+    (published.folder / "_delta_log" / f"{0:020}.json").write_bytes(damage)
+    with pytest.raises(StoreError, match="cannot load the table"):
+        published.publish()
+
+
+def test_calls_without_one_table_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=r"CATALOG\.NAMESPACE\.TABLE"):
+        IcebergTable("catalog.table")
+    published = DeltaPublished("refused", tmp_path)
+    published.history.run(1)
+    for more in ([], ["--iceberg", TABLE, "--delta", "x"]):
+        assert 2 == run(["publish", published.location, *more])
+        assert "one table" in capsys.readouterr().err
+    call = ["publish", published.location, *published.arguments]
+    assert 2 == run([*call, "--catalog-option", "type=sql"])
+    assert "for an Iceberg table" in capsys.readouterr().err
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_that_follow_and_are_killed_publish_each_checkpoint_once(
+    kind: str, tmp_path: Path
+) -> None:
+    published: Published = KINDS[kind]("processes", tmp_path, retained=3)
+    published.history.run(1)
+    call = [sys.executable, "-m", "statelog", "publish", published.location, "--retain=6"]
+    call += [*published.arguments, "--follow", "--interval=0.01", "--json"]
+    rng = random.Random("two processes")
+    output = (tmp_path / "output").open("a+")
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for at in range(40):
+            processes = [each for each in processes if each.poll() is None]
+            while len(processes) < 2:
+                processes.append(subprocess.Popen(call, stdout=output, stderr=output))
+            published.history.run(1)
+            until = time.monotonic() + 60
+            while not checkpoints(published):
+                assert time.monotonic() < until, (tmp_path / "output").read_text()
+                time.sleep(0.05)
+            time.sleep(rng.random() / 2)
+            if at % 8 == 7:
+                rng.choice(processes).kill()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        output.close()
+    published.publish(retain=6)
+    lines = (tmp_path / "output").read_text().splitlines()
+    reports = [json.loads(line) for line in lines if line.startswith("{")]
+    ids = [checkpoint_id for report in reports for checkpoint_id in report["published"]]
+    assert len(ids) == len(set(ids)) > 10
+    assert pins(published) == {max(checkpoints(published))}
+    published.check()
