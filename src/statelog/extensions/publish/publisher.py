@@ -243,6 +243,8 @@ class TablePublisher:
         self._retain = whole_number(retain, "retain", low=1)
         self._variables = None if variables is None else list(variables)
         self._published: CompletedCheckpoint | None = None
+        self._base: CheckpointPosition | None = None
+        """The newest checkpoint of the table, if the location still has it."""
         self._written_rows = 0
         self._failure: StatelogError | None = None
         name = re.sub(r"[^A-Za-z0-9._-]", "-", table.name)[-60:]
@@ -307,6 +309,7 @@ class TablePublisher:
         target = find_checkpoint(self._store, given) if newest is None else newest
         reader = StateReader(self._store, target, operator=self._operator)
         published = self._table.load()
+        self._base = None
         if published is not None:
             self._check_source(published, reader)
             self._check_history(published)
@@ -318,12 +321,12 @@ class TablePublisher:
         due = self._due(published, target.checkpoint_id, tags)
         self._written_rows = 0
         for checkpoint_id in due:
+            due_reader = reader
             if checkpoint_id != reader.checkpoint_id:
                 tagged = find_checkpoint(self._store, checkpoint_id)
-                older = StateReader(self._store, tagged, operator=self._operator)
-                published = self._commit(older, published, tags)
-            else:
-                published = self._commit(reader, published, tags)
+                due_reader = StateReader(self._store, tagged, operator=self._operator)
+            published = self._commit(due_reader, published, tags)
+            self._base = due_reader.checkpoint.position
         self._table.tidy(tags, self._retain)
         published = self._loaded()
         at = published.newest
@@ -358,22 +361,19 @@ class TablePublisher:
                     f"{expected!r}: publish to another table, or drop this one"
                 )
 
-    def _is_stored(self, published: PublishedTable) -> bool:
-        """Return whether the location still has the newest checkpoint of the table."""
-        at = published.newest
-        entry = None if at is None else readable(self._store, at)
-        return (
-            isinstance(entry, StoredCheckpoint)
-            and entry.checkpoint.position.to_text() == published.facts[POSITION]
-        )
-
     def _check_history(self, published: PublishedTable) -> None:
-        """Check that the location does not have a different checkpoint of the table's number."""
-        at = published.newest
-        if at is None or readable(self._store, at) is None:
-            return  # it is no longer retained
-        if not self._is_stored(published):
+        """
+        Check that the location does not have a different checkpoint of the table's number.
+
+        It may have none: then what changed after the published checkpoint cannot be told.
+        """
+        entry = None if published.newest is None else readable(self._store, published.newest)
+        if entry is None:
+            return
+        position = entry.checkpoint.position if isinstance(entry, StoredCheckpoint) else None
+        if position is None or position.to_text() != published.facts[POSITION]:
             raise self._restored(published)
+        self._base = position
 
     def _check_ahead(self, published: PublishedTable, target: CompletedCheckpoint) -> None:
         """Check that the table is not ahead of the newest checkpoint of the location."""
@@ -431,15 +431,11 @@ class TablePublisher:
 
     def _replacement(self, reader: StateReader, published: PublishedTable | None) -> Replacement:
         """Return the rows of a checkpoint that replace rows of the table."""
-        names = [variable.name for variable in reader.variables()]
-        names = [name for name in names if self._variables is None or name in self._variables]
-        columns = [
-            pa.field(field.name, _nullable(field.type))
-            for field in reader.keys_schema()
-            if field.name not in {variable.name for variable in reader.variables()}
-            or field.name in names
-        ]
-        schema = pa.schema(columns)
+        variables = {variable.name: variable for variable in reader.variables()}
+        left_out = set() if self._variables is None else variables.keys() - set(self._variables)
+        names = [name for name in variables if name not in left_out]
+        fields = [field for field in reader.keys_schema() if field.name not in left_out]
+        schema = pa.schema([pa.field(field.name, _nullable(field.type)) for field in fields])
         source = self._source(reader)
         described = json.dumps(reader.schema.to_json(), sort_keys=True)
         facts = {
@@ -451,12 +447,11 @@ class TablePublisher:
             _SCHEMA: hashlib.sha256(described.encode()).hexdigest(),
         }
         is_new_schema = published is None or published.facts.get(_SCHEMA) != facts[_SCHEMA]
-        expires = any(each.ttl_ms is not None for each in reader.variables() if each.name in names)
+        expires = any(variables[name].ttl_ms is not None for name in names)
         groups = None
-        is_base = published is not None and published.is_current and self._is_stored(published)
-        if published is not None and is_base and not (is_new_schema or expires):
-            since = CheckpointPosition.from_text(published.facts[POSITION])
-            groups = changed_groups(reader, since)
+        is_current = published is not None and published.is_current
+        if self._base is not None and is_current and not (is_new_schema or expires):
+            groups = changed_groups(reader, self._base)
         return Replacement(
             schema=schema,
             is_new_schema=is_new_schema,
