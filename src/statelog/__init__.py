@@ -216,10 +216,9 @@ if TYPE_CHECKING:
     )
     from statelog.operations.copy_location import CopyProgress, CopyReport
     from statelog.operations.copy_location import copy as copy
-    from statelog.operations.edit_keys import edit
+    from statelog.operations.edit_keys import EditReport, edit
     from statelog.operations.forget_key import ForgetReport, KeyTrace, forget
     from statelog.operations.key_edits import EditCounts
-    from statelog.operations.recommit import EditReport
     from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
     from statelog.operations.unfreeze import unfreeze
     from statelog.state.reader import (
@@ -236,11 +235,10 @@ else:
         __name__,
         {
             "statelog.operations.copy_location": "CopyProgress CopyReport copy",
-            "statelog.operations.edit_keys": "edit",
+            "statelog.operations.edit_keys": "EditReport edit",
             "statelog.operations.forget_key": "ForgetReport KeyTrace forget",
             "statelog.operations.key_edits": "EditCounts",
             "statelog.extensions.publish.publisher": "PublishReport TablePublisher publish publisher",
-            "statelog.operations.recommit": "EditReport",
             "statelog.operations.savepoints": "Fork Tag fork tag tags untag",
             "statelog.operations.unfreeze": "unfreeze",
             "statelog.state.reader": "BroadcastVersion KeptSideOutput KeyVersion LocationState Replica ReplicaStatus open",

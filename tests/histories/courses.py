@@ -27,12 +27,12 @@ from tests.unit.state.reader.histories import History, Model
 
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.edit import commit_older
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import CheckpointError, FencedError, StatelogError
 from statelog.model import CompletedCheckpoint
-from statelog.operations.rewind import commit_again
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.restart import FirstBatch, is_committed
@@ -314,7 +314,7 @@ class Course:
         before = self.job
         before.restart(retained=RETAINED, owner_id="rewind")
         older = points[batch_id]
-        commit_again(before.coordinator, store, older, None)
+        commit_older(before.coordinator, store, older, None)
         newest = before.coordinator.latest
         assert newest is not None
         stored = self.model_of_number(older)

@@ -5,6 +5,7 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     coordinator      tasks acknowledge, one object commits; ownership fences earlier owners
     history          the entries of a location, each read once; restore: where a restart continues
     attachments      objects that a checkpoint names besides its state, and the log that writes them
+    edit             the edit session: how anything but a query commits
     open_state       a location by its own path, or by the checkpointLocation that has it
     clean_up         an owner deletes what it no longer needs; all garbage of a location
     verify           reads all that retained checkpoints need

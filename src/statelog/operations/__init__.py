@@ -11,7 +11,6 @@ What a person does to a state location, without Spark.
                    key_traces: which objects hold it
     key_edits      what is set and deleted, by key group, as deltas
     change_writer  deltas as a log handle, and a snapshot of what a reader returns
-    recommit       a new checkpoint at the same source position
 
 Each name is imported from its module, so that a tag does not load what an edit needs.
 """

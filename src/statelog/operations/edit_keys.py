@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 from statelog.arguments import instance, whole_number
-from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.edit import EditSession, edit_session, newest_checkpoint
 from statelog.checkpoint.open_state import open_state
 from statelog.errors import InvariantError, UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
 from statelog.operations.change_writer import ChangeWriter
 from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
-from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
 from statelog.runtime.clock import wall_clock_ms
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
@@ -30,6 +31,24 @@ from statelog.store import ObjectStore
 
 StatesByName: TypeAlias = Mapping[str, Mapping[Any, object]]
 """New state by variable and key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditReport:
+    """
+    What an edit changed, or would change.
+
+    Args:
+        base_id: The checkpoint that was edited.
+        checkpoint_id: The new checkpoint; None for a dry run, and where nothing changes.
+        counts: Number of keys.
+        delta_bytes: Bytes of the changes.
+    """
+
+    base_id: int
+    checkpoint_id: int | None
+    counts: EditCounts
+    delta_bytes: int = 0
 
 
 def edit(
@@ -95,9 +114,9 @@ def edit_as(
     overlays, counts = target.overlays(target.edits(states, delete))
     if not (apply and counts.changed):
         return EditReport(base_id=base.checkpoint_id, checkpoint_id=None, counts=counts)
-    with audited(store, verb, operator=operator, variables=sorted(states)) as line:
-        report = target.commit(overlays, counts)
-        line.result(**result_of(report))
+    with edit_session(store, verb, operator=operator, variables=sorted(states)) as session:
+        report = target.commit(session, overlays, counts)
+        session.result(checkpoint_id=report.checkpoint_id, **dataclasses.asdict(counts))
     return report
 
 
@@ -176,10 +195,12 @@ class EditTarget:
             counts += counted
         return overlays, counts
 
-    def commit(self, overlays: Mapping[int, Overlay], counts: EditCounts) -> EditReport:
+    def commit(
+        self, session: EditSession, overlays: Mapping[int, Overlay], counts: EditCounts
+    ) -> EditReport:
         """Commit changes as a new checkpoint; raises as `edit`."""
-        commit = Recommit(self._store, "edit")
-        checkpoint_id = commit.begin(self._base)
+        session.claim(self._base)
+        checkpoint_id = session.checkpoint_id
         writer = ChangeWriter(self._store, self.codec, self.key_groups)
         try:
             try:
@@ -187,8 +208,7 @@ class EditTarget:
             except UNENCODABLE as error:
                 raise UsageError(f"a value does not fit its column: {error}") from error
             log = writer.persist(checkpoint_id)
-            commit.commit(
-                self._base,
+            session.commit(
                 [TaskStateSnapshot(self.key_groups, log)],
                 timers_changed=self.timers_changed(overlays.values()),
             )

@@ -18,9 +18,9 @@ import msgspec
 import pyarrow as pa
 
 from statelog.checkpoint.attachments import Attachment
-from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, ParentRelease, collect_garbage, tag_releases
+from statelog.checkpoint.edit import EditSession, StagedRows, edit_session, newest_checkpoint
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.object_names import random_name
 from statelog.checkpoint.open_state import open_state
@@ -43,7 +43,6 @@ from statelog.operations.copy_plan import parents_of
 from statelog.operations.edit_keys import EditTarget
 from statelog.operations.key_edits import GroupEdits
 from statelog.operations.key_traces import SoughtKey, staged_rows, staged_table
-from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state import recordings
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -279,10 +278,11 @@ def forget(
     base = newest_checkpoint(store)
     forgetting = _Forgetting(store, base, key, operator, on_progress)
     # The line has no key, and no checksum of it, which is found out by trying keys.
-    with audited(store, "forget", operator=operator, now=now) as line:
+    retained = 1 if now else None
+    with edit_session(store, "forget", retained=retained, operator=operator, now=now) as session:
         by = forgetting.by_rewriting if now else forgetting.by_deletion
-        report = by(dry_run=not apply)
-        line.result(
+        report = by(session, dry_run=not apply)
+        session.result(
             checkpoint_id=report.checkpoint_id,
             given_up=report.given_up,
             deleted=len(report.deleted),
@@ -306,18 +306,19 @@ class _Forgetting:
         self._key = SoughtKey(key, self._target.codec.schema, self._target.key_groups)
         self._removed = self._entries()
 
-    def by_deletion(self, *, dry_run: bool) -> ForgetReport:
+    def by_deletion(self, session: EditSession, *, dry_run: bool) -> ForgetReport:
         """Commit the deletion of the key, and report its traces."""
         newest, checkpoint_id = self._base, None
         if self._removed and not dry_run:
             edits = {self._key.key_group: GroupEdits()}
             frozen = self._target.codec.key.freeze(self._key.values)
             edits[self._key.key_group].delete(frozen, None)
-            checkpoint_id = self._target.commit(*self._target.overlays(edits)).checkpoint_id
+            overlays, counts = self._target.overlays(edits)
+            checkpoint_id = self._target.commit(session, overlays, counts).checkpoint_id
             newest = newest_checkpoint(self._store)
         return self._report(newest, checkpoint_id, dry_run)
 
-    def by_rewriting(self, *, dry_run: bool) -> ForgetReport:
+    def by_rewriting(self, session: EditSession, *, dry_run: bool) -> ForgetReport:
         """Commit the state without the key in new objects, and delete the others."""
         traces = self._traces(self._base)
         report = self._report(self._base, None, dry_run, traces)
@@ -333,8 +334,8 @@ class _Forgetting:
             doomed = tuple(trace.path for trace in traces if parse_parent_path(trace.path) is None)
             outside = tag_releases(self._store)
             return replace(report, given_up=before, deleted=doomed, outside=outside)
-        commit = Recommit(self._store, "forget", retained=1)
-        checkpoint_id = commit.begin(self._base)
+        session.claim(self._base)
+        checkpoint_id = session.checkpoint_id
         held = {trace.path for trace in traces}
         listed = {info.path for info in self._store.list()}
         changes = [
@@ -344,8 +345,7 @@ class _Forgetting:
         if not changes:  # only older checkpoints, or rows of output, hold it
             everything = KeyGroupRange(0, self._base.max_parallelism - 1)
             changes = [TaskStateSnapshot(everything, None)]
-        commit.commit(
-            self._base,
+        session.commit(
             changes,
             timers_changed=frozenset([self._target.position]),
             output=self._output(),

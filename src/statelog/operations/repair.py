@@ -36,15 +36,12 @@ from statelog.checkpoint.clean_up import (
     is_ours,
     reachable_objects,
 )
-from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.edit import edit_session
 from statelog.checkpoint.history import Entries, present_ids
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
-from statelog.checkpoint.ownership import new_owner_id
 from statelog.checkpoint.restore import find_restore_point
 from statelog.checkpoint.verify import verify_checkpoint
 from statelog.errors import CheckpointError, UsageError
-from statelog.operations.rewind import commit_again
-from statelog.options import CheckpointOptions
 from statelog.store import ObjectInfo, ObjectStore
 from statelog.store.location import local_path
 from statelog.store.paths import TEMPORARY_FOLDER, parse_checkpoint_metadata
@@ -280,21 +277,12 @@ def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[],
     point = find_restore_point(Entries(store), checkpoint_id)
     if point.checkpoint is None or max(present_ids(store)) < plan.lost[-1].checkpoint_id:
         raise CheckpointError("the location changed meanwhile; try again", reason="active")
-    coordinator = CheckpointCoordinator(
-        store,
-        owner_id=new_owner_id("repair"),
-        max_parallelism=point.checkpoint.max_parallelism,
-        # The checkpoint is retained with the new one, so that an interrupted call can be repeated.
-        options=CheckpointOptions(retained=max(2, len(point.checkpoint.retained))),
-        clock_ms=clock_ms,
-    )
     went_back = point.checkpoint.properties.get("went_back_to")
-    with audited(store, "repair", give_up_after=checkpoint_id) as line:
-        coordinator.claim()
-        committed = commit_again(
-            coordinator, store, checkpoint_id, went_back if isinstance(went_back, int) else None
-        )
-        coordinator.clean_up()
+    went_back_to = went_back if isinstance(went_back, int) else None
+    with edit_session(store, "repair", clock_ms=clock_ms, give_up_after=checkpoint_id) as session:
+        session.claim_location(point.checkpoint.max_parallelism, len(point.checkpoint.retained))
+        committed = session.commit_older(checkpoint_id, went_back_to).checkpoint_id
+        session.clean_up()
         lost = [each.checkpoint_id for each in plan.lost]
-        line.result(checkpoint_id=committed, given_up=lost)
+        session.result(checkpoint_id=committed, given_up=lost)
     return GivenUp(checkpoint_id, plan.lost, committed)

@@ -20,19 +20,15 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord, check_source_folders
-from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.edit import EditSession, edit_session
 from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
-from statelog.checkpoint.ownership import new_owner_id
 from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery, entries_digest, number_of
 from statelog.checkpoint.restore import find_restore_point
 from statelog.core.source_position import SourceLog, log_entry, parse_files, position_of
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError
-from statelog.format.checkpoint_metadata import RESERVED_TAGS
-from statelog.model import Json, JsonObject, KeyGroupRange, TaskStateSnapshot
-from statelog.options import CheckpointOptions
+from statelog.model import Json
 from statelog.runtime.fail_points import fail_point
 from statelog.store import ObjectStore
 
@@ -42,7 +38,6 @@ __all__ = [
     "RewindPlan",
     "RewindPoint",
     "apply_rewind",
-    "commit_again",
     "plan_rewind",
     "rewind_points",
 ]
@@ -413,33 +408,35 @@ def apply_rewind(
 
     Blocks: On both stores.
     """
-    with audited(
-        state, "rewind", batch_id=plan.batch_id, checkpoint_location=query.store.url
-    ) as line:
-        goes_on_from = _rewound(query, state, plan, clock_ms)
-        line.result(checkpoint_id=goes_on_from, files_deleted=len(plan.files))
+    newest = _newest_readable(state)
+    with edit_session(
+        state,
+        "rewind",
+        retained=max(1, len(newest.retained)),
+        clock_ms=clock_ms,
+        batch_id=plan.batch_id,
+        checkpoint_location=query.store.url,
+    ) as session:
+        goes_on_from = _rewound(query, state, plan, session, newest.went_back_to)
+        session.result(checkpoint_id=goes_on_from, files_deleted=len(plan.files))
     return goes_on_from
 
 
 def _rewound(
-    query: StoredQuery, state: ObjectStore, plan: RewindPlan, clock_ms: Callable[[], int]
+    query: StoredQuery,
+    state: ObjectStore,
+    plan: RewindPlan,
+    session: EditSession,
+    went_back_to: int | None,
 ) -> int:
-    newest = _newest_readable(state)
-    coordinator = CheckpointCoordinator(
-        state,
-        owner_id=new_owner_id("rewind"),
-        max_parallelism=_max_parallelism(state, plan.checkpoint_id),
-        options=CheckpointOptions(retained=max(1, len(newest.retained))),
-        clock_ms=clock_ms,
-    )
-    coordinator.claim()
-    fail_point("rewind-claimed")
+    stored = read_checkpoint(state, plan.checkpoint_id).checkpoint
+    session.claim_location(stored.max_parallelism, len(stored.retained))
     if plan_rewind(query, state, plan.batch_id) != plan:
         refuse("the query ran after the rewind was planned", "active")
     goes_on_from = plan.checkpoint_id
     if plan.changes_state or plan.offsets:
         # Also without a later checkpoint: a sink may have rows of a micro-batch that was not committed.
-        goes_on_from = commit_again(coordinator, state, plan.checkpoint_id, newest.went_back_to)
+        goes_on_from = session.commit_older(plan.checkpoint_id, went_back_to).checkpoint_id
     fail_point("rewind-committed")
     query.delete(plan.commits)
     fail_point("rewind-commits-deleted")
@@ -452,46 +449,6 @@ def _rewound(
     if query.files_above(OFFSETS, plan.batch_id) or query.files_above(COMMITS, plan.batch_id):
         refuse("the query planned micro-batches during the rewind", "active")
     return goes_on_from
-
-
-def commit_again(
-    coordinator: CheckpointCoordinator,
-    state: ObjectStore,
-    older_id: int,
-    went_back_to: int | None,
-) -> int:
-    """
-    Commit the state of an older checkpoint as the newest one; return its id.
-
-    Args:
-        coordinator: Of a claim of its own.
-        state: The state location, as the root of a store.
-        older_id: The older checkpoint.
-        went_back_to: The checkpoint of the last rewind of the query, if any.
-
-    Raises:
-        CheckpointError: The older checkpoint cannot be restored.
-        FencedError: A run has claimed the state location meanwhile.
-
-    Blocks: On the store.
-    """
-    base = coordinator.restore(older_id, begins_timeline=True)
-    if base is None:
-        refuse(f"checkpoint {older_id} does not exist", "not_found")
-    stored = read_checkpoint(state, older_id)
-    sections = {
-        tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS
-    }  # the staged rows of the micro-batch, in case it must be delivered again
-    checkpoint_id = coordinator.next_checkpoint_id
-    everything = KeyGroupRange(0, base.max_parallelism - 1)
-    coordinator.trigger(checkpoint_id, [everything])
-    coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(everything, None))
-    properties: JsonObject = {
-        **base.properties,
-        "went_back_to": went_back_to,
-    }
-    coordinator.complete(checkpoint_id, properties=properties, sections=sections)
-    return checkpoint_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,8 +464,3 @@ def _newest_readable(state: ObjectStore) -> _Newest:
     )
     went_back_to = checkpoints[-1].properties.get("went_back_to") if checkpoints else None
     return _Newest(retained, went_back_to if isinstance(went_back_to, int) else None)
-
-
-def _max_parallelism(state: ObjectStore, checkpoint_id: int) -> int:
-    stored = read_checkpoint(state, checkpoint_id)
-    return stored.checkpoint.max_parallelism

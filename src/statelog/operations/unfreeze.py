@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
+from statelog.checkpoint.edit import newest_checkpoint
 from statelog.checkpoint.open_state import open_state
 from statelog.errors import UsageError
 from statelog.operations.edit_files import other_keys
-from statelog.operations.edit_keys import edit_as
-from statelog.operations.recommit import EditReport, newest_checkpoint
+from statelog.operations.edit_keys import EditReport, edit_as
 from statelog.state.reader import StateReader
 from statelog.state.schema.descriptors import FROZEN_NAME
 

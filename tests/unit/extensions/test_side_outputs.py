@@ -21,9 +21,9 @@ import statelog as sl
 from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
+from statelog.checkpoint.edit import edit_session
 from statelog.errors import UsageError
 from statelog.extensions.side_outputs import driver as side_outputs
-from statelog.operations.recommit import Recommit
 from statelog.spark.query.declared_state import DriverHandle
 from statelog.spark.query.settings import QuerySettings
 from statelog.state.reader.side_outputs import SIDE_OUTPUT
@@ -143,9 +143,9 @@ def test_an_edit_keeps_what_is_to_be_delivered(tmp_path: Path) -> None:
     job.run([("a", "row", 1)])
     base, before = job.base, entries_of(job)
     assert base is not None
-    commit = Recommit(job.store, "test")
-    commit.begin(base)
-    after = commit.commit(base, [])
+    with edit_session(job.store, "test") as session:
+        session.claim(base)
+        after = session.commit([])
     assert before == BatchRecord.of(after).attachments
     assert before[0].is_fresh
 

@@ -15,6 +15,7 @@ from tests.unit.state.reader.histories import KEYS, History, key_of
 
 import statelog
 from statelog.checkpoint.clean_up import collect_garbage
+from statelog.checkpoint.edit import StagedRows, edit_session, newest_checkpoint
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
 from statelog.checkpoint.verify import verify_location
@@ -29,7 +30,6 @@ from statelog.model import (
     MaterializedHandle,
     TaskStateSnapshot,
 )
-from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.reader import StateReader
@@ -92,10 +92,10 @@ def with_output(history: History) -> list[dict]:
         msgspec.msgpack.encode([stream(rows), stream(rows[:1])]),
         (FileStateHandle(path, len(file), checksum([file])),),
     )
-    commit = Recommit(history.store, "test", retained=3)
-    commit.begin(base)
     everything = KeyGroupRange(0, base.max_parallelism - 1)
-    commit.commit(base, [TaskStateSnapshot(everything, None)], output=staged)
+    with edit_session(history.store, "test", retained=3) as session:
+        session.claim(base)
+        session.commit([TaskStateSnapshot(everything, None)], output=staged)
     return rows
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.records import one_operator
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
 
+from statelog.checkpoint import edit
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import list_checkpoints
@@ -155,10 +156,11 @@ def test_a_rewind_that_ended_at_any_step_is_repeated(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(rewind, "fail_point", die)
+        for module in (edit, rewind):
+            patched.setattr(module, "fail_point", die)
         with pytest.raises(KeyboardInterrupt):
             query.rewind(2)
-    assert seen[-1].startswith("rewind-")
+    assert seen[-1].startswith(("edit-", "rewind-"))
     if plan_rewind(query.stored, query.state, 2).files or step == 0:
         query.rewind(2)
     newest = Entries(query.state).newest()
