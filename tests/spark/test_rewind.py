@@ -134,7 +134,13 @@ def test_an_offset_file_that_a_power_failure_emptied_is_put_right_by_a_rewind(
     assert expected == [in_order(rows) for rows in job.take()]
 
 
-STEPS = ("claimed", "committed", "commits-deleted", "offsets-deleted", "logs-deleted")
+STEPS = (
+    "edit-claimed",
+    "rewind-committed",
+    "rewind-commits-deleted",
+    "rewind-offsets-deleted",
+    "rewind-logs-deleted",
+)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -150,7 +156,7 @@ def test_a_rewind_that_is_killed_at_any_step_leaves_a_query_that_is_refused_or_e
         *("--state-location", str(job.state), "--to", "1", "--apply", "--min-age", "0s"),
     ]
     killed = subprocess.run(
-        command, env={**os.environ, VARIABLE: f"rewind-{step}:1"}, capture_output=True, check=False
+        command, env={**os.environ, VARIABLE: f"{step}:1"}, capture_output=True, check=False
     )
     assert -9 == killed.returncode, killed.stderr
     shutil.copytree(tmp_path / "query", tmp_path / "saved" / "query")
@@ -167,7 +173,7 @@ def test_a_rewind_that_is_killed_at_any_step_leaves_a_query_that_is_refused_or_e
         for rows in job.take():
             after.update({row.key: (row.total, row.rows) for row in rows})
         assert after == {key: model.totals[key] for key in after}
-        assert ({4, 5} if step == "claimed" else {1, 2, 4, 5}) == after.keys()
+        assert ({4, 5} if step == "edit-claimed" else {1, 2, 4, 5}) == after.keys()
     for folder in ("query", "state"):
         shutil.rmtree(tmp_path / folder)
         shutil.copytree(tmp_path / "saved" / folder, tmp_path / folder)
