@@ -7,7 +7,7 @@ The edit session: how anything but a query commits.
         session.commit(changes)
 
 The claim fences a query that runs; its next start continues from the new checkpoint.  The record of the
-micro-batch and its staged rows are those of the checkpoint before, so the query continues at the same
+micro-batch and its staged rows are copied from the checkpoint before, so the query continues at the same
 position of its sources, and a micro-batch whose delivery was interrupted is delivered again.  The audit
 line begins with the first change of the location; a session that changes nothing does not write one.
 """

@@ -17,6 +17,7 @@ from statelog.errors import UsageError
 from statelog.extensions.publish.table import (
     CHECKPOINT,
     FILE_BYTES,
+    CommitConflictError,
     PublishedTable,
     Replacement,
     explained,
@@ -125,10 +126,10 @@ class DeltaTable:
                 predicate = rows.predicate
                 write(self._table, mode="overwrite", predicate=predicate, schema_mode=schema_mode)
 
-    def tidy(self, tags: Mapping[str, int], retain: int) -> None:
+    def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
         """Delete the files that no retained version needs."""
         if self._table is None or self._contents is None:
-            return
+            raise CommitConflictError(f"the table {self.name} was deleted meanwhile")
         with explained(f"cannot tidy the table {self.name}"):
             vacuum = partial(
                 self._table.vacuum,
@@ -139,6 +140,7 @@ class DeltaTable:
             # Without a file to delete, it would still commit two versions.
             if vacuum(dry_run=True):
                 vacuum(dry_run=False)
+        return self._contents
 
 
 def _commits(table: Table) -> Iterator[dict[str, object]]:

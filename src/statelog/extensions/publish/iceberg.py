@@ -123,15 +123,15 @@ class IcebergTable:
         except TableAlreadyExistsError as error:
             raise CommitConflictError(f"another process created the table {self.name}") from error
 
-    def tidy(self, tags: Mapping[str, int], retain: int) -> None:
+    def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
         """Give the table the tags of the location, and remove snapshots that are not retained."""
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 
         with explained(f"cannot tidy the table {self.name}", CommitFailedException):
-            table = self._catalog.load_table(self._identifier)
-            refs = table.metadata.refs
-            versions = {at: checkpoint for checkpoint, at in _checkpoints(table).items()}
+            table = self._loaded()
+            refs, checkpoints = table.metadata.refs, _checkpoints(table)
+            versions = {checkpoint: at for at, checkpoint in checkpoints.items()}
             created = set(json.loads(table.properties.get(_TAGS, "[]")))
             assigned = {
                 name: versions[checkpoint]
@@ -148,7 +148,7 @@ class IcebergTable:
             if created != assigned.keys():
                 commit.set_properties({_TAGS: json.dumps(sorted(assigned))})
             named = {ref.snapshot_id for ref in commit.table_metadata.refs.values()}
-            retained = {*retained_versions(_checkpoints(table), tags, retain), *named}
+            retained = {*retained_versions(checkpoints, tags, retain), *named}
             expired = [at for at in _snapshot_ids(table) if at not in retained]
             before = _files(table) if expired else set()
             if expired:
@@ -156,6 +156,12 @@ class IcebergTable:
             commit.commit_transaction()
             for url in before - _files(table) if expired else ():
                 table.io.delete(url)
+        return _contents(table)
+
+    def _loaded(self) -> Table:
+        if self._table is None:
+            raise CommitConflictError(f"the table {self.name} was deleted meanwhile")
+        return self._table
 
 
 def _contents(table: Table) -> PublishedTable:
@@ -231,9 +237,8 @@ def _delete(commit: Transaction, rows: Replacement) -> None:
 def _replace_columns(commit: Transaction, schema: pa.Schema) -> None:
     """Replace the columns of a table, whose rows are replaced too, so that any type can change."""
     with commit.update_schema(allow_incompatible_changes=True) as update:
-        for name in commit.table_metadata.schema().column_names:
-            if name in {field.name for field in commit.table_metadata.schema().fields}:
-                update.delete_column((name,))
+        for field in commit.table_metadata.schema().fields:
+            update.delete_column((field.name,))
     with commit.update_schema() as update:
         update.union_by_name(schema)
 

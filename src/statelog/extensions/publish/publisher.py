@@ -327,19 +327,12 @@ class TablePublisher:
                 due_reader = StateReader(self._store, tagged, operator=self._operator)
             published = self._commit(due_reader, published, tags)
             self._base = due_reader.checkpoint.position
-        self._table.tidy(tags, self._retain)
-        published = self._loaded()
+        published = self._table.tidy(tags, self._retain)
         at = published.newest
         if at is not None:
             self._hold(at)
         self._published = target if at == target.checkpoint_id else None
         return self._report(published, due, tags)
-
-    def _loaded(self) -> PublishedTable:
-        published = self._table.load()
-        if published is None:
-            raise CommitConflictError(f"the table {self._table.name} was deleted meanwhile")
-        return published
 
     def _source(self, reader: StateReader) -> dict[str, str]:
         """Return what identifies the state, as facts of a version."""
@@ -427,7 +420,10 @@ class TablePublisher:
             if after.facts.get(_ATTEMPT) != rows.facts[_ATTEMPT]:
                 raise CommitConflictError(str(error)) from error
         fail_point("publish-committed")
-        return self._loaded()
+        committed = self._table.load()
+        if committed is None:
+            raise CommitConflictError(f"the table {self._table.name} was deleted meanwhile")
+        return committed
 
     def _replacement(self, reader: StateReader, published: PublishedTable | None) -> Replacement:
         """Return the rows of a checkpoint that replace rows of the table."""

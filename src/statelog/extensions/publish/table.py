@@ -135,13 +135,16 @@ class PublishableTable(Protocol):
         """
         ...
 
-    def tidy(self, tags: Mapping[str, int], retain: int) -> None:
+    def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
         """
-        Remove the versions that are no longer retained, and delete their files.
+        Remove the versions of the loaded table that are not retained, and delete their files.
 
         Args:
             tags: See `replace`.
             retain: See there.
+
+        Returns:
+            What the table contains then.
 
         Raises:
             Exception: As `replace`.
