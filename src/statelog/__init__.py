@@ -208,19 +208,19 @@ escape_records()
 explain_names([PoolFuture, *globals().values()])
 
 if TYPE_CHECKING:
+    from statelog.extensions.operations.copy_location import CopyProgress, CopyReport
+    from statelog.extensions.operations.copy_location import copy as copy
+    from statelog.extensions.operations.edit_keys import EditReport, edit
+    from statelog.extensions.operations.forget_key import ForgetReport, KeyTrace, forget
+    from statelog.extensions.operations.key_edits import EditCounts
+    from statelog.extensions.operations.savepoints import Fork, Tag, fork, tag, tags, untag
+    from statelog.extensions.operations.unfreeze import unfreeze
     from statelog.extensions.publish.publisher import (
         PublishReport,
         TablePublisher,
         publish,
         publisher,
     )
-    from statelog.operations.copy_location import CopyProgress, CopyReport
-    from statelog.operations.copy_location import copy as copy
-    from statelog.operations.edit_keys import EditReport, edit
-    from statelog.operations.forget_key import ForgetReport, KeyTrace, forget
-    from statelog.operations.key_edits import EditCounts
-    from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
-    from statelog.operations.unfreeze import unfreeze
     from statelog.state.reader import (
         KeptSideOutput,
         KeyVersion,
@@ -234,13 +234,13 @@ else:
     __getattr__ = names_on_first_use(
         __name__,
         {
-            "statelog.operations.copy_location": "CopyProgress CopyReport copy",
-            "statelog.operations.edit_keys": "EditReport edit",
-            "statelog.operations.forget_key": "ForgetReport KeyTrace forget",
-            "statelog.operations.key_edits": "EditCounts",
+            "statelog.extensions.operations.copy_location": "CopyProgress CopyReport copy",
+            "statelog.extensions.operations.edit_keys": "EditReport edit",
+            "statelog.extensions.operations.forget_key": "ForgetReport KeyTrace forget",
+            "statelog.extensions.operations.key_edits": "EditCounts",
             "statelog.extensions.publish.publisher": "PublishReport TablePublisher publish publisher",
-            "statelog.operations.savepoints": "Fork Tag fork tag tags untag",
-            "statelog.operations.unfreeze": "unfreeze",
+            "statelog.extensions.operations.savepoints": "Fork Tag fork tag tags untag",
+            "statelog.extensions.operations.unfreeze": "unfreeze",
             "statelog.state.reader": "BroadcastVersion KeptSideOutput KeyVersion LocationState Replica ReplicaStatus open",
         },
         unknown_name,

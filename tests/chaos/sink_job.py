@@ -32,6 +32,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import workers_get_by_value
 
 from statelog.checkpoint import coordinator
+from statelog.extensions.sinks import database, iceberg, kafka
 from statelog.spark import (
     DatabaseSink,
     ExactlyOnceSink,
@@ -42,7 +43,7 @@ from statelog.spark import (
 )
 from statelog.spark.driver import engine
 from statelog.spark.driver.delivery import direct, staged
-from statelog.spark.stream.sinks import database, exactly_once_sink, file_sink, iceberg, kafka
+from statelog.spark.stream.sinks import exactly_once_sink, file_sink
 
 STARTED = "all queries have started"
 STOPPED = "all queries have stopped"

@@ -18,8 +18,8 @@ from tests.target_servers import kafka_broker, postgres_server
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, UnavailableError, UsageError
+from statelog.extensions.sinks import database, iceberg, kafka
 from statelog.spark import DatabaseSink, ExactlyOnceSink, IcebergSink, KafkaSink
-from statelog.spark.stream.sinks import database, iceberg, kafka
 from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce
 from statelog.testing.sink_contract import (
     LOCATION,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.snippets import run_page
-from tests.unit.report.locations import CostlyHistory
+from tests.unit.extensions.report.locations import CostlyHistory
 
 from statelog.store import open_store
 

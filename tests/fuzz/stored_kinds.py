@@ -32,6 +32,7 @@ from statelog.checkpoint.query_files import (
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError
+from statelog.extensions.operations.key_traces import staged_rows as python_rows
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import (
@@ -45,7 +46,6 @@ from statelog.format.claim_record import ClaimRecord
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.format.trailer import SETS_TAG
 from statelog.model import ChangeBatch, KeyGroupRange
-from statelog.operations.key_traces import staged_rows as python_rows
 from statelog.runtime.ids import RandomIds
 from statelog.spark.query.record import RecordRule
 from statelog.spark.rows.types import from_ipc

@@ -17,8 +17,9 @@ from tests.kafka_stand_in import Broker, Consumer, Producer
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError
+from statelog.extensions.sinks import kafka
 from statelog.spark import DatabaseSink, KafkaSink
-from statelog.spark.stream.sinks import delta, file_sink, kafka
+from statelog.spark.stream.sinks import delta, file_sink
 from statelog.spark.stream.sinks.delta import DeltaSink, Transaction
 from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce, ExactlyOnceSink, SinkBatch
 from statelog.spark.stream.sinks.file_sink import LOG, FileEntries, FilePlace, FileSink
@@ -131,7 +132,7 @@ def iceberg_target(folder: Path) -> Target:
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NoSuchTableError
 
-    from statelog.spark.stream.sinks.iceberg import IcebergSink
+    from statelog.extensions.sinks.iceberg import IcebergSink
 
     properties = {
         "uri": f"sqlite:///{folder}/catalog.db",

@@ -9,7 +9,7 @@ from tests.spark.streams import BatchSource, Job
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import read_checkpoint
-from statelog.report import ReportPlan, collect, page
+from statelog.extensions.report import ReportPlan, collect, page
 from statelog.spark import SnapshotPolicy
 from statelog.store import open_existing_store
 

@@ -17,8 +17,8 @@ from bench.harness.blocks.source import (
 from bench.harness.figures import Part, Ratio, is_measured
 from bench.harness.plots import Axis, Curve, curves
 
+from statelog.extensions.report.bill import PRICES
 from statelog.options import SnapshotPolicy
-from statelog.report.bill import PRICES
 
 REQUEST_S = 0.030
 """Assumed time of a request of the driver: within a region, to its first byte."""

@@ -12,7 +12,6 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     query_files      Spark's logs in a checkpointLocation, and what a repartition by Spark left in them
     audit            writes and reads the lines of operations that change a location
 
-What a person does to a location is in `statelog.operations`.
 """
 
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage

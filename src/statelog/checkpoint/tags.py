@@ -43,7 +43,7 @@ from statelog.store.paths import parse_tag
 
 _FILES_SECTION: Final = b"FILE"
 _POSITION_FILE: Final = re.compile(r"(?:offsets|commits)/\d+|sources/[^/]+/[^/]+")
-"""What `statelog.operations.position_files` puts into a tag, and a fork writes into a new folder."""
+"""The position files of a query, which a tag stores and a fork writes into a new folder."""
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -26,7 +26,7 @@ from statelog.cli.options import (
 )
 from statelog.cli.output import PlainTable, console, plural, print_json, progress
 from statelog.cli.state_rows import open_state, report_unreadable, write_parquet
-from statelog.operations.unfreeze import unfreeze as unfreeze_keys
+from statelog.extensions.operations.unfreeze import unfreeze as unfreeze_keys
 from statelog.state.keys.state_key import key_from_text
 from statelog.state.recordings.location import UnreadableRecording
 

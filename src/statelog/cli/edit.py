@@ -18,11 +18,11 @@ from statelog.cli.options import JsonOption, LocationArgument, OperatorOption
 from statelog.cli.output import console, plural, print_json, progress
 from statelog.cli.state_rows import open_state
 from statelog.errors import UsageError
-from statelog.operations.edit_files import keys_in_file, other_keys, states_in_file
-from statelog.operations.edit_keys import EditReport
-from statelog.operations.edit_keys import edit as edit_keys
-from statelog.operations.forget_key import ForgetReport
-from statelog.operations.forget_key import forget as forget_key
+from statelog.extensions.operations.edit_files import keys_in_file, other_keys, states_in_file
+from statelog.extensions.operations.edit_keys import EditReport
+from statelog.extensions.operations.edit_keys import edit as edit_keys
+from statelog.extensions.operations.forget_key import ForgetReport
+from statelog.extensions.operations.forget_key import forget as forget_key
 from statelog.redaction import redacted
 from statelog.state.keys.state_key import key_from_text
 from statelog.state.reader import StateReader

@@ -21,8 +21,8 @@ from statelog.cli.output import (
     size_text,
     utc,
 )
-from statelog.report import texts
-from statelog.report.summary import Summary, summarize
+from statelog.extensions.report import texts
+from statelog.extensions.report.summary import Summary, summarize
 from statelog.runtime.clock import wall_clock_seconds
 
 _LABEL_WIDTH = 13

@@ -24,7 +24,7 @@ from statelog.cli.output import (
     size_text,
     utc,
 )
-from statelog.operations.repair import (
+from statelog.extensions.operations.repair import (
     REASONS,
     GivenUp,
     RepairPlan,

@@ -22,7 +22,7 @@ from statelog.cli.output import (
     write_text,
 )
 from statelog.errors import UsageError
-from statelog.report import PRICES, Figures, Prices, ReportPlan, Speeds, collect, page
+from statelog.extensions.report import PRICES, Figures, Prices, ReportPlan, Speeds, collect, page
 from statelog.store.location import is_known, normalize_url
 
 _SCHEMES = {"gs": "gcs", "az": "azure"}

@@ -21,7 +21,7 @@ from statelog.cli.output import (
     utc,
 )
 from statelog.errors import CheckpointError, UsageError
-from statelog.operations.rewind import (
+from statelog.extensions.operations.rewind import (
     RewindPlan,
     RewindPoint,
     apply_rewind,

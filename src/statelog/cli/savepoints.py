@@ -30,10 +30,10 @@ from statelog.cli.output import (
     utc,
 )
 from statelog.errors import CheckpointError, StatelogError, UsageError
-from statelog.operations.copy_location import CopyProgress, copy_location
-from statelog.operations.savepoints import fork as make_fork
-from statelog.operations.savepoints import tag as make_tag
-from statelog.operations.savepoints import untag as remove_tag
+from statelog.extensions.operations.copy_location import CopyProgress, copy_location
+from statelog.extensions.operations.savepoints import fork as make_fork
+from statelog.extensions.operations.savepoints import tag as make_tag
+from statelog.extensions.operations.savepoints import untag as remove_tag
 from statelog.redaction import redacted
 from statelog.store import ObjectStore
 from statelog.store import open_location as open_new

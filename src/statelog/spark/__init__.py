@@ -36,10 +36,13 @@ if TYPE_CHECKING:
         to_spark,
         with_initial_state,
     )
+    from statelog.extensions.operations.what_if import BatchOutcome, WhatIf, what_if
+    from statelog.extensions.sinks.database import DatabaseSink
+    from statelog.extensions.sinks.iceberg import IcebergSink
+    from statelog.extensions.sinks.kafka import KafkaSink
     from statelog.extensions.testing.replay import Difference, ReplayedStep, replay
     from statelog.options import SnapshotPolicy
     from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
-    from statelog.spark.comparison import BatchOutcome, WhatIf, what_if
     from statelog.spark.enabling import disable, enable
     from statelog.spark.query.broadcast import Broadcast, BroadcastTable
     from statelog.spark.query.progress import BatchProgress
@@ -56,15 +59,12 @@ if TYPE_CHECKING:
         ValueState,
     )
     from statelog.spark.stream.sinks import (
-        DatabaseSink,
         ExactlyOnceSink,
         SinkBatch,
         exactly_once,
         idempotent,
         writer_id,
     )
-    from statelog.spark.stream.sinks.iceberg import IcebergSink
-    from statelog.spark.stream.sinks.kafka import KafkaSink
     from statelog.spark.stream.stateful_stream import StatefulStream
     from statelog.spark.stream.writer import StatefulStreamWriter
     from statelog.state.objects import AggregateFunction
@@ -86,13 +86,14 @@ else:
             "statelog.spark.query.side_output": "SideOutput",
             "statelog.spark.rows.spark_versions": "ExpiredTimerInfo ListState MapState StatefulProcessor StatefulProcessorHandle TimerValues ValueState",
             "statelog.spark.query.tagged_union": "tagged_union",
-            "statelog.spark.stream.sinks": "DatabaseSink ExactlyOnceSink SinkBatch exactly_once idempotent writer_id",
-            "statelog.spark.stream.sinks.iceberg": "IcebergSink",
-            "statelog.spark.stream.sinks.kafka": "KafkaSink",
+            "statelog.spark.stream.sinks": "ExactlyOnceSink SinkBatch exactly_once idempotent writer_id",
+            "statelog.extensions.sinks.database": "DatabaseSink",
+            "statelog.extensions.sinks.iceberg": "IcebergSink",
+            "statelog.extensions.sinks.kafka": "KafkaSink",
             "statelog.spark.stream.stateful_stream": "StatefulStream",
             "statelog.spark.stream.writer": "StatefulStreamWriter",
             "statelog.extensions.testing.replay": "Difference ReplayedStep replay",
-            "statelog.spark.comparison": "BatchOutcome WhatIf what_if",
+            "statelog.extensions.operations.what_if": "BatchOutcome WhatIf what_if",
             "statelog.state.objects": "AggregateFunction",
             "statelog.extensions.columns.slots": "ColumnState ColumnTimers Keys",
         },

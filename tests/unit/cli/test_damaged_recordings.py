@@ -15,8 +15,8 @@ from tests.recorded_processors import COLUMNS, OUTPUT, Steps
 
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
+from statelog.extensions.operations.repair import plan_give_up
 from statelog.extensions.testing.replay import replay
-from statelog.operations.repair import plan_give_up
 from statelog.spark.query.record import RecordRule
 from statelog.state.recordings import (
     StoredRecording,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.stored_job import StoredJob
-from tests.unit.report.locations import small_job
+from tests.unit.extensions.report.locations import small_job
 
 
 @pytest.fixture

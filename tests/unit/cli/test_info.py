@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.checkpoint.helpers import coordinator
-from tests.unit.report.locations import small_job
+from tests.unit.extensions.report.locations import small_job
 from tests.unit.state.reader.histories import NAMES, History
 
 from statelog.checkpoint.tags import Tag, TagKind, put_tag

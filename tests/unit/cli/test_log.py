@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.killed import Killer
 from tests.stored_job import StoredJob
-from tests.unit.operations import test_killed_commands as killed
-from tests.unit.operations.test_killed_commands import Place, key_texts
+from tests.unit.extensions.operations import test_killed_commands as killed
+from tests.unit.extensions.operations.test_killed_commands import Place, key_texts
 
 import statelog
 from statelog.checkpoint import verify_location

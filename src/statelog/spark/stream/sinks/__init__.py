@@ -9,14 +9,13 @@ Write the rows of one micro-batch to a format, a table or a function.
     idempotent  a function for foreachBatch that skips a micro-batch it has written
     exactly_once_sink    a function for foreachBatch that writes each micro-batch once, to a sink that
                 stores rows and the number of their micro-batch together; the protocol of such a sink
-    database, iceberg, kafka    such sinks; the last two import packages of their extras
 
-A new kind of sink is a module here, and a branch in `choose.sink_of` or a sink for `exactly_once`.
+A sink for `exactly_once` is an extension; a new kind of writer is a module
+here and a branch in `choose.sink_of`.
 """
 
 from statelog.spark.query.delivery import writer_id
 from statelog.spark.stream.sinks.choose import SinkContext, sink_of
-from statelog.spark.stream.sinks.database import DatabaseSink
 from statelog.spark.stream.sinks.exactly_once_sink import (
     ExactlyOnce,
     ExactlyOnceSink,
@@ -27,7 +26,6 @@ from statelog.spark.stream.sinks.idempotent import idempotent
 from statelog.spark.stream.sinks.simple import OptionValue, RowFunction, Target, foreach_sink
 
 __all__ = [
-    "DatabaseSink",
     "ExactlyOnce",
     "ExactlyOnceSink",
     "OptionValue",

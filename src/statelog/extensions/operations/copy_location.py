@@ -1,0 +1,458 @@
+"""
+Copy a location to another store: verified, resumable, while a query goes on in the source.
+
+Each object is read, verified by its own checksums, put under the same name, and read back.  A second
+call puts only what is missing.  Metadata objects are put last, under the numbers that they have in the
+source.  A claim of the copy says which numbers are left out before them, so that a query which starts in
+the copy meanwhile wants the same number, and one of both is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from statelog.arguments import whole_number
+from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
+from statelog.checkpoint.audit import audited
+from statelog.checkpoint.history import Entries, exists, may_be_claim, present_ids, read_entry
+from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.ownership import describe_claim, new_owner_id, put_claim
+from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
+from statelog.extensions.operations.copy_plan import (
+    CopiedObject,
+    CopyPlan,
+    missing_in_source,
+    parents_of,
+    plan_copy,
+)
+from statelog.format.buffers import Buffer, checksum
+from statelog.format.claim_record import ClaimRecord
+from statelog.runtime.clock import pause as pause_thread
+from statelog.runtime.clock import wall_clock_ms
+from statelog.store import (
+    PATHS,
+    ObjectStore,
+    open_location,
+    read_verified,
+)
+from statelog.store.conditional_put import create
+from statelog.store.paths import is_audit_end, parse_checkpoint_metadata
+
+_ATTEMPTS: Final = 3
+_PLANS: Final = 5
+_PAUSE_S: Final = 0.2
+_OWNER: Final = "copy-"
+"""Begins the name of the owner in claims of copies."""
+_BYTES_IN_FLIGHT: Final = 256 * 1024 * 1024
+"""Objects are begun while those under way have fewer bytes; one of any size is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyProgress:
+    """
+    How far a copy is.
+
+    Args:
+        objects, objects_done: Objects of the copy, and those that are in it, verified.
+        size_bytes, bytes_done: Their bytes.
+        copied: Objects that this call has put.
+    """
+
+    objects: int
+    objects_done: int
+    size_bytes: int
+    bytes_done: int
+    copied: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyReport:
+    """
+    What a copy holds.
+
+    Args:
+        checkpoints: The checkpoints that can be restored from it, ascending.
+        objects: Number of objects, all verified.
+        size_bytes: Their bytes.
+        copied, copied_bytes: Those that this call put; the others were there.
+        parents: URLs of the parents of a fork from which objects were read.  Nothing is changed there.
+    """
+
+    checkpoints: tuple[int, ...]
+    objects: int
+    size_bytes: int
+    copied: int
+    copied_bytes: int
+    parents: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Counts:
+    objects: int = 0
+    size_bytes: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+
+
+def copy_location(
+    source: ObjectStore,
+    target: ObjectStore,
+    *,
+    checkpoint_id: int | None = None,
+    parallelism: int = 4,
+    on_progress: Callable[[CopyProgress], None] = lambda progress: None,
+    pause: Callable[[float], None] = pause_thread,
+) -> CopyReport:
+    """
+    Copy the retained checkpoints of a location, and all that they refer to.
+
+    A query may go on in the source.  Call it again to copy what was committed meanwhile; to move a
+    query, stop it before the last call.  An interrupted call leaves whole objects only.
+
+    Args:
+        source: The location.
+        target: An empty location, or one that an earlier call began.
+        checkpoint_id: The newest checkpoint of the copy; None for the newest there is.
+        parallelism: Objects copied at once, >= 1.  They are in memory together, at
+            most 256 MiB or one object.
+        on_progress: Called after each object, on the caller's thread.
+        pause: Waits the given number of seconds before a failed object is tried again.
+
+    Raises:
+        UsageError: The target is no copy of this location, or was written to by an owner.
+        CheckpointError: The source has no such checkpoint, or deletes objects too fast.
+        CorruptionError: An object of the source is damaged, or differs after it was put.
+        StoreError: A store failed; call again to go on.
+
+    Blocks: On both stores.
+    """
+    whole_number(parallelism, "parallelism", low=1)
+    with audited(target, "copy", source=source.url, checkpoint_id=checkpoint_id) as line:
+        work = _Work(parallelism, on_progress, pause)
+        report = _copied(source, target, checkpoint_id, work)
+        line.result(checkpoints=report.checkpoints, objects=report.objects, copied=report.copied)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """How objects are copied; see `copy_location`."""
+
+    parallelism: int
+    on_progress: Callable[[CopyProgress], None]
+    pause: Callable[[float], None]
+
+
+def _copied(
+    source: ObjectStore, target: ObjectStore, checkpoint_id: int | None, work: _Work
+) -> CopyReport:
+    _check_target(source, target)
+    last: ObjectNotFoundError | None = None
+    copied = _Counts()
+    for _ in range(_PLANS):
+        try:
+            plan = plan_copy(source, checkpoint_id)
+            _check_is_newest(target, plan)
+            _Copy(source, target, plan, copied, work).objects()
+        except ObjectNotFoundError as error:  # the query has deleted it; newer ones replace it
+            last = error
+            continue
+        return CopyReport(
+            checkpoints=plan.checkpoints,
+            objects=len(plan.objects) + len(plan.metadata),
+            size_bytes=plan.size_bytes,
+            copied=copied.copied,
+            copied_bytes=copied.copied_bytes,
+            parents=parents_of(source, (each.source for each in plan.objects)),
+        )
+    raise missing_in_source(last or ObjectNotFoundError("an object"), source.url)
+
+
+def copy(
+    location: str | os.PathLike[str],
+    new: str | os.PathLike[str],
+    *,
+    checkpoint: CheckpointName | None = None,
+    parallelism: int = 4,
+    on_progress: Callable[[CopyProgress], None] = lambda progress: None,
+    storage_options: Mapping[str, object] | None = None,
+    new_storage_options: Mapping[str, object] | None = None,
+) -> CopyReport:
+    """
+    Copy a state location to another folder, bucket or store.
+
+    See `copy_location`, which has the errors too.
+
+    Example:
+        statelog.copy("s3://bucket/jobs/totals", "s3://bucket/backup/totals")
+
+    Args:
+        location: Path or URL of the location.
+        new: Path or URL of the copy.
+        checkpoint: The newest checkpoint of the copy: its id, "latest", "earliest", a tag, or a time of
+            ISO 8601; None for the newest there is.
+        parallelism: Objects copied at once, >= 1.
+        on_progress: Called after each object.
+        storage_options: Options of the client of *location*, as for `open_store`.
+        new_storage_options: Options of the client of *new*.
+
+    Blocks: On both stores.
+    """
+    source = open_state(location, options=storage_options)
+    return copy_location(
+        source,
+        open_location(new, options=new_storage_options),
+        checkpoint_id=given_checkpoint_id(source, checkpoint),
+        parallelism=parallelism,
+        on_progress=on_progress,
+    )
+
+
+class _Copy:
+    """One plan, carried out."""
+
+    def __init__(
+        self,
+        source: ObjectStore,
+        target: ObjectStore,
+        plan: CopyPlan,
+        copied: _Counts,
+        work: _Work,
+    ) -> None:
+        self._source, self._target, self._plan = source, target, plan
+        self._copied, self._work = copied, work
+        self._done = _Counts()
+        self._present = {info.path: info.size_bytes for info in target.list()}
+
+    def objects(self) -> None:
+        """Copy all objects, then the metadata: the newest first, where numbers are left out before it."""
+        parallelism = self._work.parallelism
+        for is_end in (False, True):  # the end of an audit line follows its begin
+            part = [each for each in self._plan.objects if is_audit_end(each.path) is is_end]
+            self._in_parallel(part, parallelism)
+        by_number = {
+            parse_checkpoint_metadata(copied.path): copied for copied in self._plan.metadata
+        }
+        for number in _numbers_to_newest(self._target, self._plan.checkpoints[-1]):
+            if number in by_number:
+                self._in_parallel([by_number.pop(number)], 1)
+        self._in_parallel([*by_number.values()], parallelism)
+
+    def _in_parallel(self, objects: Sequence[CopiedObject], parallelism: int) -> None:
+        waiting = list(reversed(objects))
+        running: dict[Future[bool], CopiedObject] = {}
+        size = 0
+        pool = ThreadPoolExecutor(parallelism, thread_name_prefix="statelog-copy")
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallelism:
+                    if running and size + waiting[-1].size_bytes > _BYTES_IN_FLIGHT:
+                        break
+                    copied = waiting.pop()
+                    running[pool.submit(self._copy, copied)] = copied
+                    size += copied.size_bytes
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    copied = running.pop(future)
+                    size -= copied.size_bytes
+                    self._finished(copied, future.result())
+        finally:
+            # Ctrl-C too ends here: an object under way is put whole, no other is begun.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _finished(self, each: CopiedObject, was_copied: bool) -> None:
+        self._done.objects += 1
+        self._done.size_bytes += each.size_bytes
+        if was_copied:
+            self._copied.copied += 1
+            self._copied.copied_bytes += each.size_bytes
+        plan = self._plan
+        self._work.on_progress(
+            CopyProgress(
+                objects=len(plan.objects) + len(plan.metadata),
+                objects_done=self._done.objects,
+                size_bytes=plan.size_bytes,
+                bytes_done=self._done.size_bytes,
+                copied=self._copied.copied,
+            )
+        )
+
+    def _copy(self, item: CopiedObject) -> bool:
+        """Copy an object unless it is there; return whether it was put."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                # After a failed attempt the object may be there, or a part of it.
+                content = (
+                    self._found(item.path) if attempt > 1 or item.path in self._present else None
+                )
+                if content is not None and self._is_whole(item, content):
+                    return attempt > 1
+                self._put(item, is_there=content is not None)
+                return True
+            except ObjectNotFoundError:
+                raise
+            except StoreError:
+                if attempt == _ATTEMPTS:
+                    raise
+            self._work.pause(_PAUSE_S * attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _found(self, path: str) -> Buffer | None:
+        """Return the object as the copy has it, or None."""
+        try:
+            return self._target.get(path)
+        except ObjectNotFoundError:
+            return None
+
+    def _is_whole(self, item: CopiedObject, content: Buffer) -> bool:
+        """Return whether *content* is the object, verified."""
+        if not item.verifies_itself:
+            return checksum([content]) == checksum([self._content(item)])
+        try:
+            item.check(content)
+        except CorruptionError:
+            return False
+        return not item.size_bytes or len(content) == item.size_bytes
+
+    def _content(self, item: CopiedObject) -> Buffer:
+        return read_verified(self._source, item.source, item.content)
+
+    def _put(self, item: CopiedObject, *, is_there: bool) -> None:
+        content = self._content(item)
+        digest, size = checksum([content]), len(content)
+        number = parse_checkpoint_metadata(item.path)
+        if is_there:  # what an interrupted call left, or a checkpoint with another record
+            if number is not None:
+                _check_claim(self._target, number)
+            self._target.delete([item.path])
+        if number is None:
+            self._target.put(item.path, content)
+        else:
+            create(self._target, item.path, content)
+        del content
+
+        def compare(written: memoryview) -> None:
+            if len(written) != size or checksum([written]) != digest:
+                raise CorruptionError(
+                    f"{item.path} in {self._target.url} differs from what was put: {len(written)} "
+                    f"bytes instead of {size}, or another checksum",
+                    path=item.path,
+                )
+
+        read_verified(self._target, item.path, compare)
+
+
+def _check_target(source: ObjectStore, target: ObjectStore) -> None:
+    """Check that the target is empty or a copy of the source, and mark it as one."""
+    if source.url == target.url:
+        raise UsageError(f"{source.url} cannot be copied onto itself")
+    mark = msgspec.json.encode({"version": 2, "source": source.url})
+    copy_id = Entries(target).list_again().copy_id
+    if copy_id is None and present_ids(target):
+        raise UsageError(
+            f"{target.url} is a state location, and no copy of {source.url}; give an empty one"
+        )
+    path = PATHS.copied_from(copy_id or os.urandom(8).hex())
+    content = b"" if copy_id is None else _content_of(target, path)
+    if content != mark and not _is_part(content, mark):
+        raise UsageError(
+            f"{target.url} is a copy of another location ({content.decode(errors='replace')}), not of "
+            f"{source.url}; give an empty one"
+        )
+    if content != mark:
+        target.delete([path])
+        target.put(path, mark)
+    _check_claims(target)
+
+
+def _content_of(target: ObjectStore, path: str) -> bytes:
+    """Return an object; empty bytes if an interrupted call left its folder only."""
+    try:
+        return bytes(target.get(path))
+    except ObjectNotFoundError:
+        return b""
+
+
+def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
+    """Check that no checkpoint of the copy is newer than all in the plan."""
+    newest = Entries(target).newest_id()
+    if newest is not None and newest > plan.checkpoints[-1]:
+        raise UsageError(
+            f"{target.url} holds checkpoint {newest}, which is newer than checkpoint "
+            f"{plan.checkpoints[-1]}; copy the newer one, or give an empty location"
+        )
+
+
+def _check_claims(target: ObjectStore) -> None:
+    """Check that no owner has written to the copy; delete the rest of an interrupted claim of a copy."""
+    for number in present_ids(target):
+        if _check_claim(target, number) and may_be_claim(target, number):
+            target.delete([PATHS.metadata(number)])
+
+
+def _check_claim(target: ObjectStore, number: int) -> bool:
+    """Check that an entry of the copy is no claim of an owner; return whether it is damaged."""
+    try:
+        entry = read_entry(target, number)
+    except ObjectNotFoundError:
+        return False
+    except CorruptionError:
+        return True  # what an interrupted call left; it is put again
+    if isinstance(entry, ClaimRecord) and not entry.owner_id.startswith(_OWNER):
+        raise UsageError(
+            f"{target.url} has been claimed by a query since it was copied "
+            f"({describe_claim(entry)}), so nothing is copied over its state; give an "
+            "empty location"
+        )
+    return False
+
+
+def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
+    """
+    Yield the numbers to put in this order, so that each is the next one of the copy.
+
+    Ends with *newest*.  Where the next number is that of no checkpoint of the source, the caller puts
+    nothing, and a claim leaves out all numbers before *newest*.
+    """
+    number = Entries(target).next_number
+    while number < newest:
+        yield number
+        if not exists(target, PATHS.metadata(number)):
+            _leave_out(target, number, newest)
+            break
+        number += 1
+    yield newest
+
+
+def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
+    entries = Entries(target).list_again()
+    attempt = os.urandom(8).hex()
+    claim = ClaimRecord(
+        number=number,
+        owner_id=new_owner_id(_OWNER.removesuffix("-")),
+        attempt=attempt,
+        created_at_ms=wall_clock_ms(),
+        newest=entries.newest_id(),
+        next_number=newest,
+        location_id=entries.copy_id or attempt,
+        timeline=number,
+    )
+    if not put_claim(target, claim):
+        if _check_claim(target, number):
+            path = PATHS.metadata(number)
+            raise StoreError(
+                f"the put of {path} in {target.url} was cut off; call again", path=path
+            )
+        raise UsageError(
+            f"{target.url} was claimed by another owner at the same time; give an empty location"
+        )
+
+
+def _is_part(content: bytes, whole: bytes) -> bool:
+    """Return whether an interrupted put left only the beginning of an object."""
+    return len(content) < len(whole) and whole.startswith(content)

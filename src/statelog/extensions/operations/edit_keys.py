@@ -1,0 +1,275 @@
+"""Set and delete the state of keys from Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from statelog.arguments import instance, whole_number
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.edit import EditSession, edit_session, newest_checkpoint
+from statelog.checkpoint.open_state import open_state
+from statelog.errors import InvariantError, UsageError
+from statelog.extensions.operations.change_writer import ChangeWriter
+from statelog.extensions.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
+from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
+from statelog.runtime.clock import wall_clock_ms
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.encoding.values import UNENCODABLE
+from statelog.state.heap.tables import Overlay
+from statelog.state.keys.state_key import StateKey
+from statelog.state.kinds import FromPython, Key, Values
+from statelog.state.kinds.kind import EXPIRES_FIELD
+from statelog.state.reader import StateReader
+from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.store import ObjectStore
+
+StatesByName: TypeAlias = Mapping[str, Mapping[Any, object]]
+"""New state by variable and key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditReport:
+    """
+    What an edit changed, or would change.
+
+    Args:
+        base_id: The checkpoint that was edited.
+        checkpoint_id: The new checkpoint; None for a dry run, and where nothing changes.
+        counts: Number of keys.
+        delta_bytes: Bytes of the changes.
+    """
+
+    base_id: int
+    checkpoint_id: int | None
+    counts: EditCounts
+    delta_bytes: int = 0
+
+
+def edit(
+    location: str | os.PathLike[str],
+    *,
+    set: Mapping[str, Mapping[Any, object]] | None = None,
+    delete: Iterable[object] = (),
+    operator: str | None = None,
+    apply: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+) -> EditReport:
+    """
+    Set and delete the state of keys, as a new checkpoint.
+
+    A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
+    same source position from the edited state.
+
+    Example:
+        statelog.edit(
+            "s3://bucket/jobs/totals", set={"total": {"c1": {"total": 12.5}}}, delete=["c2"], apply=True
+        )
+
+    Args:
+        location: Path or URL of the state location.
+        set: For each variable the new state by key, in the form that `LocationState.get` returns:
+            a dict of fields for a value, a list of dicts, a dict of dicts by map key, a list of times
+            for `$timers`.  The whole state of the variable is replaced; None deletes it.  With a time to
+            live, entries expire one time to live from now, or at `expires_at_ms` of their dict.
+        delete: Keys whose state is deleted in all variables, timers too; what is set for a key counts.
+        operator: Name of the operator, where the query has several.
+        apply: Make the changes; False only counts them.
+        storage_options: Options of the store's client, as for `open_store`.
+
+    Returns:
+        The new checkpoint, and how many keys changed.
+
+    Raises:
+        UsageError: A variable, key or value does not fit the operator.
+        CheckpointError: There is no checkpoint, or the query commits meanwhile (`reason` "active").
+        FencedError: A query has claimed the location meanwhile; nothing was changed.
+        StoreError: The store failed.
+
+    Blocks: On the store; the edited key groups are read.
+    """
+    store = open_state(location, options=storage_options)
+    states = instance(set or {}, "set", Mapping, "a mapping")
+    base = newest_checkpoint(store)
+    return edit_as("edit", store, base, states, delete, operator=operator, apply=apply)
+
+
+def edit_as(
+    verb: str,
+    store: ObjectStore,
+    base: CompletedCheckpoint,
+    states: StatesByName,
+    delete: Iterable[object] = (),
+    *,
+    operator: str | None,
+    apply: bool,
+) -> EditReport:
+    """Edit keys of *base*, with *verb* in the audit line; other arguments and errors as `edit`."""
+    target = EditTarget(store, base, operator)
+    overlays, counts = target.overlays(target.edits(states, delete))
+    if not (apply and counts.changed):
+        return EditReport(base_id=base.checkpoint_id, checkpoint_id=None, counts=counts)
+    with edit_session(store, verb, operator=operator, variables=sorted(states)) as session:
+        report = target.commit(session, overlays, counts)
+        session.result(checkpoint_id=report.checkpoint_id, **dataclasses.asdict(counts))
+    return report
+
+
+class EditTarget:
+    """
+    The operator of a location that is edited.
+
+    Args:
+        store: The store of the location.
+        base: The checkpoint.
+        operator: Name of the operator; None for the only one.
+
+    Raises:
+        UsageError: There is no such operator, or one must be named.
+    """
+
+    def __init__(
+        self, store: ObjectStore, base: CompletedCheckpoint, operator: str | None = None
+    ) -> None:
+        self._store, self._base = store, base
+        reader = StateReader(store, base, operator=operator)
+        self.codec = OperatorCodec(reader.schema)
+        self.key_groups = reader.key_groups
+        self.position = reader.key_groups.start // len(reader.key_groups)
+        self._now_ms = max(wall_clock_ms(), BatchRecord.of(base).now_ms)
+
+    @property
+    def names(self) -> str:
+        """The names of the variables, for errors."""
+        return ", ".join(repr(self.codec.states[at].descriptor.name) for at in self.codec.live)
+
+    def state_id(self, name: str) -> int:
+        """Return the id of a variable; raises `UsageError` if there is none."""
+        try:
+            return self.codec.schema.state_id(name)
+        except KeyError:
+            raise UsageError(
+                f"operator {self.codec.schema.operator_id} has no state variable {name!r}; it has "
+                f"{self.names or 'none'}"
+            ) from None
+
+    def edits(
+        self, states_by_name: StatesByName, delete: Iterable[object]
+    ) -> dict[int, GroupEdits]:
+        """
+        Return what a caller asks for, by key group.
+
+        Raises:
+            UsageError: A variable, key or value does not fit the operator.
+        """
+        by_group: dict[int, GroupEdits] = {}
+        for given in delete:
+            key_group, key = self._key(given)
+            by_group.setdefault(key_group, GroupEdits()).delete(key, None)
+        for name, states in states_by_name.items():
+            state_id = self.state_id(name)
+            for given, state in instance(states, f"set[{name!r}]", Mapping, "a mapping").items():
+                key_group, key = self._key(given)
+                edits = by_group.setdefault(key_group, GroupEdits())
+                cell = self._cell(self.codec.states[state_id], state)
+                if cell:
+                    edits.put(key, state_id, cell)
+                else:
+                    edits.delete(key, state_id)
+        return by_group
+
+    def overlays(self, edits: Mapping[int, GroupEdits]) -> tuple[dict[int, Overlay], EditCounts]:
+        """Return the changes by key group; reads the key groups, and nothing else."""
+        overlays: dict[int, Overlay] = {}
+        counts = EditCounts()
+        for key_group, group_edits in sorted(edits.items()):
+            part = KeyGroupRange(key_group, key_group)
+            state = restored_state(self._store, self.codec, self._base, part)
+            changed, counted = edited(state, {key_group: group_edits})
+            overlays |= changed
+            counts += counted
+        return overlays, counts
+
+    def commit(
+        self, session: EditSession, overlays: Mapping[int, Overlay], counts: EditCounts
+    ) -> EditReport:
+        """Commit changes as a new checkpoint; raises as `edit`."""
+        session.claim(self._base)
+        checkpoint_id = session.checkpoint_id
+        writer = ChangeWriter(self._store, self.codec, self.key_groups)
+        try:
+            try:
+                writer.append(overlays)
+            except UNENCODABLE as error:
+                raise UsageError(f"a value does not fit its column: {error}") from error
+            log = writer.persist(checkpoint_id)
+            session.commit(
+                [TaskStateSnapshot(self.key_groups, log)],
+                timers_changed=self.timers_changed(overlays.values()),
+            )
+        finally:
+            writer.close()
+        return EditReport(
+            base_id=self._base.checkpoint_id,
+            checkpoint_id=checkpoint_id,
+            counts=counts,
+            delta_bytes=writer.delta_bytes,
+        )
+
+    def timers_changed(self, overlays: Iterable[Overlay]) -> frozenset[int]:
+        """Return the position of the operator, if one of its timers changed."""
+        at = [
+            state_id
+            for state_id in self.codec.live
+            if self.codec.states[state_id].descriptor.name == TIMERS_NAME
+        ]
+        changed = any(overlay[state_id] for overlay in overlays for state_id in at)
+        return frozenset([self.position] if changed else [])
+
+    def _key(self, given: object) -> tuple[int, Key]:
+        """Return the key group of a key, and the key as tables hold it."""
+        key = StateKey(given, self.codec.schema.key_schema)
+        return key.key_groups(self.key_groups).start, self.codec.key.freeze(key.values)
+
+    def _cell(self, state: StateCodec, given: object) -> object:
+        """Return the cell of a state in Python values; empty or None for no state."""
+        if given is None:
+            return None
+        convert = FromPython(
+            state.descriptor.name, partial(self._entry, state), partial(_user_key, state)
+        )
+        return state.kind.from_python(given, convert)
+
+    def _entry(self, state: StateCodec, given: object, _expiry: object) -> tuple[object, ...]:
+        """Return a value as it is stored."""
+        names = state.value.schema.names
+        ttl_ms = state.descriptor.ttl_ms
+        expires_at_ms = self._now_ms + (ttl_ms or 0)
+        if isinstance(given, Mapping) and ttl_ms is not None and EXPIRES_FIELD not in names:
+            given = dict(given)
+            expires_at_ms = whole_number(given.pop(EXPIRES_FIELD, expires_at_ms), EXPIRES_FIELD)
+        if not isinstance(given, Mapping) or sorted(given) != sorted(names):
+            raise UsageError(
+                f"state {state.descriptor.name!r} takes a dict of the fields {', '.join(names)}, not "
+                f"{given!r:.100}"
+            )
+        value: Values = state.value.normalize(tuple(given[name] for name in names))
+        return value if ttl_ms is None else (expires_at_ms, value)
+
+
+def _user_key(state: StateCodec, given: object) -> Values:
+    """Return a map key; one of a single column may be given without its tuple."""
+    codec = state.user_key
+    if codec is None:
+        raise InvariantError(
+            f"{state.descriptor.kind_text} state has map keys and no codec of them"
+        )
+    single = len(codec.schema) == 1
+    parts: Any = (given,) if single and not isinstance(given, tuple) else given
+    user_key: Values = codec.normalize(parts)
+    return user_key

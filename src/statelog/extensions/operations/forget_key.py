@@ -1,0 +1,522 @@
+"""
+Remove a key from a location: from its state at once, from its objects in time or now.
+
+The default commits the key's deletion.  Its bytes leave with the snapshots and checkpoints that hold
+them, and the report says when.  `now` writes the affected key groups again without the key, gives up all
+older checkpoints, and deletes what they needed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.clean_up import CleanUpReport, ParentRelease, collect_garbage, tag_releases
+from statelog.checkpoint.edit import EditSession, StagedRows, edit_session, newest_checkpoint
+from statelog.checkpoint.history import present_ids, read_checkpoint
+from statelog.checkpoint.object_names import random_name
+from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.restore import objects_of
+from statelog.checkpoint.state_stream import read_stream
+from statelog.checkpoint.tags import list_tags, retained_ids
+from statelog.errors import CheckpointError, ObjectNotFoundError
+from statelog.extensions.operations.change_writer import put_snapshot, snapshot_of
+from statelog.extensions.operations.copy_plan import parents_of
+from statelog.extensions.operations.edit_keys import EditTarget
+from statelog.extensions.operations.key_edits import GroupEdits
+from statelog.extensions.operations.key_traces import SoughtKey, staged_rows, staged_table
+from statelog.format.arrow_data import write_stream
+from statelog.format.buffers import checksum
+from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams, encode_streams
+from statelog.model import (
+    CompletedCheckpoint,
+    FileStateHandle,
+    KeyGroupRange,
+    MaterializedHandle,
+    TaskStateSnapshot,
+)
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.state import recordings
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
+from statelog.state.keys.state_key import StateKey
+from statelog.state.reader import StateReader
+from statelog.store import PATHS, ObjectStore
+from statelog.store.location_store import parse_parent_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTrace:
+    """
+    One object in which a key is stored.
+
+    Args:
+        path: Its name.
+        kind: "checkpoint", "changelog", "snapshot", "output", or the folder of another kind.
+        checkpoints: The retained checkpoints that need it, ascending; none for an orphan.
+        pins: The tags, forks and readers that keep one of them, such as "tag before-upgrade".
+        leaves: When the object is deleted.
+    """
+
+    path: str
+    kind: str
+    checkpoints: tuple[int, ...]
+    pins: tuple[str, ...]
+    leaves: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetReport:
+    """
+    What forgetting a key did, or would do.
+
+    Args:
+        operator: Name of the operator.
+        key: The key.
+        base_id: The checkpoint that had the key.
+        checkpoint_id: The new checkpoint; None for a dry run, and where nothing was left to do.
+        removed: Entries of the key by variable, timers too.
+        traces: Objects that still hold the key.
+        given_up: Checkpoints that can no longer be restored.
+        deleted: Objects that were deleted, or would be.
+        parents: URLs of the parents of this fork that hold the key in objects which the fork needs, or
+            needed before the call.  Their state is not changed.
+        outside: The tags that keep checkpoints of parents for this fork and were deleted there, because
+            no checkpoint of the fork needs them; in a dry run all that may be.
+        dry_run: Whether nothing was changed.
+    """
+
+    operator: str
+    key: tuple[object, ...]
+    base_id: int
+    checkpoint_id: int | None
+    removed: Mapping[str, int]
+    traces: tuple[KeyTrace, ...]
+    given_up: tuple[int, ...] = ()
+    deleted: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
+    outside: tuple[ParentRelease, ...] = ()
+    dry_run: bool = False
+
+
+class Needs:
+    """
+    Which retained checkpoints need which objects.
+
+    Raises:
+        CheckpointError: A retained checkpoint is damaged or missing.
+
+    Blocks: On the store.
+    """
+
+    def __init__(self, store: ObjectStore, newest: CompletedCheckpoint) -> None:
+        self._newest = newest
+        ids = present_ids(store)
+        self.checkpoints = retained_ids(store, newest, ids)
+        self._by_path: dict[str, list[int]] = {}
+        self._handles: dict[str, FileStateHandle] = {}
+        for checkpoint_id in self.checkpoints:
+            checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
+            for path in objects_of(checkpoint):
+                self._by_path.setdefault(path, []).append(checkpoint_id)
+            snapshots = [each.handle for each in checkpoint.materialized]
+            record = BatchRecord.of(checkpoint)
+            attached = [attachment.handle for attachment in record.attachments]
+            for handle in (*snapshots, *record.staged_files(), *attached):
+                if isinstance(handle, FileStateHandle):
+                    self._handles[handle.path] = handle
+        attachments = BatchRecord.of(newest).attachments
+        self._aged = {each.path for each in attachments if _has_rows(each)}
+        self._pins: dict[int, list[str]] = {}
+        for tag in list_tags(store):
+            for checkpoint_id in self.checkpoints:
+                if tag.pin.holds(checkpoint_id, newest.checkpoint_id):
+                    name = f"{tag.kind.value} {tag.name}"
+                    self._pins.setdefault(checkpoint_id, []).append(name)
+
+    @property
+    def parent_objects(self) -> tuple[str, ...]:
+        """The objects of parents that the checkpoints need."""
+        return tuple(path for path in self._by_path if parse_parent_path(path) is not None)
+
+    def handle_of(self, path: str) -> FileStateHandle | None:
+        """Return the handle of a snapshot or of staged rows; None for another object, or an orphan."""
+        return self._handles.get(path)
+
+    def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:
+        """Return what pins any of the checkpoints."""
+        return tuple(
+            dict.fromkeys(
+                name for checkpoint in checkpoints for name in self._pins.get(checkpoint, ())
+            )
+        )
+
+    def trace(self, path: str, kind: str) -> KeyTrace:
+        """Return a trace with what makes it go away."""
+        needed = tuple(self._by_path.get(path, ()))
+        pins = self.pins_of(needed)
+        return KeyTrace(
+            path=path, kind=kind, checkpoints=needed, pins=pins, leaves=self._leaves(path, needed)
+        )
+
+    def _leaves(self, path: str, needed: tuple[int, ...]) -> str:
+        if parse_parent_path(path) is not None:
+            return "with the key in the parent of this fork: forget it there too"
+        if not needed:
+            return "with the next garbage collection (statelog gc --apply)"
+        pinned = [each for each in needed if self._pins.get(each)]
+        steps = []
+        newest = self._newest
+        kept = len(newest.retained)
+        if path in self._aged:
+            steps.append("the age of its newest row (sideOutputAge)")
+        if newest.checkpoint_id in needed:
+            groups = _ranges(path, newest)
+            if not groups:  # rows of its own micro-batch, and no state
+                steps.append(f"{kept} more {_checkpoints(kept)}")
+            else:
+                steps.append(
+                    f"the next snapshot of key groups {groups}, and {kept} more {_checkpoints(kept)}"
+                )
+        else:
+            after = sum(checkpoint_id > max(needed) for checkpoint_id in newest.retained)
+            more = max(kept - after, 1)
+            if any(each in newest.retained for each in needed):
+                steps.append(f"{more} more {_checkpoints(more)}")
+        if pinned:
+            steps.append(f"the end of {', '.join(self.pins_of(pinned))} (statelog untag)")
+        return "after " + ", and after ".join(steps)
+
+
+def _ranges(path: str, checkpoint: CompletedCheckpoint) -> str:
+    """Return the key groups for which a checkpoint needs an object."""
+    ranges = {
+        str(log.key_group_range)
+        for log in checkpoint.log
+        if any(getattr(entry.handle, "path", None) == path for entry in log.handles_and_offsets)
+    }
+    ranges |= {
+        str(each.key_group_range)
+        for each in checkpoint.materialized
+        if getattr(each.handle, "path", None) == path
+    }
+    return ", ".join(sorted(ranges))
+
+
+def _checkpoints(count: int) -> str:
+    return "checkpoint" if count == 1 else "checkpoints"
+
+
+def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:
+    """
+    Check that no pinned checkpoint holds the key.
+
+    Raises:
+        CheckpointError: A tag, a fork or a reader keeps one (`reason` "pinned").
+    """
+    names = sorted({name for trace in traces for name in trace.pins})
+    if names:
+        raise CheckpointError(
+            f"{url} has checkpoints with this key that are kept by {', '.join(names)}; nothing was "
+            "changed. Delete these tags first (statelog untag); a fork holds the key too: forget it there, "
+            "or copy the fork so that it needs no object of this location",
+            reason="pinned",
+        )
+
+
+def forget(
+    location: str | os.PathLike[str],
+    key: object,
+    *,
+    operator: str | None = None,
+    now: bool = False,
+    apply: bool = False,
+    on_progress: Callable[[str], None] = lambda path: None,
+    storage_options: Mapping[str, object] | None = None,
+) -> ForgetReport:
+    """
+    Remove a key from all state of an operator, and report what still holds it.
+
+    A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
+    same source position.  Rows of the source, and of the sink, are the caller's.
+
+    Example:
+        report = statelog.forget("s3://bucket/jobs/totals", "c1", apply=True)
+
+    Args:
+        location: Path or URL of the state location.
+        key: The values of the key columns as a tuple; for one column the value alone will do.
+        operator: Name of the operator, where the query has several.
+        now: Delete all bytes of the key now: snapshots of the affected key groups are written without
+            it, all older checkpoints are given up, and rows of the staged output in which the key's values
+            occur are dropped.
+        apply: Remove the key; False only reports, and claims and changes nothing.
+        on_progress: Called with the name of each object before it is read.
+        storage_options: Options of the store's client, as for `open_store`.
+
+    Returns:
+        What was removed, and the objects that still hold the key, with what makes each go away.
+
+    Raises:
+        UsageError: The operator is unknown, or the key does not fit it.
+        CheckpointError: There is no checkpoint; the query commits meanwhile (`reason` "active"); with
+            *now*, a tag or fork keeps a checkpoint with the key ("pinned").
+        FencedError: A query has claimed the location meanwhile.
+        CorruptionError: An object is damaged, so what it holds is unknown.
+        StoreError: The store failed; call again.
+
+    Blocks: On the store; reads every object of the location, with *now* twice.
+    """
+    store = open_state(location, options=storage_options)
+    base = newest_checkpoint(store)
+    forgetting = _Forgetting(store, base, key, operator, on_progress)
+    # The line has no key, and no checksum of it, which is found out by trying keys.
+    retained = 1 if now else None
+    with edit_session(store, "forget", retained=retained, operator=operator, now=now) as session:
+        by = forgetting.by_rewriting if now else forgetting.by_deletion
+        report = by(session, dry_run=not apply)
+        session.result(
+            checkpoint_id=report.checkpoint_id,
+            given_up=report.given_up,
+            deleted=len(report.deleted),
+        )
+    return report
+
+
+class _Forgetting:
+    """One key of one location."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        base: CompletedCheckpoint,
+        key: object,
+        operator: str | None,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._store, self._base, self._on_progress = store, base, on_progress
+        self._target = EditTarget(store, base, operator)
+        self._key = SoughtKey(key, self._target.codec.schema, self._target.key_groups)
+        self._removed = self._entries()
+
+    def by_deletion(self, session: EditSession, *, dry_run: bool) -> ForgetReport:
+        """Commit the deletion of the key, and report its traces."""
+        newest, checkpoint_id = self._base, None
+        if self._removed and not dry_run:
+            edits = {self._key.key_group: GroupEdits()}
+            frozen = self._target.codec.key.freeze(self._key.values)
+            edits[self._key.key_group].delete(frozen, None)
+            overlays, counts = self._target.overlays(edits)
+            checkpoint_id = self._target.commit(session, overlays, counts).checkpoint_id
+            newest = newest_checkpoint(self._store)
+        return self._report(newest, checkpoint_id, dry_run)
+
+    def by_rewriting(self, session: EditSession, *, dry_run: bool) -> ForgetReport:
+        """Commit the state without the key in new objects, and delete the others."""
+        traces = self._traces(self._base)
+        report = self._report(self._base, None, dry_run, traces)
+        if not traces:
+            # An interrupted call may have left objects, and the tag of a fork in its parent.
+            if dry_run:
+                return replace(report, outside=tag_releases(self._store))
+            done = self._collect()
+            return replace(report, deleted=done.deleted, outside=done.outside)
+        refuse_pinned(self._store.url, traces)
+        before = Needs(self._store, self._base).checkpoints
+        if dry_run:
+            doomed = tuple(trace.path for trace in traces if parse_parent_path(trace.path) is None)
+            outside = tag_releases(self._store)
+            return replace(report, given_up=before, deleted=doomed, outside=outside)
+        session.claim(self._base)
+        checkpoint_id = session.checkpoint_id
+        held = {trace.path for trace in traces}
+        listed = {info.path for info in self._store.list()}
+        changes = [
+            TaskStateSnapshot(snapshot.key_group_range, None, snapshot)
+            for snapshot in self._snapshots(held, checkpoint_id)
+        ]
+        if not changes:  # only older checkpoints, or rows of output, hold it
+            everything = KeyGroupRange(0, self._base.max_parallelism - 1)
+            changes = [TaskStateSnapshot(everything, None)]
+        session.commit(
+            changes,
+            timers_changed=frozenset([self._target.position]),
+            output=self._output(),
+            attachments=tuple(self._attachments()),
+        )
+        newest = newest_checkpoint(self._store)
+        present = {info.path for info in self._store.list()}
+        outside = self._collect().outside
+        recordings.forget_key(self._store, self._key.values, operator=self._key.operator_id)
+        left = {info.path for info in self._store.list()}
+        retained = Needs(self._store, newest).checkpoints
+        return replace(
+            self._report(newest, checkpoint_id, False),
+            parents=report.parents,
+            outside=outside,
+            given_up=tuple(number for number in before if number not in retained),
+            deleted=tuple(sorted({*held & listed, *(present - left)} - left)),
+        )
+
+    def _collect(self) -> CleanUpReport:
+        """Delete all objects that no checkpoint needs."""
+        return collect_garbage(
+            self._store,
+            min_age=dt.timedelta(0),
+            dry_run=False,
+            # Later than the store's own clock, which tells the age of objects.
+            now=dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC) + dt.timedelta(days=1),
+        )
+
+    def _report(
+        self,
+        newest: CompletedCheckpoint,
+        checkpoint_id: int | None,
+        dry_run: bool,
+        traces: tuple[KeyTrace, ...] | None = None,
+    ) -> ForgetReport:
+        if traces is None:
+            traces = self._traces(newest)
+        return ForgetReport(
+            operator=self._key.operator_id,
+            key=self._key.values,
+            base_id=self._base.checkpoint_id,
+            checkpoint_id=checkpoint_id,
+            removed=self._removed,
+            traces=traces,
+            parents=parents_of(self._store, (each.path for each in traces)),
+            dry_run=dry_run,
+        )
+
+    def _entries(self) -> dict[str, int]:
+        """Return the entries that the key has, by variable."""
+        with StateReader(self._store, self._base, operator=self._key.operator_id) as reader:
+            part = KeyGroupRange(self._key.key_group, self._key.key_group)
+            tables = reader.tables(key_groups=part, include_expired=True)
+            schema = reader.schema.key_schema
+        rows = {
+            name: sum(self._key.rows_of(batch, schema).num_rows for batch in table.to_batches())
+            for name, table in tables.items()
+        }
+        return {name: count for name, count in rows.items() if count}
+
+    def _traces(self, newest: CompletedCheckpoint) -> tuple[KeyTrace, ...]:
+        """Return the objects that hold the key, read one after the other."""
+        needs = Needs(self._store, newest)
+        traces = []
+        listed = {info.path for info in self._store.list()}
+        for path in sorted({*listed, *needs.parent_objects}):
+            self._on_progress(path)
+            try:
+                kind = self._key.is_in_object(self._store, path, needs.handle_of(path))
+            except ObjectNotFoundError:
+                continue  # deleted meanwhile
+            if kind is not None:
+                traces.append(needs.trace(path, kind))
+        recorded = recordings.objects_with_key(
+            self._store, self._key.values, operator=self._key.operator_id
+        )
+        traced = {trace.path for trace in traces}
+        traces += [needs.trace(path, "recording") for path in recorded if path not in traced]
+        return tuple(traces)
+
+    # --- new objects without the key ----------------------------------------------------------------
+
+    def _snapshots(self, held: set[str], checkpoint_id: int) -> Iterator[MaterializedHandle]:
+        """Write snapshots of all key groups for which the base needs an object in *held*."""
+        needed = _key_groups_of(self._base, held)
+        operators = BatchRecord.of(self._base).operators
+        each = self._base.max_parallelism // len(operators)
+        for position, operator in enumerate(operators):
+            key_groups = KeyGroupRange(position * each, (position + 1) * each - 1)
+            with StateReader(self._store, self._base, operator=operator.operator_id) as reader:
+                for part in _runs(sorted(needed & set(key_groups))):
+                    keep = partial(self._without_key, reader=reader)
+                    data = snapshot_of(reader, part, keep)
+                    yield put_snapshot(self._store, data, part, checkpoint_id)
+
+    def _without_key(self, batch: pa.RecordBatch, reader: StateReader) -> pa.RecordBatch:
+        if reader.schema.operator_id != self._key.operator_id:
+            return batch
+        groups = batch.column(KEY_GROUP_COLUMN).to_pylist()
+        if self._key.key_group not in groups:
+            return batch
+        sought = StateKey(self._key.values, reader.schema.key_schema)
+        numbered = batch.append_column("__row", pa.array(range(batch.num_rows)))
+        rows = set(sought.select(numbered).column("__row").to_pylist())
+        kept = [row for row in range(batch.num_rows) if row not in rows]
+        return batch.take(pa.array(kept, pa.int64()))
+
+    def _output(self) -> StagedRows:
+        """Return the staged rows of the micro-batch without the key's rows."""
+        stored = read_checkpoint(self._store, self._base.checkpoint_id)
+        section = stored.sections.get(OUTPUT_TAG)
+        inline = [self._filtered(stream) for stream in decode_streams(section)]
+        files = []
+        for handle in BatchRecord.of(self._base).staged_files():
+            data = read_stream(self._store, handle, what="staged rows")
+            kept = self._filtered(data)
+            if kept is data:
+                files.append(handle)
+                continue
+            files.append(self._put_rows(kept))
+        return StagedRows(encode_streams(inline) if inline else None, tuple(files))
+
+    def _attachments(self) -> Iterator[Attachment]:
+        """Yield what the checkpoint names besides its state, with rows of output without the key's."""
+        for attachment in BatchRecord.of(self._base).attachments:
+            if _has_rows(attachment):
+                data = read_stream(self._store, attachment.handle, what="rows of output")
+                kept = self._filtered(data)
+                if kept is not data:
+                    file, count = self._put_rows(kept), staged_table(kept).num_rows
+                    place = {"path": file.path, "size": file.size_bytes, "crc": file.crc32c}
+                    attachment = msgspec.structs.replace(attachment, count=count, **place)
+            yield attachment
+
+    def _put_rows(self, data: bytes | memoryview) -> FileStateHandle:
+        path = PATHS.output(random_name())
+        self._store.put(path, data)
+        return FileStateHandle(path, len(data), checksum([data]))
+
+    def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
+        """Return staged rows without those in which the key occurs; the same object if none does."""
+        table = staged_table(stream)
+        kept = [at for at, row in enumerate(staged_rows(table)) if not self._key.is_in_row(row)]
+        if len(kept) == table.num_rows:
+            return stream
+        left = table.take(pa.array(kept, pa.int64()))
+        return write_stream(left.to_batches(), table.schema)
+
+
+def _has_rows(attachment: Attachment) -> bool:
+    """Return whether an attachment has rows of output, by its folder."""
+    return attachment.path.partition("/")[0] == PATHS.output("")
+
+
+def _key_groups_of(checkpoint: CompletedCheckpoint, held: set[str]) -> set[int]:
+    """Return the key groups whose state in a checkpoint needs an object in *held*."""
+    key_groups: set[int] = set()
+    for log in checkpoint.log:
+        if any(getattr(entry.handle, "path", None) in held for entry in log.handles_and_offsets):
+            key_groups.update(log.key_group_range)
+    for snapshot in checkpoint.materialized:
+        if getattr(snapshot.handle, "path", None) in held:
+            key_groups.update(snapshot.key_group_range)
+    return key_groups
+
+
+def _runs(key_groups: list[int]) -> Iterator[KeyGroupRange]:
+    """Yield the contiguous runs of ascending key groups."""
+    start = 0
+    for at in range(1, len(key_groups) + 1):
+        if at == len(key_groups) or key_groups[at] != key_groups[at - 1] + 1:
+            yield KeyGroupRange(key_groups[start], key_groups[at - 1])
+            start = at

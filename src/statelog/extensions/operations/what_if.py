@@ -1,0 +1,501 @@
+"""
+What-if: a changed processor over the rows that a running query has read, next to the query.
+
+The micro-batches of the running query are run again, one by one, in a fork.  Spark repeats a micro-batch
+that is in the offset log and not in the commit log.  So each entry of the running query's offset log is
+put into the fork's checkpointLocation, and a query is started that runs this one micro-batch: with the
+same rows, processing time and watermark.  docs/how-to/change-a-job.md walks through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from statelog.checkpoint.audit import audited
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import Entries, StoredCheckpoint, read_checkpoint
+from statelog.checkpoint.query_files import COMMITS, StoredQuery
+from statelog.checkpoint.state_stream import read_stream
+from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
+from statelog.errors import CheckpointError, UsageError
+from statelog.extensions.operations.fork import Fork, apply_fork, fork_source
+from statelog.extensions.operations.key_traces import staged_rows as values_of
+from statelog.extensions.operations.position_files import batch_files
+from statelog.extensions.operations.rewind import check_sources
+from statelog.extensions.operations.savepoints import query_store
+from statelog.format.checkpoint_metadata import decode_streams
+from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
+from statelog.spark.query.delivery import Delivery
+from statelog.spark.rows.types import from_ipc
+from statelog.spark.stream.stateful_stream import StatefulStream
+from statelog.state.reader import StateReader
+from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.differences import Differences
+from statelog.store import (
+    LocationStore,
+    ObjectStore,
+    open_existing_store,
+    open_location,
+    open_store,
+)
+
+_SHOWN: Final = 10
+
+ONLY_BEFORE: Final = "removed"
+ONLY_AFTER: Final = "added"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOutcome:
+    """
+    One micro-batch in the fork.
+
+    Args:
+        batch_id: Its number, the same as in the running query.
+        input_rows: Rows that it read.
+        output_rows: Rows that the changed processor yielded.
+        differences: Rows that only one of the two runs has; None if the rows of the running query are
+            not known.
+    """
+
+    batch_id: int
+    input_rows: int
+    output_rows: int
+    differences: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """
+    How the changed processor's output and state differ from the running query's.
+
+    Args:
+        fork: The fork, which has the state of the changed processor after the last micro-batch.
+        until: The checkpoint of the running query that was compared.
+        batches: The micro-batches, ascending.
+        outputs: Rows that only one of the runs has: `batch_id`, `change` ("removed": only the running
+            query yielded it, "added": only the changed processor), and the columns of the output.
+        state: By operator, the keys whose state differs, as `LocationState.changes` returns them:
+            *before* is the running query.
+        reproducible: Whether `current` led to the state of the running query; None without `current`.
+            If False, the processor depends on more than its rows and times, and differences may
+            come from that.
+    """
+
+    fork: Fork
+    until: int
+    batches: tuple[BatchOutcome, ...]
+    outputs: pa.Table = field(repr=False)
+    state: Mapping[str, pa.Table] = field(repr=False)
+    reproducible: bool | None = None
+
+    @property
+    def not_compared(self) -> tuple[int, ...]:
+        """Micro-batches whose output was not compared; pass `current` to compare all."""
+        return tuple(batch.batch_id for batch in self.batches if batch.differences is None)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs in what was compared."""
+        return not self.outputs.num_rows and not any(each.num_rows for each in self.state.values())
+
+    def __str__(self) -> str:
+        first, last = self.batches[0].batch_id, self.batches[-1].batch_id
+        rows = sum(batch.input_rows for batch in self.batches)
+        lines = [
+            f"batches {first} to {last}, {rows:,} input rows, compared with checkpoint {self.until}"
+        ]
+        counts = dict.fromkeys(("removed", "added"), 0)
+        for change in self.outputs["change"].to_pylist() if self.outputs.num_rows else ():
+            counts[change] += 1
+        compared = len(self.batches) - len(self.not_compared)
+        lines.append(
+            f"output rows: {counts['added']:,} added, {counts['removed']:,} removed "
+            f"({compared} of {len(self.batches)} batches compared)"
+        )
+        for operator, table in self.state.items():
+            lines.append(f"keys whose state differs in {operator}: {table.num_rows:,}")
+        if self.reproducible is False:
+            lines.append(
+                "the current processor did not lead to the state of the running query again"
+            )
+        for name, table in (("output", self.outputs), *self.state.items()):
+            lines += _some_rows(name, table)
+        return "\n".join(lines)
+
+
+def _some_rows(name: str, table: pa.Table) -> list[str]:
+    if not table.num_rows:
+        return []
+    lines = ["", f"{name}:"]
+    for row in table.slice(0, _SHOWN).to_pylist():
+        texts = (f"{column}={value}" for column, value in row.items() if value is not None)
+        lines.append("  " + "  ".join(texts))
+    if table.num_rows > _SHOWN:
+        lines.append(f"  ... {table.num_rows - _SHOWN:,} more")
+    return lines
+
+
+# The output rows that a micro-batch staged, and how the rows of two runs differ.
+
+
+def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None:
+    """
+    Return the rows that the micro-batch of a checkpoint delivered; None if they were not staged.
+
+    Raises:
+        CorruptionError: An object is damaged.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    record = BatchRecord.of(stored.checkpoint)
+    if record.delivery != Delivery.STAGED.value:
+        return None
+    section = stored.sections.get(OUTPUT_SECTION)
+    where = f"checkpoint {stored.checkpoint.checkpoint_id}"
+    streams: list[bytes | memoryview] = [*decode_streams(section, where=where)]
+    streams += [
+        read_stream(store, staged_file, what="staged rows") for staged_file in record.staged_files()
+    ]
+    tables = [from_ipc(stream) for stream in streams]
+    return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+
+def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Table:
+    """
+    Return the rows that only one of two tables has; a row that is there twice counts twice.
+
+    Returns:
+        The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*), and
+        those of the tables.
+    """
+    counts = [Counter(map(_frozen, values_of(table))) for table in (before, after)]
+    parts = []
+    for change, table, mine, other in (
+        (ONLY_BEFORE, before, counts[0], counts[1]),
+        (ONLY_AFTER, after, counts[1], counts[0]),
+    ):
+        left = mine - other
+        rows = []
+        for at, row in enumerate(values_of(table)):
+            key = _frozen(row)
+            if left[key] > 0:
+                left[key] -= 1
+                rows.append(at)
+        taken = table.take(pa.array(rows, pa.int64()))
+        leading = [pa.array([batch_id] * len(rows), pa.int64()), pa.array([change] * len(rows))]
+        if rows:
+            parts.append(
+                pa.Table.from_arrays(
+                    [*leading, *taken.columns], names=["batch_id", "change", *taken.column_names]
+                )
+            )
+    return pa.concat_tables(parts, promote_options="permissive") if parts else pa.table({})
+
+
+def _frozen(value: object) -> Hashable:
+    """Return a hashable form that is equal for equal rows; NaN equals itself."""
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return tuple((name, _frozen(each)) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def what_if(
+    fork: Fork,
+    stream: DataFrame,
+    *,
+    until: int | None = None,
+    current: DataFrame | None = None,
+    checkpoint_location: str | os.PathLike[str] | None = None,
+    on_batch: Callable[[int, int], object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> WhatIf:
+    """
+    Run a changed query over the rows that the running one read after a fork, and compare.
+
+    The micro-batches of the running query are repeated in the fork one by one, with their rows,
+    processing times and watermarks.  The running query goes on meanwhile and is not disturbed: a tag
+    keeps the checkpoint that is compared.  Afterwards a query can be started on the fork.
+
+    Example:
+        trial = statelog.fork(
+            "s3://bucket/jobs/totals",
+            "s3://bucket/trial/totals",
+            tag="before-release",
+            checkpoint_location="s3://bucket/queries/totals",
+            new_checkpoint_location="s3://bucket/trial/query",
+        )
+        changed = transform_with_state(
+            events.groupBy("customer"), ChangedTotals(), "customer string, total double"
+        )
+        result = what_if(trial, changed)
+
+    Args:
+        fork: Result of `statelog.fork`, made from a checkpoint of the running query.
+        stream: The changed query: the frame that `transform_with_state` returns, over the same sources
+            in the same order.  Its setting stateLocation is not used.
+        until: The last checkpoint of the running query to compare; None for the newest one.
+        current: The query as it runs, to compare the output of all micro-batches, and to find out
+            whether it leads to the same state again.  Without it only the rows that are staged in
+            retained checkpoints are compared.
+        checkpoint_location: The checkpointLocation of the running query; None for what its
+            checkpoints record.
+        on_batch: Called after each micro-batch with its number and the last one, for progress.
+        storage_options: Options of the store's client, as for `open_store`.
+
+    Raises:
+        UsageError: *stream* is no output of `transform_with_state`, or the fork has no query.
+        CheckpointError: There are no micro-batches between, or Spark has deleted the offsets of one
+            ("not_found"), or the fork has run already ("active").
+        ProcessorError: The changed processor raised.
+        StreamingQueryException: Spark failed.
+        StoreError: A store failed.
+
+    Blocks: For all micro-batches, about a second for each and the time of its rows.
+    """
+    changed, now = _stream(stream, "stream"), None
+    if current is not None:
+        now = _stream(current, "current")
+    parent = open_existing_store(fork.parent, options=storage_options)
+    with _pinned(parent, until) as last:
+        record = BatchRecord.of(last.checkpoint)
+        given = query_store(
+            parent, checkpoint_location, record.checkpoint_location, storage_options
+        )
+        source = _Source(parent, StoredQuery(given), fork.batch_id, last, storage_options)
+        run = _Run(source, fork, changed)
+        with contextlib.ExitStack() as stack:
+            beside = None
+            if now is not None:
+                second = stack.enter_context(_second_fork(source, fork))
+                beside = _Run(source, second, now)
+            outcomes, tables = [], []
+            for batch_id in source.batches():
+                after = run.batch(batch_id)
+                before = source.rows_of(batch_id) if beside is None else beside.batch(batch_id)
+                outcome, differences = _compared(batch_id, run.input_rows, before, after)
+                outcomes.append(outcome)
+                if differences.num_rows:
+                    tables.append(differences)
+                if on_batch is not None:
+                    on_batch(batch_id, source.last_batch)
+            same = None
+            if beside is not None:
+                state = _state(parent, last, beside.store)
+                same = not any(table.num_rows for table in state.values())
+            return WhatIf(
+                fork=fork,
+                until=last.checkpoint.checkpoint_id,
+                batches=tuple(outcomes),
+                outputs=pa.concat_tables(tables, promote_options="permissive")
+                if tables
+                else pa.table({}),
+                state=_state(parent, last, run.store),
+                reproducible=same,
+            )
+
+
+@dataclass(slots=True)
+class _Source:
+    """What the running query did after the fork."""
+
+    store: LocationStore
+    query: StoredQuery
+    after: int
+    last: StoredCheckpoint
+    options: Mapping[str, object] | None
+
+    @property
+    def record(self) -> BatchRecord:
+        return BatchRecord.of(self.last.checkpoint)
+
+    @property
+    def last_batch(self) -> int:
+        return self.record.batch_id
+
+    def batches(self) -> range:
+        check_sources(self.query, self.record, self.last_batch)
+        if self.last_batch <= self.after:
+            raise CheckpointError(
+                f"the running query has no checkpoint after batch {self.after}, which was forked; let "
+                "it run on, or fork an older checkpoint",
+                reason="not_found",
+            )
+        return range(self.after + 1, self.last_batch + 1)
+
+    def files(self, batch_id: int) -> dict[str, bytes]:
+        """Return the files that plan a micro-batch."""
+        entry = self.query.offsets(batch_id)
+        if entry is None or entry.offsets is None:
+            raise CheckpointError(
+                f"{self.query.url} has no offsets of batch {batch_id}; Spark keeps the offsets of the last "
+                "spark.sql.streaming.minBatchesToRetain micro-batches. Fork a newer checkpoint",
+                reason="not_found",
+            )
+        return batch_files(self.query, batch_id, entry.offsets, self.record.source_folders)
+
+    def rows_of(self, batch_id: int) -> pa.Table | None:
+        """Return the rows that the running query delivered; None if they are not known."""
+        for checkpoint_id in reversed(self.last.checkpoint.retained):
+            with contextlib.suppress(FileNotFoundError):
+                stored = read_checkpoint(self.store, checkpoint_id)
+                if BatchRecord.of(stored.checkpoint).batch_id == batch_id:
+                    return staged_rows(self.store, stored)
+        return None
+
+
+class _Run:
+    """
+    Runs micro-batches in a fork.
+
+    Raises:
+        UsageError: The fork has no query.
+    """
+
+    def __init__(self, source: _Source, fork: Fork, stream: StatefulStream) -> None:
+        if fork.query is None:
+            raise UsageError("the fork has only the state: fork with the position of the sources")
+        self._source, self._fork, self._stream = source, fork, stream
+        self._checkpoint_location = fork.query.checkpoint_location
+        self._query_files = open_store(self._checkpoint_location)
+        self._query = StoredQuery(self._query_files)
+        self.store = open_location(fork.location, options=source.options)
+        self.store.name_parent(fork.parent)
+        self.input_rows = 0
+
+    def batch(self, batch_id: int) -> pa.Table:
+        """Run one micro-batch and return its output rows."""
+        planned = self._query.numbers("offsets")
+        if not planned or planned[-1] != batch_id - 1:
+            raise CheckpointError(
+                f"a query has run on the fork {self._fork.location} already (up to batch "
+                f"{planned[-1] if planned else 'none'}); make a new fork",
+                reason="active",
+            )
+        self._plan(batch_id)
+        writer = self._stream.writeStream.option("checkpointLocation", self._checkpoint_location)
+        writer.option("statelog.stateLocation", self._fork.location)
+        writer.option("statelog.delivery", "staged")
+        writer.foreachBatch(lambda rows, number: None).trigger(once=True)
+        writer.start().awaitTermination()
+        if self._query.numbers(COMMITS)[-1] != batch_id:
+            raise CheckpointError(
+                f"Spark did not run batch {batch_id} in {self._fork.location}", reason="gap"
+            )
+        newest = Entries(self.store).newest_stored()
+        record = None if newest is None else BatchRecord.of(newest.checkpoint)
+        if newest is None or record is None or record.batch_id != batch_id:
+            self.input_rows = 0  # a micro-batch without effect makes no checkpoint
+            return pa.table({})
+        self.input_rows = record.rows
+        rows = staged_rows(self.store, newest)
+        return pa.table({}) if rows is None else rows
+
+    def _plan(self, batch_id: int) -> None:
+        """Put a micro-batch into the offset log, as Spark plans it."""
+        files = self._source.files(batch_id)
+        logs = [name for name in files if name.endswith(".compact")]
+        for name in logs:
+            folder = name.rpartition("/")[0]
+            # Spark takes the numbers of two compact files for the distance of all.
+            older = [f"{folder}/{each}" for each in self._query.names(folder)]
+            self._query.delete(each for each in older if each != name)
+        planned = f"offsets/{batch_id}"
+        for name in (*logs, planned):
+            self._query_files.put(name, files[name])
+
+
+@contextlib.contextmanager
+def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoint]:
+    """Keep a checkpoint of the running query while it is compared."""
+    newest = Entries(parent).newest()
+    if newest is None:
+        raise CheckpointError(f"{parent.url} has no checkpoint", reason="not_found")
+    checkpoint_id = newest.checkpoint_id if until is None else until
+    name = f"what-if-{os.urandom(8).hex()}"
+    expected = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
+    with audited(parent, "what-if", checkpoint_id=checkpoint_id):
+        tag = put_tag(parent, expected, clock_ms=lambda: time.time_ns() // 1_000_000)
+        try:
+            yield read_checkpoint(parent, checkpoint_id)
+        finally:
+            delete_tag(parent, tag)
+
+
+@contextlib.contextmanager
+def _second_fork(source: _Source, fork: Fork) -> Iterator[Fork]:
+    """Fork the same checkpoint once more, for the query as it runs."""
+    location = f"{fork.location.rstrip('/')}-current"
+    store = open_location(location, options=source.options)
+    query = open_store(f"{location}-query")
+    begin = fork_source(source.store, fork.checkpoint_id, lambda recorded: source.query.store)
+    new = apply_fork(begin, store, query, lambda: time.time_ns() // 1_000_000)
+    try:
+        yield new
+    finally:
+        for each in (store, query):
+            _delete_all(each)
+        for tag in list_tags(source.store):
+            if (tag.kind, tag.name) == (TagKind.FORK, new.fork_id):
+                delete_tag(source.store, tag)
+
+
+def _delete_all(store: ObjectStore) -> None:
+    store.delete([info.path for info in store.list()])
+
+
+def _stream(frame: DataFrame, name: str) -> StatefulStream:
+    if not isinstance(frame, StatefulStream):
+        raise UsageError(
+            f"{name} must be the frame that transform_with_state returns on a classic session, not "
+            f"{type(frame).__name__}"
+        )
+    return frame
+
+
+def _compared(
+    batch_id: int, input_rows: int, before: pa.Table | None, after: pa.Table
+) -> tuple[BatchOutcome, pa.Table]:
+    differences = pa.table({}) if before is None else row_differences(batch_id, before, after)
+    outcome = BatchOutcome(
+        batch_id=batch_id,
+        input_rows=input_rows,
+        output_rows=after.num_rows,
+        differences=None if before is None else differences.num_rows,
+    )
+    return outcome, differences
+
+
+def _state(
+    parent: LocationStore, last: StoredCheckpoint, fork: LocationStore
+) -> dict[str, pa.Table]:
+    """Return by operator the keys whose state differs."""
+    newest = Entries(fork).newest()
+    if newest is None:
+        raise CheckpointError(f"{fork.url} has no checkpoint", reason="not_found")
+    states = {}
+    for operator in BatchRecord.of(last.checkpoint).operators:
+        name = operator.operator_id
+        with (
+            StateReader(parent, last.checkpoint, operator=name) as before,
+            StateReader(fork, newest, operator=name) as after,
+        ):
+            names = [variable.name for reader in (before, after) for variable in reader.variables()]
+            differences = Differences(before, after, list(dict.fromkeys(names)))
+            now_ms = as_of_ms(last.checkpoint)
+            states[name] = differences.table(now_ms, now_ms)
+    return states

@@ -1,0 +1,189 @@
+"""What a location is, how large and how healthy it is, and what to look at next."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from statelog.checkpoint.history import Entries, read_checkpoint
+from statelog.checkpoint.ownership import describe_claim
+from statelog.checkpoint.tags import list_tags
+from statelog.errors import StatelogError
+from statelog.extensions.report.collect import ReportPlan, collect
+from statelog.extensions.report.figures import CheckpointFigures, Figures, Finding
+from statelog.format.claim_record import ClaimRecord
+from statelog.model import CompletedCheckpoint, JsonObject
+from statelog.state.reader import StateReader
+from statelog.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableSummary:
+    """
+    One state variable.
+
+    Args:
+        name: Its name.
+        kind: value, list, map, timer, reducing or aggregating.
+        columns: Names and types of its values.
+        ttl_ms: Time to live in milliseconds; None without one.
+    """
+
+    name: str
+    kind: str
+    columns: str
+    ttl_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSummary:
+    """One operator of the query."""
+
+    name: str
+    key: str
+    variables: tuple[VariableSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """
+    A location in a few facts.
+
+    Args:
+        figures: Its figures, without keys.
+        kind: "the state of a query", or "claimed, without a checkpoint".
+        operators: The operators as of the newest checkpoint; empty if that cannot be read.
+        claimed: Who claimed the location after its newest checkpoint; "" if there is none.
+        pins: What keeps checkpoints: tags, forks and readers, as text.
+        findings: What stands out, the worst first.
+    """
+
+    figures: Figures
+    kind: str
+    operators: tuple[OperatorSummary, ...]
+    claimed: str
+    pins: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def newest(self) -> CheckpointFigures | None:
+        """The newest checkpoint that can be restored; None without one."""
+        newest_id = self.figures.newest_id
+        for checkpoint in self.figures.checkpoints:
+            if checkpoint.checkpoint_id == newest_id:
+                return checkpoint
+        return None
+
+    def next_steps(self, location: str) -> tuple[str, ...]:
+        """Return commands to type next, for *location* as the caller spelled it."""
+        place = shlex.quote(location)
+        if self.newest is None:
+            return (f"statelog checkpoints {place}",)
+        steps = [f"statelog checkpoints {place}"]
+        names = [variable.name for each in self.operators for variable in each.variables]
+        if names:
+            operator = (
+                f" --operator {shlex.quote(self.operators[0].name)}"
+                if len(self.operators) > 1
+                else ""
+            )
+            steps.insert(0, f"statelog read {place} {shlex.quote(names[0])}{operator}")
+        if self.figures.is_damaged:
+            steps.append(f"statelog repair {place}")
+        return (*steps, f"statelog report {place}", f"statelog verify {place}")
+
+    def to_json(self) -> JsonObject:
+        """Return the facts for a program; `statelog report --json` has the figures in full."""
+        figures, newest = self.figures, self.newest
+        return {
+            "location": figures.location,
+            "kind": self.kind,
+            "query_id": figures.query_id,
+            "delivery": figures.delivery,
+            "time_mode": figures.time_mode,
+            "key_groups": figures.key_groups,
+            "operators": [asdict(each) for each in self.operators],
+            "newest": None if newest is None else newest.checkpoint_id,
+            "newest_batch_id": None if newest is None else newest.batch_id,
+            "newest_created_at_ms": None if newest is None else newest.created_at_ms,
+            "state_entries": None if newest is None else newest.state_entries,
+            "retained": sum(each.state == "retained" for each in figures.checkpoints),
+            "stored_checkpoints": len(figures.checkpoints),
+            "stored": [asdict(each) for each in figures.stored],
+            "claimed": self.claimed,
+            "pins": list(self.pins),
+            "findings": [asdict(each) for each in self.findings],
+        }
+
+
+def summarize(store: ObjectStore, location: str) -> Summary:
+    """
+    Return what a location is; no state is read.
+
+    Args:
+        store: Where the location is.
+        location: Its path or URL, to be shown; secrets in it are left out.
+
+    Raises:
+        StoreError: The store failed.
+
+    Blocks: On the store: listings, and about two requests for each checkpoint, sent at once.
+    """
+    figures = collect(store, location, ReportPlan(with_key_groups=False))
+    newest: CompletedCheckpoint | None = None
+    operators: tuple[OperatorSummary, ...] = ()
+    problem: tuple[Finding, ...] = ()
+    if figures.newest_id is not None:
+        try:
+            newest = read_checkpoint(store, figures.newest_id).checkpoint
+            operators = tuple(_operator(store, newest, name) for name in figures.operators)
+        except StatelogError as error:  # the query deleted it meanwhile, or it has another form
+            problem = (Finding("attention", str(error).splitlines()[0]),)
+    return Summary(
+        figures=figures,
+        kind=_kind(figures),
+        operators=operators,
+        claimed=_claimed(store),
+        pins=tuple(
+            f"{tag.kind.value} {tag.name}: checkpoint {tag.checkpoint_id}"
+            for tag in list_tags(store)
+        ),
+        findings=(*problem, *figures.findings),
+    )
+
+
+def _kind(figures: Figures) -> str:
+    return "the state of a query" if figures.checkpoints else "claimed, without a checkpoint"
+
+
+def _operator(store: ObjectStore, newest: CompletedCheckpoint, name: str) -> OperatorSummary:
+    with StateReader(store, newest, operator=name) as reader:
+        variables = tuple(
+            VariableSummary(
+                name=each.name,
+                kind=each.kind_text,
+                columns=_columns(
+                    *(each.user_key_schema or ()),
+                    *each.value_schema,
+                ),
+                ttl_ms=each.ttl_ms,
+            )
+            for each in reader.variables()
+        )
+        return OperatorSummary(
+            name=name, key=_columns(*reader.schema.key_schema), variables=variables
+        )
+
+
+def _columns(*fields: pa.Field) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in fields)
+
+
+def _claimed(store: ObjectStore) -> str:
+    try:
+        top = Entries(store).top()
+    except StatelogError as error:
+        return f"unknown ({error})"
+    return describe_claim(top) if isinstance(top, ClaimRecord) else ""

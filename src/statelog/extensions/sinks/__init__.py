@@ -1,0 +1,9 @@
+"""
+Sinks for `exactly_once`: each stores rows and the record of their micro-batch together.
+
+    database    one transaction of a database
+    iceberg     one commit of a table; the extra `iceberg`
+    kafka       one transaction of a producer; the extra `kafka`
+
+The protocol of such a sink is in `statelog.spark.stream.sinks.exactly_once_sink`.
+"""

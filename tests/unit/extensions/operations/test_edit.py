@@ -1,0 +1,170 @@
+"""Keys set and deleted from Python, against the model of a random history."""
+
+import copy
+import random
+from typing import Any
+
+import pytest
+from tests.unit.extensions.operations.conftest import location_of, newest_id, restarted, states
+from tests.unit.state.reader.histories import KEYS, NAMES, Entry, History, key_of
+
+import statelog
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import Entries
+from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.extensions.operations.edit_keys import EditTarget
+from statelog.state.kinds import StateKind
+
+NOW_MS = 2_000_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr("statelog.extensions.operations.edit_keys.wall_clock_ms", lambda: NOW_MS)
+
+
+def value_of(history: History, name: str) -> tuple[dict[str, Any], int | None]:
+    schema = history.model.schema
+    one = schema.states[schema.state_id(name)]
+    value = {field: history.value(field) for field in one.value_schema.names}
+    return value, None if one.ttl_ms is None else NOW_MS + one.ttl_ms
+
+
+def random_edit(history: History, rng: random.Random) -> tuple[dict, list]:
+    """Return an edit, and apply it to the model."""
+    model = history.model
+    present = [one.name for one in model.schema.states if not one.dropped]
+    delete = [key for key in range(KEYS) if rng.random() < 0.2]
+    for key in delete:
+        model.timers.pop(key, None)
+        for entries in model.entries.values():
+            entries.pop(key, None)
+    wanted: dict[str, dict] = {}
+    for name in present:
+        if rng.random() < 0.4:
+            continue
+        for key in range(KEYS):
+            if rng.random() < 0.7:
+                continue
+            cells = wanted.setdefault(name, {})
+            if name == "$timers":
+                times = {rng.randrange(9) for _ in range(rng.randrange(3))}
+                cells[key_of(key)] = sorted(times, reverse=True)
+                model.timers[key] = times
+                continue
+            entries = model.entries.setdefault(name, {})
+            if rng.random() < 0.2:
+                cells[key_of(key)] = None
+                entries.pop(key, None)
+            elif NAMES[name] is StateKind.VALUE:
+                value, expires = value_of(history, name)
+                cells[key_of(key)] = value
+                entries[key] = [Entry(value, expires)]
+            elif NAMES[name] is StateKind.LIST:
+                made = [value_of(history, name) for _ in range(rng.randrange(3))]
+                cells[key_of(key)] = [value for value, _ in made]
+                entries[key] = [Entry(value, expires) for value, expires in made]
+            else:
+                by = {place: value_of(history, name) for place in rng.sample("pqr", 2)}
+                cells[key_of(key)] = {place: value for place, (value, _) in by.items()}
+                entries[key] = [Entry(value, at, place) for place, (value, at) in by.items()]
+    return wanted, [key_of(key) for key in delete]
+
+
+def expected(history: History) -> dict:
+    names = [one.name for one in history.model.schema.states if not one.dropped]
+    return {name: in_order(history.model.rows(name, history.now_ms)) for name in names}
+
+
+def in_order(rows: dict) -> dict:
+    return {key: sorted(each, key=lambda row: str(row[0])) for key, each in rows.items()}
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
+    history = made(seed)
+    rng = random.Random(seed)
+    before = states(history)
+    wanted, delete = random_edit(history, rng)
+    location = location_of(history)
+    planned = statelog.edit(location, set=wanted, delete=delete, apply=False)
+    assert planned.checkpoint_id is None
+    assert states(history) == before
+    base = Entries(history.store).newest()
+    report = statelog.edit(location, set=wanted, delete=delete, apply=True)
+    assert report.counts == planned.counts
+    found = {name: in_order(rows) for name, rows in states(history).items()}
+    assert found == expected(history)
+    keys = {key for rows in before.values() for key in rows}
+    after = {key for rows in found.values() for key in rows}
+    if not any(one.ttl_ms for one in history.model.schema.states):
+        # Expired entries that are still stored count as state.
+        assert report.counts.inserted == len(after - keys)
+        assert report.counts.deleted == len(keys - after)
+    if report.counts.changed:
+        newest = Entries(history.store).newest()
+        # The edit claims the number after the checkpoint, and commits the next one.
+        assert newest.checkpoint_id == report.checkpoint_id == base.checkpoint_id + 2
+        record, was = BatchRecord.of(newest), BatchRecord.of(base)
+        assert (record.batch_id, record.query_id, record.position) == (
+            was.batch_id,
+            was.query_id,
+            was.position,
+        )
+        assert newest.retained == (*base.retained, newest.checkpoint_id)[-3:]
+    if not any(one.ttl_ms for one in history.model.schema.states):
+        again = statelog.edit(location, set=wanted, delete=delete, apply=True)
+        assert again.counts.changed == 0
+        assert newest_id(history) == (report.checkpoint_id or base.checkpoint_id)
+    if not report.counts.changed:
+        return
+    model = copy.deepcopy(history.model)
+    with pytest.raises(FencedError):
+        history.micro_batch()
+    history.model = model
+    restarted(history).run(2)
+    found = {name: in_order(rows) for name, rows in states(history).items()}
+    assert found == expected(history)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_claimed(made):
+    for seed in range(50):
+        history = made(f"refused {seed}", 2)
+        present = {one.name for one in history.model.schema.states if not one.dropped}
+        if present >= set(NAMES):
+            break
+    location = location_of(history)
+    epoch = history.coordinator.epoch
+    key = key_of(1)
+    for wanted, message in (
+        ({"other": {key: {}}}, "has no state variable 'other'; it has"),
+        ({"total": {key: {"x": 1}}}, "takes a dict of the fields"),
+        ({"total": {key: (1,)}}, "takes a dict of the fields"),
+        ({"total": {("x",): {}}}, "a key needs a value for each"),
+        ({"total": {("x", 1): {}}}, "key column 'k' takes int64"),
+        ({"counts": {key: [1]}}, "a dict by map key is needed"),
+        ({"$timers": {key: ["soon"]}}, "a timer must be a whole number"),
+        ({"total": [key]}, r"set\['total'\] must be a mapping"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            statelog.edit(location, set=wanted, apply=True)
+    with pytest.raises(UsageError, match="has no operator 'x'"):
+        statelog.edit(location, delete=[key], operator="x", apply=True)
+    history.micro_batch()
+    assert history.coordinator.epoch == epoch
+    with pytest.raises(UsageError, match="no such directory"):
+        statelog.edit(location + "-not", delete=[key], apply=True)
+
+
+def test_a_query_that_commits_meanwhile_is_not_overwritten(made, monkeypatch):
+    history = made("meanwhile")
+    overlays = EditTarget.overlays
+
+    def slowly(self, edits):
+        history.micro_batch()
+        return overlays(self, edits)
+
+    monkeypatch.setattr(EditTarget, "overlays", slowly)
+    with pytest.raises(CheckpointError, match="its query committed meanwhile"):
+        statelog.edit(location_of(history), delete=[key_of(n) for n in range(KEYS)], apply=True)
+    assert newest_id(history) == history.checkpoint_id

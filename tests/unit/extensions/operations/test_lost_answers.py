@@ -1,0 +1,98 @@
+"""Each command that changes a location, while the store loses the answer to one of its conditional puts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.stored_job import StoredJob
+from tests.unit.extensions.operations.test_killed_commands import (
+    BATCHES,
+    COMMANDS,
+    Place,
+    damage_of,
+    result,
+)
+
+from statelog.checkpoint.audit import read_audit_log
+from statelog.errors import ObjectExistsError, StoreError
+from statelog.format.buffers import Buffers
+from statelog.store import open_existing_store
+from statelog.store.object_store import ObstoreStore
+
+pytestmark = pytest.mark.campaign
+
+FAULTS = {
+    "409 or 412, stored": (True, ObjectExistsError),
+    "409, not stored": (False, ObjectExistsError),
+    "500 or no answer, stored": (True, StoreError),
+    "500 or no answer, not stored": (False, StoreError),
+}
+
+
+class Loser:
+    """Counts conditional puts, and answers one of them wrongly."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.puts: list[str] = []
+        self.number = -1
+        self.fault = (True, StoreError)
+        put = ObstoreStore.put_if_absent
+
+        def lose(store: ObstoreStore, path: str, data: Buffers) -> None:
+            self.puts.append(path)
+            if len(self.puts) - 1 != self.number:
+                put(store, path, data)
+                return
+            is_stored, error = self.fault
+            if is_stored:
+                put(store, path, data)
+            raise error("the answer was lost", path=path)
+
+        patch.setattr(ObstoreStore, "put_if_absent", lose)
+
+    def run(self, command: Callable[[], int], number: int = -1) -> int:
+        """Run *command*, lose the answer to a conditional put, counted from 0, and return its status."""
+        self.puts, self.number = [], number
+        try:
+            return command()
+        except StoreError:
+            return 1
+        finally:
+            self.number = -1
+
+
+def audit_of(place: Place) -> list[tuple[str, str]]:
+    log = read_audit_log(open_existing_store(place.state))
+    return [(line.begin.operation if line.begin else "", line.outcome) for line in log.lines]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_whose_put_was_answered_wrongly(
+    name: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, command = COMMANDS[name]
+    place, template = Place(tmp_path / "work"), tmp_path / "template"
+    job = StoredJob("killed 4", place.root, retained=3)
+    for _ in range(2 if name.endswith(" 1") else BATCHES):
+        job.micro_batch()
+    prepare(place)
+    shutil.copytree(place.root, template)
+    loser = Loser(monkeypatch)
+    assert 0 == loser.run(lambda: command(place))
+    puts, expected, audit = loser.puts, result(place), audit_of(place)
+    loser.fault = FAULTS[fault]
+    for number, path in enumerate(puts):
+        shutil.rmtree(place.root)
+        shutil.copytree(template, place.root)
+        status = loser.run(lambda: command(place), number)
+        assert [] == damage_of(place.state), path
+        if fault != "500 or no answer, not stored":
+            assert 0 == status, path
+            assert audit == audit_of(place), path
+        elif status:
+            assert 0 == command(place), path
+        assert expected == result(place), path

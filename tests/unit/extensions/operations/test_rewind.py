@@ -1,0 +1,326 @@
+"""Rewinds of a query's files and state, without Spark: what is refused, and every step repeated."""
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.records import one_operator
+from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
+
+from statelog.checkpoint import edit
+from statelog.checkpoint.clean_up import collect_garbage
+from statelog.checkpoint.history import Entries
+from statelog.checkpoint.listing import list_checkpoints
+from statelog.checkpoint.query_files import StoredQuery, entries_digest
+from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.cli.main import run
+from statelog.core.source_position import SourceLog, position_of
+from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
+from statelog.extensions.operations import rewind
+from statelog.extensions.operations.rewind import apply_rewind, plan_rewind, rewind_points
+from statelog.extensions.spark_source.opened import Location
+from statelog.format.checkpoint_metadata import OUTPUT_TAG
+from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.store import ObjectStore, open_store
+
+ALL = KeyGroupRange(0, 7)
+
+
+class Query:
+    """
+    A query of a file source and of Kafka, with a source of statelog's own behind them.
+
+    Its batch N lists one file in entry N of the first source's log; `idle` batches list none.
+    """
+
+    def __init__(self, root: Path, *, retained: int = 4, idle: tuple[int, ...] = ()) -> None:
+        self.folder = root / "query"
+        self.retained = retained
+        self.idle = idle
+        self.put("metadata", '{"id":"q"}')
+        self.state: ObjectStore = open_store(str(root / "state"))
+        self.stored = StoredQuery(open_store(str(self.folder)))
+        self.driver = started(self.state, retained=retained)
+        self.entry = -1
+
+    def put(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        (path.parent / f".{path.name}.crc").write_text("crc")
+
+    def offsets(self) -> list[str]:
+        return [json.dumps({"logOffset": self.entry}), json.dumps({"topic": {"0": self.entry}})]
+
+    def run(self, first: int, last: int) -> None:
+        for batch in range(first, last + 1):
+            before = self.offsets() if batch else []
+            if batch not in self.idle:
+                self.entry += 1
+                line = {"path": f"file:///in/{batch}", "timestamp": batch, "batchId": self.entry}
+                self.put(f"sources/0/{self.entry}", f"v1\n{json.dumps(line)}\n")
+                self.put("sources/1/0", "v1\nwhere Kafka began")
+            self.put(f"offsets/{batch}", "\n".join(["v1", "{}", *self.offsets(), str(batch)]))
+            if batch not in self.idle:
+                self.commit(batch, before)
+            self.put(f"commits/{batch}", "v1\n{}")
+
+    def commit(self, batch: int, before: list[str]) -> None:
+        digest = entries_digest(self.stored, "0", self.entry - 1, self.entry)
+        log: dict[str, Any] = {
+            "source": 0,
+            "folder": "0",
+            "after": self.entry - 1,
+            "upto": self.entry,
+        }
+        record = one_operator(
+            query_id="q",
+            batch_id=batch,
+            position=position_of(self.offsets()),
+            position_before=position_of(before),
+            source_logs=[SourceLog(**log, digest=digest)],
+            source_folders=["0", "1"],
+            checkpoint_location=str(self.folder),
+        )
+        changes = TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"%d" % batch)]]))
+        run_checkpoint(
+            self.driver,
+            self.driver.next_checkpoint_id,
+            [changes],
+            properties=record.to_properties(),
+            sections={OUTPUT_TAG: b"rows of %d" % batch},
+        )
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(path.name for path in (self.folder / folder).iterdir())
+
+    def rewind(self, to: int) -> int:
+        plan = plan_rewind(self.stored, self.state, to)
+        return apply_rewind(self.stored, self.state, plan, ManualClock())
+
+    def everything(self) -> dict[str, bytes]:
+        root = self.folder.parent
+        return {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in root.rglob("*")
+            if path.is_file()
+        }
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    query = Query(tmp_path)
+    query.run(0, 4)
+    return query
+
+
+def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query: Query) -> None:
+    old = query.driver
+    assert 7 == query.rewind(2), "6 is the claim of the rewind"
+    newest = Entries(query.state).newest()
+    assert newest is not None
+    assert (7, 3, 2) == (newest.checkpoint_id, newest.parent_id, newest.properties["batch_id"])
+    assert [1, 2, 3] == [handle.checkpoint_id for handle in newest.log]
+    assert (2, 3, 7) == newest.retained
+    assert b"rows of 2" == Entries(query.state).load(7).sections.get(OUTPUT_TAG)
+    kept = [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
+    assert [kept] * 3 == [query.names(folder) for folder in ("offsets", "commits", "sources/0")]
+    assert [".0.crc", "0"] == query.names("sources/1")  # where Kafka began is no log
+    given_up = collect_garbage(
+        query.state,
+        min_age=dt.timedelta(0),
+        dry_run=True,
+        now=dt.datetime.now(dt.UTC),
+    ).deleted
+    assert ("chk-4/_metadata", "chk-5/_metadata") == given_up
+    with pytest.raises(FencedError):
+        run_checkpoint(old, old.next_checkpoint_id, [TaskStateSnapshot(ALL, None)])
+    plan = plan_rewind(query.stored, query.state, 2)
+    assert ((), False) == (plan.files, plan.changes_state)
+    assert [(1, ""), (2, "")] == [
+        (point.batch_id, point.problem) for point in rewind_points(query.stored, query.state)
+    ]
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_a_rewind_that_ended_at_any_step_is_repeated(
+    query: Query, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def die(name: str) -> None:
+        seen.append(name)
+        if len(seen) == step + 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        for module in (edit, rewind):
+            patched.setattr(module, "fail_point", die)
+        with pytest.raises(KeyboardInterrupt):
+            query.rewind(2)
+    assert seen[-1].startswith(("edit-", "rewind-"))
+    if plan_rewind(query.stored, query.state, 2).files or step == 0:
+        query.rewind(2)
+    newest = Entries(query.state).newest()
+    assert newest is not None
+    assert 2 == newest.properties["batch_id"]
+    assert [1, 2, 3] == [handle.checkpoint_id for handle in newest.log]
+    assert [2, 2, 2] == [
+        max(query.stored.numbers(folder)) for folder in ("offsets", "commits", "sources/0")
+    ]
+
+
+def test_a_planned_batch_that_was_never_committed_goes_without_a_change_of_state(
+    query: Query,
+) -> None:
+    query.put("offsets/5", "")  # cut short by a power failure
+    query.put("sources/0/5", "")
+    query.put("commits/4", "")
+    plan = plan_rewind(query.stored, query.state, 4)
+    assert not plan.changes_state
+    assert ("offsets/5", "offsets/.5.crc") == plan.offsets
+    assert ("sources/0/5", "sources/0/.5.crc") == plan.logs
+    assert ("commits/4", "commits/.4.crc") == plan.commits
+    # The same state is committed again on a new timeline: a sink may have rows of the planned batch.
+    assert 7 == apply_rewind(query.stored, query.state, plan, ManualClock())
+    newest = Entries(query.state).newest()
+    assert newest is not None
+    assert (5, 6) == (newest.parent_id, newest.timeline.number)
+    assert [4, 3, 4] == [
+        max(query.stored.numbers(folder)) for folder in ("offsets", "commits", "sources/0")
+    ]
+
+
+def test_idle_batches_can_be_gone_back_to_and_ones_that_read_input_cannot(tmp_path: Path) -> None:
+    query = Query(tmp_path, idle=(2, 3))
+    query.run(0, 5)
+    plan = plan_rewind(query.stored, query.state, 3)
+    assert (2, True) == (plan.checkpoint_id, plan.changes_state)
+    query.rewind(3)
+    assert [3, 1] == [max(query.stored.numbers(one)) for one in ("offsets", "sources/0")]
+    query.put("offsets/4", "\n".join(["v1", "{}", '{"logOffset":1}', '{"topic":{"0":9}}', "4"]))
+    with pytest.raises(CheckpointError, match="sources were read in between") as raised:
+        plan_rewind(query.stored, query.state, 4)
+    assert "subsumed" == raised.value.reason
+
+
+def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes(
+    query: Query, tmp_path: Path
+) -> None:
+    def refused(to: int, reason: str, message: str) -> None:
+        before = query.everything()
+        with pytest.raises(CheckpointError, match=message) as raised:
+            query.rewind(to)
+        assert reason == raised.value.reason
+        assert before == query.everything()
+
+    refused(0, "subsumed", "no longer retained: the oldest .* is 2, of batch 1")
+    refused(9, "not_found", "has no offsets of batch 9 .of batches 0 to 4")
+    line = json.dumps({"path": "file:///in/x", "timestamp": 3, "batchId": 3})
+    (tmp_path / "query/sources/0/3").write_text(f"v1\n{line}\n")
+    refused(3, "gap", "batch 3 was planned again")
+    assert "planned again" in rewind_points(query.stored, query.state)[2].problem
+    (tmp_path / "query/sources/0/1").unlink()
+    refused(2, "not_found", "cannot be rewound to entry 2: entry 1 is missing")
+    (tmp_path / "query/offsets/1").write_text("")
+    with pytest.raises(CorruptionError, match="offsets/1 is empty"):
+        query.rewind(1)
+    (tmp_path / "query/state/0/1").mkdir(parents=True)
+    (tmp_path / "query/state/0/1/2.delta").write_text("x")
+    refused(4, "foreign_state", "state of one of Spark's own operators")
+    (tmp_path / "query/metadata").write_text('{"id":"other"}')
+    refused(4, "other_query", "state of query q; the checkpointLocation is that of query other")
+    (tmp_path / "query/metadata").unlink()
+    with pytest.raises(UsageError, match="not the checkpointLocation of a streaming query"):
+        query.rewind(4)
+
+
+def test_a_query_that_goes_on_meanwhile_is_noticed_before_the_commit(query: Query) -> None:
+    plan = plan_rewind(query.stored, query.state, 2)
+    query.run(5, 5)
+    with pytest.raises(CheckpointError, match="ran after the rewind was planned") as raised:
+        apply_rewind(query.stored, query.state, plan, ManualClock())
+    assert "active" == raised.value.reason
+    newest = Entries(query.state).newest()
+    assert newest is not None
+    assert (6, 5) == (newest.checkpoint_id, max(query.stored.numbers("offsets")))
+
+
+def test_a_damaged_newest_checkpoint_can_be_left_behind(query: Query, tmp_path: Path) -> None:
+    (tmp_path / "state/chk-5/_metadata").write_bytes(b"torn")
+    assert 7 == query.rewind(3)
+    newest = Entries(query.state).newest()
+    assert newest is not None
+    assert 3 == newest.properties["batch_id"]
+
+
+# ------------------------------------------------------------------------------ the command line
+
+
+def test_the_command_shows_first_and_acts_when_told(
+    query: Query, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["rewind", str(query.folder), "--state-location", str(tmp_path / "state")]
+
+    def call(*arguments: str, status: int = 0) -> str:
+        assert status == run([*given, *arguments])
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return said.out + said.err
+
+    before = query.everything()
+    assert "batch 2: checkpoint 3, committed" in call()
+    assert [1, 2, 3, 4] == [json.loads(line)["batch_id"] for line in call("--json").splitlines()]
+    text = call("--to", "2")
+    assert "would delete commits/4" in text
+    assert "later checkpoints, up to 5, would be given up" in text
+    assert "This was a dry run" in text
+    assert "query may be running" in call("--to", "2", "--apply", status=1)
+    assert "no longer retained" in call("--to", "0", status=1)
+    assert "--apply needs --to" in call("--apply", status=2)
+    assert "is at least 0" in call("--to", "-1", status=2)
+    assert before == query.everything()
+    said = [json.loads(line) for line in call("--to", "2", "--json").splitlines()]
+    assert {"path": "commits/4", "action": "would-delete"} == said[0]
+    said = [
+        json.loads(line)
+        for line in call("--to", "2", "--apply", "--min-age", "0s", "--json").splitlines()
+    ]
+    assert {"path": "commits/4", "action": "deleted"} == said[0]
+    summary = said[-1]["summary"]
+    assert (2, 7, False) == (summary["batch_id"], summary["goes_on_from"], summary["dry_run"])
+    assert 2 == summary["input_files"]
+    assert ["file:///in/3", "file:///in/4"] == summary["missing_files"]
+    assert "nothing to do" in call("--to", "2", "--apply", "--min-age", "0s")
+    assert "no such directory" in call("--to", "2", "--state-location", "/nope", status=2)
+    assert run(["rewind", str(tmp_path / "nope"), "--to", "1"]) == 2
+    assert run(["rewind", str(query.folder), "--to", "1"]) == 2  # no state at the default place
+    assert "Pass the query's stateLocation with --state-location" in capsys.readouterr().err
+
+
+def test_the_number_of_a_batch_never_takes_a_checkpoint_that_was_given_up(tmp_path: Path) -> None:
+    """Wrong code ran batches 0 to 4; a tag keeps the checkpoint of batch 4."""
+    query = Query(tmp_path, retained=2)
+    query.run(0, 4)
+    tag = Tag(kind=TagKind.TAG, name="wrong", checkpoint_id=5)
+    put_tag(query.state, tag, clock_ms=ManualClock())
+    apply_rewind(
+        query.stored, query.state, plan_rewind(query.stored, query.state, 3), ManualClock()
+    )
+    query.entry = 3
+    query.driver = started(query.state, retained=2)
+    query.run(4, 9)
+    query.driver.clean_up()
+    given_up = [one.checkpoint_id for one in list_checkpoints(query.state) if one.is_given_up]
+    assert [5] == given_up
+    assert [8, 9] == [point.batch_id for point in rewind_points(query.stored, query.state)]
+    with pytest.raises(CheckpointError, match="batch 4 is no longer retained") as refused:
+        plan_rewind(query.stored, query.state, 4)
+    assert "subsumed" == refused.value.reason
+    with pytest.raises(
+        CheckpointError, match="batch 4"
+    ) as refused:  # the option batchId of a reader
+        Location(str(tmp_path / "state")).checkpoint_of_batch(4)
+    assert "not_found" == refused.value.reason
