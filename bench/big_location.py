@@ -21,7 +21,7 @@ from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, TaskStateSnapshot, split_key_groups
 from statelog.model.checkpoint import MaterializedHandle
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.state.columnar.sorted_run import RowLayout, build_run
 from statelog.state.encoding.changes import _HEADER, DELTAS, OperatorCodec
 from statelog.state.encoding.snapshot_file import parquet_of

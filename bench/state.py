@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.state.backend import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState

@@ -27,7 +27,7 @@ from statelog.extensions.side_outputs.driver import SIDE_OUTPUTS, SideOutputs, s
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.spark.driver.extension import AttachingExtension, BatchStart, LocationObjects
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by, with_marks

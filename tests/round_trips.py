@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from statelog.runtime.background import CALLS_MAX
+from statelog.runtime.pool import CALLS_MAX
 from statelog.store import ObjectStore
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class RoundTrips:
         self._store = store
         self.now = 0
         self.requests: list[str] = []
-        patch.setattr("statelog.store.at_once.together", self._together)
+        patch.setattr("statelog.store.requests.together", self._together)
         patch.setattr("statelog.store.probe.together", self._together)
 
     def __getattr__(self, name: str) -> Any:

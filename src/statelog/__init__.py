@@ -7,13 +7,13 @@ from statelog.changelog.local.download_cache import DownloadCache
 from statelog.changelog.local.recovery import LocalBackup, LocalRecoveryConfig, discard_local_copies
 from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
-from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.registry import FileOwner, TaskChangelogRegistry
 from statelog.changelog.state_change_format import StateChangeFormat
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
-from statelog.changelog.upload.inline import InlineStateChangeUploader
 from statelog.changelog.upload.scheduler import (
     DirectStateChangeUploadScheduler,
+    InlineStateChangeUploader,
     StateChangeUploadScheduler,
 )
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
@@ -26,7 +26,6 @@ from statelog.checkpoint import (
     FsCheckpointStreamFactory,
 )
 from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
-from statelog.core.file_ownership import FileOwner
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import (
     BackpressureTimeoutError,
@@ -75,7 +74,7 @@ from statelog.model import (
     key_group_range_for_operator,
     split_key_groups,
 )
-from statelog.model.upload_result import UploadResult
+from statelog.model.handles import UploadResult
 from statelog.options import (
     ChangelogOptions,
     CheckpointOptions,

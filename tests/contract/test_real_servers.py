@@ -9,7 +9,7 @@ from tests.servers import S3Server
 from tests.unit.checkpoint.helpers import read_log, started
 
 from statelog.errors import FencedError, ObjectExistsError
-from statelog.runtime.background import together
+from statelog.runtime.pool import together
 from statelog.store import ObjectStore, open_store, verify_put_if_absent
 
 RACES = 10

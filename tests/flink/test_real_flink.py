@@ -31,7 +31,7 @@ from statelog import (
     FsStateChangelogStorage,
     StateChangeFsUploader,
 )
-from statelog.changelog.upload.inline import InlineStateChangeUploader
+from statelog.changelog.upload.scheduler import InlineStateChangeUploader
 from statelog.format.segment import SegmentWriter
 from statelog.model import (
     ByteStreamStateHandle,
@@ -44,7 +44,7 @@ from statelog.model import (
 )
 from statelog.model.key_group import split_key_groups
 from statelog.options.units import MIB
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.store import LocationPaths, open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

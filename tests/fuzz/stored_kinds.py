@@ -46,7 +46,7 @@ from statelog.format.claim_record import ClaimRecord
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.format.trailer import SETS_TAG
 from statelog.model import ChangeBatch, KeyGroupRange
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.spark.query.record import RecordRule
 from statelog.spark.rows.types import from_ipc
 from statelog.state.columnar.run_files import RunFiles

@@ -12,7 +12,7 @@ from tests.fuzz.targets import ALLOWED, TARGETS
 
 from statelog.format.checkpoint_record import decode_record, encode_record
 from statelog.model import CompletedCheckpoint, Timeline
-from statelog.model.timeline import TimelineEnd
+from statelog.model.checkpoint import TimelineEnd
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30

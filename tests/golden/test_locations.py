@@ -14,7 +14,7 @@ from statelog.errors import IncompatibleFormatError
 from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
 from statelog.format.claim_record import ClaimRecord
 from statelog.format.segment import SegmentWriter, parse_segment
-from statelog.model.timeline import TimelineEnd
+from statelog.model.checkpoint import TimelineEnd
 from statelog.store import PATHS, open_store
 
 LOCATION = Path(__file__).parent / "vectors" / "location_v3"

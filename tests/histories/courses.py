@@ -33,7 +33,7 @@ from statelog.core.delivered_batch import DeliveredBatch
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import CheckpointError, FencedError, StatelogError
 from statelog.model import CompletedCheckpoint
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.restart import FirstBatch, is_committed
 from statelog.store import open_location

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.simulation.reference_model import ReferenceLog, canonical
 
 import statelog as sl
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.store.paths import LocationPaths
 from statelog.testing.faulty_store import FaultyStore
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from statelog.core import (
     change_log,
-    file_ownership,
-    local_copies,
     upload_batcher,
     upload_retry,
 )
@@ -248,86 +246,14 @@ class OwnershipChecker:
 
     def __init__(self) -> None:
         self.confirmed: set[str] = set()
-        self.tracked: dict[str, int] = {}
         self.deleted: set[str] = set()
 
-    def see(self, event: file_ownership.Event, actions: Sequence[object]) -> None:
-        """Compare one step with the rules."""
-        discarded = False
-        match event:
-            case file_ownership.FileTracked(path, num_sets):
-                self.tracked[path] = num_sets
-            case file_ownership.FileConfirmed(path):
-                self.confirmed.add(path)
-            case file_ownership.SetReleased(path) if path in self.tracked:
-                self.tracked[path] -= 1
-                check(self.tracked[path] >= 0, f"a set of {path} was released twice")
-            case file_ownership.FileDiscarded(path):
-                discarded = True
-                self.tracked.pop(path, None)
-            case _:
-                pass
-        for action in actions:
-            if not isinstance(action, file_ownership.DeleteFile):
-                continue  # an action for a local copy, which `CopiesChecker` checks
-            check(action.path not in self.deleted, f"{action.path} is deleted twice")
-            check(action.path not in self.confirmed, f"{action.path} belongs to a checkpoint")
-            needed = self.tracked.get(action.path, 0)
-            check(discarded or needed == 0, f"{action.path} is deleted and still needed")
-            self.deleted.add(action.path)
-        if isinstance(event, file_ownership.SetReleased):
-            gone = self.tracked.get(event.path) == 0 and event.path not in self.confirmed
-            check(
-                not gone or event.path in self.deleted, f"{event.path} is garbage and not deleted"
-            )
+    def confirm(self, path: str) -> None:
+        """Record that a checkpoint owns the file."""
+        self.confirmed.add(path)
 
-
-class CopiesChecker:
-    """Checks that local copies are deleted when they are unneeded, and not before."""
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._held: set[str] = set()
-        self._uses: dict[str, set[int]] = {}
-        self._confirmed = -1
-        self._deleted: set[str] = set()
-
-    def see(self, event: local_copies.Event, actions: Sequence[object]) -> None:
-        """Compare one step with the rules."""
-        match event:
-            case local_copies.CopyWritten(path):
-                self._known.add(path)
-                self._held.add(path)
-            case local_copies.CopyUsed(path, checkpoint_id):
-                self._known.add(path)
-                self._uses.setdefault(path, set()).add(checkpoint_id)
-            case local_copies.CopyReleased(path):
-                self._held.discard(path)
-            case local_copies.CopyDropped(path):
-                self._held.discard(path)
-                self._uses.pop(path, None)
-            case local_copies.CheckpointConfirmed(checkpoint_id):
-                self._confirmed = max(self._confirmed, checkpoint_id)
-                for uses in self._uses.values():
-                    uses -= {each for each in uses if each < checkpoint_id}
-            case local_copies.CheckpointAborted(checkpoint_id):
-                if checkpoint_id > self._confirmed:
-                    for uses in self._uses.values():
-                        uses.discard(checkpoint_id)
-            case local_copies.CopiesClosed():
-                self._known.clear()
-        paths = {each.path for each in actions if isinstance(each, local_copies.DeleteCopy)}
-        self._check_deletions(paths, len(actions))
-
-    def _check_deletions(self, deleted: set[str], num_deletions: int) -> None:
-        twice = len(deleted) < num_deletions or deleted & self._deleted
-        check(not twice, "a local copy is deleted twice")
-        self._deleted |= deleted
-        for path in deleted:
-            needing = sorted(self._uses.get(path, ()))
-            check(not needing, f"local copy {path} is deleted and checkpoints {needing} need it")
-            check(path not in self._held, f"local copy {path} is deleted and the log has it")
-        self._known -= deleted
-        for path in self._known:
-            needed = path in self._held or self._uses.get(path)
-            check(bool(needed), f"local copy {path} is unneeded and not deleted")
+    def delete(self, path: str) -> None:
+        """Compare a deletion with the rules."""
+        check(path not in self.deleted, f"{path} is deleted twice")
+        check(path not in self.confirmed, f"{path} belongs to a checkpoint")
+        self.deleted.add(path)

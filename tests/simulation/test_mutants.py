@@ -17,6 +17,7 @@ import pytest
 from tests.simulation.world import World
 
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
+from statelog.changelog.registry import FileOwner, TaskChangelogRegistry, _File
 from statelog.core.change_log import (
     Action,
     ChangeLog,
@@ -26,8 +27,6 @@ from statelog.core.change_log import (
     StartUpload,
     _Uploaded,
 )
-from statelog.core.file_ownership import DeleteFile, FileOwner, FileOwnership
-from statelog.core.local_copies import DeleteCopy, LocalCopies
 from statelog.core.upload_batcher import SetTimer, StartBatch, UploadBatcher
 from statelog.core.upload_retry import (
     AttemptFailed,
@@ -242,59 +241,21 @@ def send_twice(self: ChangeLog, from_sqn: int) -> list[Action]:
     return [*actions, StartUpload(again)] if again else actions
 
 
-# --- ownership ------------------------------------------------------------------------------------
+# --- files and local copies -----------------------------------------------------------------------
 
 
-def first_release_deletes(self: FileOwnership, path: str) -> list[DeleteFile]:
-    """The count of the other writers' sets is ignored (Flink before FLINK-28440)."""
-    file = self._files.pop(path, None)
-    return [] if file is None or file.owner is FileOwner.CHECKPOINT else [DeleteFile(path)]
+original_clean_up = TaskChangelogRegistry._clean_up
 
 
-def owner_forgotten(self: FileOwnership, path: str) -> list[DeleteFile]:
+def owner_forgotten(self: TaskChangelogRegistry, path: str, file: _File) -> None:
     """The last release deletes even what a checkpoint has."""
-    file = self._files.get(path)
-    if file is None:
-        return []
-    file.num_sets -= 1
-    if file.num_sets:
-        return []
-    del self._files[path]
-    return [DeleteFile(path)]
+    self._deleting += file.owner is FileOwner.CHECKPOINT
+    file.owner = FileOwner.TASK
+    original_clean_up(self, path, file)
 
 
-def never_deletes(self: FileOwnership, path: str) -> list[DeleteFile]:
+def never_deletes(self: TaskChangelogRegistry, path: str, file: _File) -> None:
     """Garbage stays."""
-    file = self._files.get(path)
-    if file is not None:
-        file.num_sets -= 1
-        if not file.num_sets:
-            del self._files[path]
-    return []
-
-
-# --- local copies ---------------------------------------------------------------------------------
-
-
-def abort_takes_all(self: LocalCopies, checkpoint_id: int) -> list[DeleteCopy]:
-    """An abort ends older uses too, those of the last good checkpoint among them (Flink's H9)."""
-    return self._end_uses(lambda use: use <= checkpoint_id)
-
-
-def log_does_not_count(self: LocalCopies, paths: list[str]) -> list[DeleteCopy]:
-    """A copy goes with its last checkpoint, although the log will name it again."""
-    gone = [path for path in paths if path in self._copies and not self._copies[path].uses]
-    for path in gone:
-        del self._copies[path]
-    return [DeleteCopy(path) for path in gone]
-
-
-def copies_stay(self: LocalCopies, paths: list[str]) -> list[DeleteCopy]:
-    """Copies are never deleted."""
-    for path in paths:
-        if path in self._copies and not self._copies[path].needed:
-            del self._copies[path]
-    return []
 
 
 def take_the_unfinished(self: LocalBackup, copy: LocalCopy, *, wanted: bool) -> bool:
@@ -370,14 +331,8 @@ MUTANTS = [
     Mutant(
         ChangeLog, "_start_upload", send_twice, RULE, "a set is sent that is uploading or uploaded"
     ),
-    Mutant(FileOwnership, "_release", first_release_deletes, SAFE, "is deleted and still needed"),
-    Mutant(FileOwnership, "_release", owner_forgotten, SAFE, "belongs to a checkpoint"),
-    Mutant(FileOwnership, "_release", never_deletes, LIVE, "is garbage and not deleted"),
-    Mutant(LocalCopies, "_abort", abort_takes_all, SAFE, "is deleted and checkpoints .* need it"),
-    Mutant(
-        LocalCopies, "_delete_unneeded", log_does_not_count, SAFE, "is deleted and the log has it"
-    ),
-    Mutant(LocalCopies, "_delete_unneeded", copies_stay, LIVE, "is unneeded and not deleted"),
+    Mutant(TaskChangelogRegistry, "_clean_up", owner_forgotten, SAFE, "belongs to a checkpoint"),
+    Mutant(TaskChangelogRegistry, "_clean_up", never_deletes, LIVE, "unneeded files exist"),
     Mutant(LocalBackup, "settle", take_the_unfinished, SAFE, "which does not exist"),
     Mutant(LocalBackup, "_written", abandoned, LIVE, "untracked local files exist"),
 ]

@@ -11,32 +11,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from tests.simulation.policy_checkers import (
     BatchPolicy,
-    CopiesChecker,
     OwnershipChecker,
     RetryChecker,
     UploadOnceChecker,
 )
 
-from statelog.core import change_log, file_ownership, local_copies, upload_batcher, upload_retry
+from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.core import change_log, upload_batcher, upload_retry
 from statelog.core.retry_policy import RetryPolicy
-from statelog.model import StateChangeSet, UploadResult
-
-Observer = Callable[[Any, Any, int, list[Any]], None]
+from statelog.model import FileStateHandle, StateChangeSet, UploadResult
 
 CORES: tuple[type[Any], ...] = (
     change_log.ChangeLog,
-    file_ownership.FileOwnership,
     upload_batcher.UploadBatcher,
     upload_retry.UploadRetry,
-    local_copies.LocalCopies,
 )
 
 
 @contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """Call *observer* with every step of every core: (core, event, now_ns, actions)."""
+def observed(observer: Watch) -> Iterator[None]:
+    """Call *observer* with every step of every core, and with what happens to files."""
     originals = {core: core.handle for core in CORES}
 
     def watching(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -50,10 +47,30 @@ def observed(observer: Observer) -> Iterator[None]:
     for core, original in originals.items():
         core.handle = watching(original)
     try:
-        yield
+        with _observed_files(observer):
+            yield
     finally:
         for core, original in originals.items():
             core.handle = original
+
+
+@contextmanager
+def _observed_files(observer: Watch) -> Iterator[None]:
+    stop_tracking, delete = TaskChangelogRegistry.stop_tracking, TaskChangelogRegistry._delete
+
+    def watching_stop(self: Any, handle: Any) -> None:
+        if isinstance(handle, FileStateHandle):
+            observer.ownership.confirm(handle.path)
+        stop_tracking(self, handle)
+
+    def watching_delete(self: Any, path: str) -> None:
+        observer.delete(path)
+        delete(self, path)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TaskChangelogRegistry, "stop_tracking", watching_stop)
+        patched.setattr(TaskChangelogRegistry, "_delete", watching_delete)
+        yield
 
 
 _field_names: dict[type[Any], tuple[str, ...] | None] = {}
@@ -101,7 +118,6 @@ class Watch:
         self._logs: dict[int, change_log.ChangeLog] = {}
         self._upload_once = UploadOnceChecker()
         self.ownership = OwnershipChecker()
-        self._copies = CopiesChecker()
         self.steps = 0
         self.broken: list[AssertionError] = []
 
@@ -129,10 +145,14 @@ class Watch:
         elif isinstance(core, change_log.ChangeLog):
             self._logs[id(core)] = core  # kept, so that its id is not reused
             self._upload_once.see(core, event, actions)
-        elif isinstance(core, file_ownership.FileOwnership):
-            self.ownership.see(event, actions)
-        elif isinstance(core, local_copies.LocalCopies):
-            self._copies.see(event, actions)
+
+    def delete(self, path: str) -> None:
+        """Check the deletion of a file."""
+        try:
+            self.ownership.delete(path)
+        except AssertionError as error:
+            self.broken.append(error)
+            raise
 
     def uploads_with_threads(self) -> int:
         """Return the number of uploads with an attempt that has not returned."""

@@ -24,7 +24,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from statelog.changelog.local.files import LocalFiles
+from statelog.changelog.local.registry import LocalFiles
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
@@ -47,8 +47,10 @@ from statelog.model import (
     StreamStateHandle,
 )
 from statelog.model.state_change import INT32_MAX, ChangeRows
-from statelog.runtime.background import CALLS_MAX
-from statelog.store import ObjectStore, ask_at_once, endpoint_of, read_verified
+from statelog.runtime.pool import CALLS_MAX
+from statelog.store.api import ObjectStore
+from statelog.store.requests import ask_at_once, endpoint_of
+from statelog.store.verified import read_verified
 
 _log = logging.getLogger("statelog")
 

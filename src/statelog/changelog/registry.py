@@ -1,34 +1,35 @@
 """
 The registry of uploaded files: who owns each, and the deletion of unneeded ones.
 
-A thin shell around `core/file_ownership.py`.
+::
+
+    task ──> offered ──> checkpoint          a checkpoint owns it: only the checkpoint side deletes
+      │         │
+      └────┬────┘   last set released
+           ▼
+        garbage                              delete it
+
+A file contains sets of several writers.  They are counted; each set is released exactly once, by
+its writer.  One confirmed set protects the whole file from then on, because the checkpoint's handle
+names the file, not the set.  A file may have a host-local copy.  The copy is deleted with the file,
+and released when the file is handed over.
 Source: Flink, TaskChangelogRegistry.  Deviations: `offer` records that a handle was returned;
-`close` waits for deletions; inline handles are accepted and ignored; the local copy of a deleted
-file is deleted too (H6).
+`close` waits for deletions; inline handles are accepted and ignored; a file confirmed and then
+released is no longer tracked; nor is a discarded file, whose copy is deleted (in Flink both remain,
+H6).
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
-from typing import TypeGuard, assert_never
+from dataclasses import dataclass
+from typing import TypeGuard
 
 from statelog.arguments import Seconds, instance, refused, seconds, whole_number
 from statelog.changelog.local.registry import LocalChangelogRegistry
-from statelog.core.file_ownership import (
-    DeleteFile,
-    DropCopy,
-    Event,
-    FileConfirmed,
-    FileDiscarded,
-    FileOffered,
-    FileOwner,
-    FileOwnership,
-    FileTracked,
-    ReleaseCopy,
-    SetReleased,
-)
-from statelog.errors import ClosedError
+from statelog.errors import ClosedError, UsageError
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
@@ -36,6 +37,23 @@ from statelog.store.api import ObjectStore
 from statelog.store.opening import as_store
 
 _log = logging.getLogger("statelog")
+
+
+class FileOwner(enum.Enum):
+    """Who may delete a file."""
+
+    TASK = "owned by the task"
+    OFFERED = "offered to the checkpoint coordinator"
+    CHECKPOINT = "owned by a checkpoint"
+
+
+@dataclass(slots=True)
+class _File:
+    """A tracked file: *num_sets* of its sets are still needed; *copy* is its local copy."""
+
+    num_sets: int
+    copy: str | None
+    owner: FileOwner = FileOwner.TASK
 
 
 class TaskChangelogRegistry(ClosesAtExit):
@@ -66,7 +84,7 @@ class TaskChangelogRegistry(ClosesAtExit):
             system_runtime(discard_threads=discard_threads) if runtime is None else runtime
         )
         self._copies = copies
-        self._ownership = FileOwnership()
+        self._files: dict[str, _File] = {}
         self._deleting = 0
 
     @property
@@ -89,43 +107,68 @@ class TaskChangelogRegistry(ClosesAtExit):
             UsageError: *num_sets* is not above zero, or the file is already tracked.
         """
         num_sets = whole_number(num_sets, "num_sets", low=1)
-        if _is_file(handle):
-            if copy is None or self._copies is None:
-                self._post(FileTracked(handle.path, num_sets))
-            else:
-                self._copies.track(copy)
-                self._post(FileTracked(handle.path, num_sets, copy.path))
+        if not _is_file(handle):
+            return
+        copy_path = None
+        if copy is not None and self._copies is not None:
+            self._copies.track(copy)
+            copy_path = copy.path
+        with self._runtime.lock:
+            if handle.path in self._files:
+                raise UsageError(
+                    f"file {handle.path} is already tracked; give each file a new name",
+                    path=handle.path,
+                )
+            self._files[handle.path] = _File(num_sets, copy_path)
 
     def offer(self, handle: StreamStateHandle) -> None:
         """Record that the writer returned a handle that names the file."""
         if _is_file(handle):
-            self._post(FileOffered(handle.path))
+            with self._runtime.lock:
+                file = self._files.get(handle.path)
+                if file is not None and file.owner is FileOwner.TASK:
+                    file.owner = FileOwner.OFFERED
 
     def stop_tracking(self, handle: StreamStateHandle) -> None:
         """Hand the file over to a checkpoint; this registry no longer deletes it."""
         if _is_file(handle):
-            self._post(FileConfirmed(handle.path))
+            with self._runtime.lock:
+                file = self._files.get(handle.path)
+                if file is not None:
+                    file.owner = FileOwner.CHECKPOINT
 
     def release(self, handle: StreamStateHandle) -> None:
         """Release one set of the file; without sets and checkpoint it is deleted."""
         if _is_file(handle):
-            self._post(SetReleased(handle.path))
+            with self._runtime.lock:
+                file = self._files.get(handle.path)
+                if file is None:
+                    return
+                file.num_sets -= 1
+                if file.num_sets:
+                    return
+                self._remove(handle.path, file)
+            self._clean_up(handle.path, file)
 
     def discard(self, handle: StreamStateHandle) -> None:
         """Delete a file that is in no result."""
         if _is_file(handle):
-            self._post(FileDiscarded(handle.path))
+            with self._runtime.lock:
+                file = self._files.get(handle.path, _File(0, None))
+                self._remove(handle.path, file)
+            self._clean_up(handle.path, file)
 
     def owner(self, handle: StreamStateHandle) -> FileOwner | None:
         """Return who owns the file, or None if it is not tracked."""
         if not _is_file(handle):
             return None
         with self._runtime.lock:
-            return self._ownership.owner(handle.path)
+            file = self._files.get(handle.path)
+            return None if file is None else file.owner
 
     def __len__(self) -> int:
         with self._runtime.lock:
-            return len(self._ownership)
+            return len(self._files)
 
     def close(self, timeout_s: Seconds = 5.0) -> None:
         """
@@ -139,22 +182,21 @@ class TaskChangelogRegistry(ClosesAtExit):
         if self._owns_runtime:
             self._runtime.close(0.0)
 
-    def _post(self, event: Event) -> None:
-        with self._runtime.lock:
-            actions = self._ownership.handle(event, self._runtime.clock.now_ns())
-            self._deleting += sum(isinstance(action, DeleteFile) for action in actions)
-        for action in actions:
-            match action:
-                case DeleteFile(path):
-                    self._delete(path)
-                case DropCopy(copy):
-                    if self._copies is not None:
-                        self._copies.drop(copy)
-                case ReleaseCopy(copy):
-                    if self._copies is not None:
-                        self._copies.release(copy)
-                case _:
-                    assert_never(action)
+    def _remove(self, path: str, file: _File) -> None:
+        """Stop tracking a file; called under the lock, so that `close` waits for its deletion."""
+        self._files.pop(path, None)
+        self._deleting += file.owner is not FileOwner.CHECKPOINT
+
+    def _clean_up(self, path: str, file: _File) -> None:
+        """Delete a file that was removed, and its copy, unless a checkpoint owns it."""
+        owned = file.owner is FileOwner.CHECKPOINT
+        if not owned:
+            self._delete(path)
+        if file.copy is not None and self._copies is not None:
+            if owned:
+                self._copies.release(file.copy)
+            else:
+                self._copies.drop(file.copy)
 
     def _delete(self, path: str) -> None:
         def deleted(_: None, error: BaseException | None) -> None:

@@ -21,9 +21,11 @@ from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
-from statelog.changelog.upload.inline import InlineStateChangeUploadScheduler
-from statelog.changelog.upload.objects import ObjectUploads
-from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
+from statelog.changelog.upload.retrying import ObjectUploads
+from statelog.changelog.upload.scheduler import (
+    InlineStateChangeUploadScheduler,
+    StateChangeUploadScheduler,
+)
 from statelog.changelog.writer import FsStateChangelogWriter, WriterContext, interrupted_text
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
@@ -32,7 +34,7 @@ from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.driver import Runtime, system_runtime
-from statelog.runtime.forks import OwningProcess
+from statelog.runtime.lock import OwningProcess
 from statelog.runtime.mailbox import MailboxExecutor
 from statelog.store.api import ObjectStore
 

@@ -62,10 +62,10 @@ from statelog.model import (
     SnapshotResult,
     StreamStateHandle,
 )
-from statelog.model.upload_result import UploadResult
+from statelog.model.handles import UploadResult
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime
-from statelog.runtime.forks import OwningProcess, notify_after_fork
+from statelog.runtime.lock import OwningProcess, notify_after_fork
 from statelog.runtime.mailbox import MailboxExecutor
 from statelog.runtime.pool import PoolFuture
 

@@ -17,8 +17,7 @@ Checkpoints: what commits them, what reads them, and what deletes them.
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
-from statelog.checkpoint.object_names import Entropy
-from statelog.checkpoint.state_stream import read_materialized
+from statelog.checkpoint.state_stream import Entropy, read_materialized
 from statelog.checkpoint.stream_factory import (
     CheckpointedStateScope,
     FsCheckpointStateOutputStream,

@@ -30,8 +30,7 @@ from statelog.errors import (
     UnavailableError,
     UsageError,
 )
-from statelog.model.handles import FileStateHandle
-from statelog.model.json_types import Json
+from statelog.model.handles import FileStateHandle, Json
 from statelog.store import ObjectStore, read_verified
 
 _log = logging.getLogger("statelog")

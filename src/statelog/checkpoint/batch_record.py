@@ -16,9 +16,13 @@ from statelog.core.delivered_batch import DeliveredBatch
 from statelog.core.source_position import SourceLog
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
-from statelog.model.handles import FileStateHandle, stream_handle_from_json
-from statelog.model.json_types import Json, JsonObject
-from statelog.model.object_path import checked_path
+from statelog.model.handles import (
+    FileStateHandle,
+    Json,
+    JsonObject,
+    checked_path,
+    stream_handle_from_json,
+)
 
 _VERSION: Final = 4
 

@@ -34,14 +34,14 @@ from statelog.checkpoint.history import (
 )
 from statelog.checkpoint.restore import kept_checkpoint
 from statelog.checkpoint.tags import read_pins, retained_ids
-from statelog.core.checkpoint_events import (
+from statelog.core.checkpoint_ledger import (
+    CheckpointLedger,
     CleanUpRequested,
     Deleted,
     DeleteObjects,
 )
-from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
-from statelog.runtime.background import in_background
+from statelog.runtime.pool import in_background
 from statelog.store import PATHS, LocationStore, ObjectStore, ask_at_once
 from statelog.store.location_store import is_fork_id, parent_path
 from statelog.store.paths import (

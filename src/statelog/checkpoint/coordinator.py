@@ -27,8 +27,9 @@ from statelog.checkpoint.restore import (
     objects_of,
 )
 from statelog.checkpoint.tags import retained_checkpoints
-from statelog.core.checkpoint_events import (
+from statelog.core.checkpoint_ledger import (
     Acknowledged,
+    CheckpointLedger,
     CommitRequested,
     Committed,
     Declined,
@@ -37,7 +38,6 @@ from statelog.core.checkpoint_events import (
     Triggered,
     WriteMetadata,
 )
-from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.core.pins import Pin
 from statelog.errors import (
     CheckpointError,

@@ -2,11 +2,13 @@
 Read the entries of a location back: which exist, and which checkpoint is the newest.
 
 Checkpoints and claims are entries of one sequence, `chk-<number>/_metadata`.  The highest entry is the
-newest checkpoint, or a claim, which names it.
+newest checkpoint, or a claim, which names it.  A location is also found by the checkpointLocation that
+has it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +27,16 @@ from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord, decode_en
 from statelog.format.segment import parse_segment
 from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
-from statelog.store import PATHS, ObjectStore, ask_at_once, read_verified
-from statelog.store.at_once import read_tail
-from statelog.store.paths import parse_checkpoint_folder, parse_copy_folder
+from statelog.store import (
+    PATHS,
+    LocationStore,
+    ObjectStore,
+    ask_at_once,
+    open_existing_store,
+    read_verified,
+)
+from statelog.store.paths import STATE_FOLDER, parse_checkpoint_folder, parse_copy_folder
+from statelog.store.requests import read_tail
 
 _TAIL_SIZE: Final = 64 * 1024
 _NAMED: Final = 10
@@ -388,3 +397,39 @@ def exists(store: ObjectStore, path: str) -> bool:
     except ObjectNotFoundError:
         return False
     return True
+
+
+def open_state(
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+) -> LocationStore:
+    """
+    Return the store of a state location.
+
+    A location wins over a folder of the same name inside it.  A path with neither is returned as it is:
+    the caller says what is missing.
+
+    Args:
+        location: Path or URL of the state location, or of the checkpointLocation of a query whose
+            state is in it.
+        options: As for `open_store`.
+
+    Raises:
+        UsageError: There is no such directory.
+        StoreError: The store failed.
+
+    Blocks: On the store, a listing; three where *location* is not the state location itself.
+    """
+    store = open_existing_store(location, options=options)
+    if is_state(store) or STATE_FOLDER not in store.list_folders():
+        return store
+    inner = open_existing_store(
+        f"{os.fspath(location).rstrip('/')}/{STATE_FOLDER}", options=options
+    )
+    return inner if is_state(inner) else store
+
+
+def is_state(store: LocationStore) -> bool:
+    """Return whether a store has a checkpoint or a claim of statelog."""
+    return bool(present_ids(store))

@@ -22,7 +22,7 @@ from statelog.checkpoint.history import (
     unusable,
 )
 from statelog.checkpoint.tags import Tag, delete_tag, read_pins, retained_ids
-from statelog.core.checkpoint_events import RetainedCheckpoint
+from statelog.core.checkpoint_ledger import RetainedCheckpoint
 from statelog.core.pins import Pin, pinned
 from statelog.errors import (
     CheckpointError,

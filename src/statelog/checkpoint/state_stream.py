@@ -1,13 +1,19 @@
 """
-Read the bytes of a handle, verified: snapshots, staged rows, state that is copied.
+The names of objects that hold state, and their bytes, verified when they are read.
 
 Changelog files are read by `statelog.changelog.reader` instead: they carry their own checksums, and
 their handles count uncompressed bytes.
+Source: Flink, EntropyInjector.
 """
 
 from __future__ import annotations
 
-from statelog.errors import CorruptionError
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.arguments import text, whole_number
+from statelog.errors import CorruptionError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.model import (
     ByteStreamStateHandle,
@@ -16,6 +22,52 @@ from statelog.model import (
     StreamStateHandle,
 )
 from statelog.store import CachedStore, ObjectStore, read_verified
+
+_ENTROPY_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy:
+    """
+    Random characters in names, to spread objects over the partitions of a store.
+
+    Args:
+        marker: Text whose first occurrence in a path is replaced; not empty.
+        length: Number of random characters, >= 1.
+
+    Raises:
+        UsageError: The marker is empty or the length not positive.
+    """
+
+    marker: str
+    length: int = 4
+
+    def __post_init__(self) -> None:
+        text(self.marker, "marker")
+        whole_number(self.length, "length")
+        if not self.marker or self.length < 1:
+            raise UsageError(f"entropy needs a marker and a length of at least 1, not {self!r}")
+
+    def inject(self, path: str) -> str:
+        """Return *path* with the marker replaced, for data."""
+        if self.marker not in path:
+            return path
+        drawn = os.urandom(self.length)
+        characters = "".join(_ENTROPY_ALPHABET[byte % len(_ENTROPY_ALPHABET)] for byte in drawn)
+        return path.replace(self.marker, characters, 1)
+
+    def remove(self, path: str) -> str:
+        """Return *path* without the marker and empty folders, for metadata."""
+        if self.marker not in path:
+            return path
+        parts = path.replace(self.marker, "", 1).split("/")
+        return "/".join(part for part in parts if part)
+
+
+def random_name() -> str:
+    """Return a random name in the form of a UUID, as Flink's files have."""
+    digits = os.urandom(16).hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def read_stream(

@@ -27,8 +27,7 @@ from types import TracebackType
 from typing import ClassVar, Final
 
 from statelog.arguments import instance, refused, text, whole_number
-from statelog.checkpoint.object_names import Entropy, random_name
-from statelog.checkpoint.state_stream import read_stream
+from statelog.checkpoint.state_stream import Entropy, random_name, read_stream
 from statelog.errors import ClosedError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle

@@ -35,7 +35,7 @@ from statelog.format.bounds import decode_json, decode_msgpack
 from statelog.format.claim_record import CLAIM_BYTES_MAX
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
-from statelog.model.object_path import checked_path
+from statelog.model.handles import checked_path
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.conditional_put import create
 from statelog.store.parents import TAG_SECTION

@@ -18,7 +18,7 @@ from rich import box
 from rich.text import Text
 
 from statelog.checkpoint.audit import UNFINISHED, AuditLine, AuditLog, problems_of, read_audit_log
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state
 from statelog.checkpoint.ownership import time_text
 from statelog.cli.options import JsonLinesOption, LocationArgument
 from statelog.cli.output import (

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Span, Text
 
-from statelog.checkpoint.open_state import is_state, open_state
+from statelog.checkpoint.history import is_state, open_state
 from statelog.errors import UsageError
 from statelog.plain_text import one_line, plain_json
 from statelog.runtime.clock import utc_time

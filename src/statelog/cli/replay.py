@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from statelog import extras
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state
 from statelog.cli.options import CHECKPOINT_FORMS
 from statelog.cli.output import EXIT_FINDING, console, plural, print_json
 from statelog.cli.replay_show import show_recordings, show_step, step_json

@@ -33,7 +33,7 @@ from statelog.errors import (
 )
 from statelog.model import ChangeBatch, SequenceNumber, StateChangeSet, UploadResult
 
-# The events and actions of `core/change_log.py`.
+# --- events and actions ---------------------------------------------------------------------------
 
 # --- events: what happened ------------------------------------------------------------------------
 

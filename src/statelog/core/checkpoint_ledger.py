@@ -13,30 +13,14 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from typing import Final, TypeAlias, assert_never
 
-from statelog.core.checkpoint_events import (
-    Acknowledged,
-    Action,
-    CleanUpRequested,
-    CommitRequested,
-    Committed,
-    Declined,
-    Deleted,
-    DeleteObjects,
-    Event,
-    Fenced,
-    Restored,
-    RetainedCheckpoint,
-    Triggered,
-    WriteMetadata,
-)
 from statelog.core.pins import Pin, pinned, retained_ids
-from statelog.core.transitions import Transitions
 from statelog.errors import CheckpointError, FencedError, UsageError, check
 from statelog.model import (
+    ChangelogStateHandle,
     CompletedCheckpoint,
     FileStateHandle,
     KeyGroupRange,
@@ -45,6 +29,157 @@ from statelog.model import (
     live_log,
     live_snapshots,
 )
+
+# --------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedCheckpoint:
+    """
+    A retained checkpoint and the objects it needs.
+
+    Args:
+        checkpoint_id: Its number.
+        objects: All objects it needs, its own metadata last.  None if it cannot be read; then no
+            object counts as garbage while it is retained.
+    """
+
+    checkpoint_id: int
+    objects: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """
+    The history of the location was read.
+
+    Args:
+        latest: The checkpoint to continue from; None for an empty location.
+        retained: Retained checkpoints, ascending, *latest* last.
+        pins: The pins of the location.
+        given_up: Newer checkpoints that the first commit subsumes, ascending.
+    """
+
+    latest: CompletedCheckpoint | None
+    retained: tuple[RetainedCheckpoint, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    given_up: tuple[RetainedCheckpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """Checkpoint *checkpoint_id* was requested from the tasks that own *ranges*."""
+
+    checkpoint_id: int
+    ranges: tuple[KeyGroupRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """One task has made its part durable."""
+
+    checkpoint_id: int
+    snapshot: TaskStateSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A task or the driver gave up the checkpoint."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequested:
+    """The engine commits the checkpoint; its parts are fixed from here on."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The metadata object exists, and this owner wrote it."""
+
+    checkpoint: CompletedCheckpoint
+    objects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Another owner has taken over the location."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUpRequested:
+    """
+    The engine runs the clean-up.
+
+    Args:
+        pins: The pins of the location, read after the commits that subsumed *subsumed*; None if they
+            were not read, which is allowed while no checkpoint was subsumed since.
+        leftovers: Checkpoints of earlier owners that are no longer retained.
+        subsumed: The checkpoints that are settled by these pins; None for all.
+    """
+
+    pins: tuple[Pin, ...] | None = None
+    leftovers: tuple[RetainedCheckpoint, ...] = ()
+    subsumed: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """These objects were deleted."""
+
+    paths: tuple[str, ...]
+
+
+Event: TypeAlias = (
+    Restored
+    | Triggered
+    | Acknowledged
+    | Declined
+    | CommitRequested
+    | Committed
+    | Fenced
+    | CleanUpRequested
+    | Deleted
+)
+
+# -------------------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """
+    Build the checkpoint from these parts and put it; then report `Committed` or `Fenced`.
+
+    Args:
+        checkpoint_id: Its number.
+        parent_id: The checkpoint it continues.
+        materialized: Its snapshots.
+        log: Its log handles; those of this checkpoint may be inline.
+        retained: Checkpoints retained after the commit, itself included.
+    """
+
+    checkpoint_id: int
+    parent_id: int | None
+    materialized: tuple[MaterializedHandle, ...]
+    log: tuple[ChangelogStateHandle, ...]
+    retained: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteObjects:
+    """Delete these objects in this order, then report the deleted ones with `Deleted`."""
+
+    paths: tuple[str, ...]
+
+
+Action: TypeAlias = WriteMetadata | DeleteObjects
+
 
 _DECLINED_REMEMBERED: Final = 100
 _NS_PER_MS: Final = 1_000_000
@@ -69,25 +204,24 @@ class Phase(enum.Enum):
     FENCED = "fenced"
 
 
-PHASES: Final = Transitions(
-    {
-        Phase.IDLE: {Triggered: Phase.COLLECTING, Fenced: Phase.FENCED},
-        Phase.COLLECTING: {
-            CommitRequested: Phase.COMMITTING,
-            Committed: Phase.IDLE,
-            Declined: Phase.IDLE,
-            Restored: Phase.IDLE,
-            Fenced: Phase.FENCED,
-        },
-        Phase.COMMITTING: {
-            Committed: Phase.IDLE,
-            Declined: Phase.IDLE,
-            Restored: Phase.IDLE,
-            Fenced: Phase.FENCED,
-        },
-        Phase.FENCED: {Restored: Phase.IDLE},
-    }
-)
+PHASES: Final[Mapping[Phase, Mapping[type, Phase]]] = {
+    Phase.IDLE: {Triggered: Phase.COLLECTING, Fenced: Phase.FENCED},
+    Phase.COLLECTING: {
+        CommitRequested: Phase.COMMITTING,
+        Committed: Phase.IDLE,
+        Declined: Phase.IDLE,
+        Restored: Phase.IDLE,
+        Fenced: Phase.FENCED,
+    },
+    Phase.COMMITTING: {
+        Committed: Phase.IDLE,
+        Declined: Phase.IDLE,
+        Restored: Phase.IDLE,
+        Fenced: Phase.FENCED,
+    },
+    Phase.FENCED: {Restored: Phase.IDLE},
+}
+"""For each phase the phase after an event, by the class of the event."""
 
 
 class CheckpointLedger:

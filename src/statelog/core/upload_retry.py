@@ -21,14 +21,14 @@ Source: Flink, RetryingExecutor and RetryPolicy.  Deviations:
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from statelog.core.retry_policy import NS_PER_S, RetryPolicy
-from statelog.core.transitions import Transitions
 from statelog.errors import check
 
-# The events and actions of `core/upload_retry.py`.
+# --- events and actions ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,27 +202,30 @@ class _State(enum.Enum):
     FAILED = "failed"
 
 
-ATTEMPTS: Final = Transitions(
-    {
-        _State.SUBMITTED: {
-            AttemptStarted: _State.RUNNING,
-            AttemptSucceeded: _State.SUCCEEDED,
-            AttemptFailed: _State.FAILED,
-        },
-        _State.RUNNING: {
-            AttemptSucceeded: _State.SUCCEEDED,
-            AttemptFailed: _State.FAILED,
-            TimerFired: _State.TIMED_OUT,
-        },
-        _State.TIMED_OUT: {
-            AttemptSucceeded: _State.SUCCEEDED,
-            AttemptFailed: _State.FAILED,
-        },
-        _State.SUCCEEDED: {},
-        _State.FAILED: {},
-    }
-)
+ATTEMPTS: Final[Mapping[_State, Mapping[type, _State]]] = {
+    _State.SUBMITTED: {
+        AttemptStarted: _State.RUNNING,
+        AttemptSucceeded: _State.SUCCEEDED,
+        AttemptFailed: _State.FAILED,
+    },
+    _State.RUNNING: {
+        AttemptSucceeded: _State.SUCCEEDED,
+        AttemptFailed: _State.FAILED,
+        TimerFired: _State.TIMED_OUT,
+    },
+    _State.TIMED_OUT: {
+        AttemptSucceeded: _State.SUCCEEDED,
+        AttemptFailed: _State.FAILED,
+    },
+    _State.SUCCEEDED: {},
+    _State.FAILED: {},
+}
+"""For each state the state after an event, by the class of the event."""
 _WITH_THREAD = (_State.RUNNING, _State.TIMED_OUT)
+
+
+def _after(state: _State, event: Event) -> _State:
+    return ATTEMPTS[state].get(type(event), state)
 
 
 @dataclass(slots=True)
@@ -302,7 +305,7 @@ class UploadRetry:
             return []
         self._starved_at_ns = None
         attempt = self._attempts[event.attempt]
-        attempt.state = ATTEMPTS.after(attempt.state, event)
+        attempt.state = _after(attempt.state, event)
         if self._policy.timeout_ns is None:
             return []
         attempt.deadline_ns = now_ns + self._policy.timeout_ns
@@ -310,7 +313,7 @@ class UploadRetry:
 
     def _return_thread(self, event: AttemptSucceeded | AttemptFailed) -> list[Action]:
         attempt = self._attempts[event.attempt]
-        attempt.state, attempt.deadline_ns = ATTEMPTS.after(attempt.state, event), None
+        attempt.state, attempt.deadline_ns = _after(attempt.state, event), None
         return [ThreadBack(event.attempt)] if attempt.timed_out else []
 
     def _attempt_succeeded(self, event: AttemptSucceeded) -> list[Action]:
@@ -386,7 +389,7 @@ class UploadRetry:
             actions += self._start()
         for number, attempt in list(self._attempts.items()):
             if attempt.deadline_ns is not None and now_ns >= attempt.deadline_ns:
-                attempt.state, attempt.deadline_ns = ATTEMPTS.after(attempt.state, event), None
+                attempt.state, attempt.deadline_ns = _after(attempt.state, event), None
                 attempt.timed_out = True
                 actions.append(ThreadStuck(number))
                 if self._done:  # only the thread still matters

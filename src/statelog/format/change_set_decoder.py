@@ -1,34 +1,43 @@
 """
-Decode one change set, in columns or one by one; the layout is in `change_set_layout`.
+One change set as bytes: Flink's layout, and its decoder, in columns or one by one.
 
+All integers are big-endian, signed, 32 bits::
+
+    changeSet := numGroups  group{numGroups}
+    group     := numChanges  keyGroup  change{numChanges}     count first, then the key group
+    change    := length  bytes
+
+The metadata group (key group -1) comes first where there is one.  Data groups are written in
+ascending order; readers accept any order.  Inside a group, changes keep their append order.
 Every length is checked before it is used, and decoding ends exactly at the size of the set.
+Source: Flink, StateChangeFormat.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import CorruptionError, InvariantError
+from statelog.errors import CorruptionError
 from statelog.format.buffers import Buffer
-from statelog.format.change_set_layout import GROUP, INT, INT_SIZE, LONE_CHANGE, decode_rows
 from statelog.format.trailer import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
-from statelog.model.state_change import INT32_MAX, joined_values
+from statelog.model.state_change import INT32_MAX, ChangeRows, joined_values
 
+INT: Final = struct.Struct(">i")
+GROUP: Final = struct.Struct(">ii")
+LONE_CHANGE: Final = struct.Struct(">iii")
+"""A group of one change: count, key group and length, before the bytes."""
+INT_SIZE: Final = INT.size
 
-def _check_columns(batches: Sequence[ChangeBatch]) -> None:
-    for batch in batches:
-        if len(batch.key_groups) != len(batch.values):
-            raise InvariantError(
-                f"a change set has {len(batch.key_groups)} key groups and {len(batch.values)} "
-                "values; nothing is written"
-            )
+_FEW_CHANGES: Final = 16
+"""Up to this many changes are decoded faster one by one than in columns."""
+_FEW_CHANGES_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ def decode_change_set(
         CorruptionError: Counts or lengths do not fit the payload, or the set has another size.
     """
     view = memoryview(payload)
-    if (few := decode_rows(view, offset)) is not None:
+    if (few := _decode_rows(view, offset)) is not None:
         decoded = DecodedChangeSet(*few)
     else:
         decoded = (
@@ -71,6 +80,41 @@ def decode_change_set(
         )
     _check_end(decoded.end, offset, size_bytes, where)
     return decoded
+
+
+def _decode_rows(view: memoryview, offset: int) -> tuple[ChangeRows, int] | None:
+    """
+    Decode a set of few changes; return it and its end.
+
+    None for a larger set, and for one that looks damaged: the general decoder reports what is wrong.
+    """
+    limit = len(view)
+    position = offset + INT_SIZE
+    if offset < 0 or position > limit:
+        return None
+    (num_groups,) = INT.unpack_from(view, offset)
+    if not 0 < num_groups <= _FEW_CHANGES:
+        return None
+    key_groups: list[int] = []
+    values: list[bytes] = []
+    for _ in range(num_groups):
+        if position + GROUP.size > limit:
+            return None
+        count, key_group = GROUP.unpack_from(view, position)
+        position += GROUP.size
+        if not 0 < count <= _FEW_CHANGES - len(values) or key_group < METADATA_KEY_GROUP:
+            return None
+        for _ in range(count):
+            if position + INT_SIZE > limit:
+                return None
+            (length,) = INT.unpack_from(view, position)
+            start = position + INT_SIZE
+            position = start + length
+            if length < 0 or position > limit or position - offset > _FEW_CHANGES_BYTES:
+                return None
+            values.append(bytes(view[start:position]))
+        key_groups += [key_group] * count
+    return ChangeRows(tuple(key_groups), tuple(values)), position
 
 
 def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:

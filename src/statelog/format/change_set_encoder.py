@@ -1,5 +1,5 @@
 """
-Encode one change set, in columns; the layout is in `change_set_layout`.
+Encode one change set, in columns or one by one; the layout is in `change_set_decoder`.
 
 Small groups of values of one length are scattered into one array; large groups are joined.
 """
@@ -7,7 +7,7 @@ Small groups of values of one length are scattered into one array; large groups 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import InvariantError
 from statelog.format.buffers import Buffer, checksum
-from statelog.format.change_set_decoder import _check_columns
-from statelog.format.change_set_layout import GROUP, INT, INT_SIZE, LONE_CHANGE, encode_rows
+from statelog.format.change_set_decoder import GROUP, INT, INT_SIZE, LONE_CHANGE
 from statelog.format.trailer import GroupIndex
 from statelog.model import ChangeBatch, StateChangeSet
 from statelog.model.state_change import INT32_MAX, ChangeRows, joined_values
@@ -70,7 +69,7 @@ def encode_change_set(
     if not batches:
         return _finish([INT.pack(0)], INT_SIZE, GroupIndex())
     if all(isinstance(batch, ChangeRows) for batch in batches):
-        whole, groups = encode_rows(batches)
+        whole, groups = _encode_rows(batches)
         return _finish([whole], len(whole), groups)
     columns = [batch.key_groups for batch in batches]
     key_groups = columns[0] if len(columns) == 1 else np.concatenate(columns)
@@ -108,6 +107,34 @@ def encode_change_set(
         pieces.append(body[start:end])
     size_bytes = INT_SIZE + len(headers) + bounds[-1]
     return _finish(pieces, size_bytes, GroupIndex.of(present, counts, np.diff(bounds) + GROUP.size))
+
+
+def _check_columns(batches: Sequence[ChangeBatch]) -> None:
+    for batch in batches:
+        if len(batch.key_groups) != len(batch.values):
+            raise InvariantError(
+                f"a change set has {len(batch.key_groups)} key groups and {len(batch.values)} "
+                "values; nothing is written"
+            )
+
+
+def _encode_rows(batches: Iterable[ChangeBatch]) -> tuple[bytes, GroupIndex]:
+    """Return the bytes of a change set, and its groups."""
+    groups: dict[int, list[bytes]] = {}
+    for batch in batches:
+        for key_group, value in batch:
+            groups.setdefault(key_group, []).append(value)
+    pieces = [INT.pack(len(groups))]
+    index = []
+    for key_group in sorted(groups):
+        values = groups[key_group]
+        pieces.append(GROUP.pack(len(values), key_group))
+        size = GROUP.size + INT_SIZE * len(values)
+        for value in values:
+            pieces += (INT.pack(len(value)), value)
+            size += len(value)
+        index.append((key_group, len(values), size))
+    return b"".join(pieces), GroupIndex.of_rows(index)
 
 
 def _encode_lone_changes(

@@ -18,9 +18,8 @@ import msgspec
 from statelog.errors import CorruptionError, InvariantError, UsageError
 from statelog.format.bounds import decode_msgpack
 from statelog.format.buffers import Buffer, checksum
-from statelog.format.change_set_decoder import decode_change_set, group_index
+from statelog.format.change_set_decoder import INT_SIZE, decode_change_set, group_index
 from statelog.format.change_set_encoder import EncodedChangeSet
-from statelog.format.change_set_layout import INT_SIZE
 from statelog.format.checkpoint_record import (
     CHECKPOINT_TAG,
     decode_record,

@@ -51,9 +51,9 @@ from statelog.model import (
     MaterializedHandle,
     StreamStateHandle,
 )
+from statelog.model.checkpoint import ANCESTORS_MAX, Timeline, TimelineEnd, is_history_name
+from statelog.model.handles import checked_path
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
-from statelog.model.object_path import checked_path
-from statelog.model.timeline import ANCESTORS_MAX, Timeline, TimelineEnd, is_history_name
 
 RECORD_VERSION: Final = 3
 CHECKPOINT_TAG: Final = b"CKPT"

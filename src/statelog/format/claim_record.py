@@ -26,7 +26,7 @@ from statelog.format.checkpoint_record import (
 )
 from statelog.format.segment import SegmentWriter
 from statelog.model import CompletedCheckpoint
-from statelog.model.timeline import is_history_name
+from statelog.model.checkpoint import is_history_name
 
 CLAIM_BYTES_MAX: Final = 1024
 """A damaged entry that is larger was a checkpoint."""

@@ -5,7 +5,7 @@ A changelog file: Flink's bytes, then a trailer that Flink's reader does not rea
 
     file    := flag:1  payload  trailer
     flag    := 00 plain | 01 Snappy-framed
-    payload := changeSet*                       (format/change_set_layout.py), framed if flag is 01
+    payload := changeSet*                       (format/change_set_decoder.py), framed if flag is 01
     trailer := index, other sections, checksum  (format/trailer.py)
                                                 plain file: after the last change set
                                                 framed: inside one skippable chunk at the end

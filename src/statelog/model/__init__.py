@@ -3,9 +3,11 @@
 from statelog.model.checkpoint import (
     OBJECTS_PROPERTY,
     ChangelogStateBackendHandle,
+    CheckpointPosition,
     CompletedCheckpoint,
     MaterializedHandle,
     TaskStateSnapshot,
+    Timeline,
     live_log,
     live_snapshots,
 )
@@ -14,10 +16,12 @@ from statelog.model.handles import (
     ChangelogStateHandle,
     FileStateHandle,
     HandleAndOffset,
+    Json,
+    JsonObject,
     SnapshotResult,
     StreamStateHandle,
+    UploadResult,
 )
-from statelog.model.json_types import Json, JsonObject
 from statelog.model.key_group import (
     DEFAULT_MAX_PARALLELISM,
     METADATA_KEY_GROUP,
@@ -25,10 +29,13 @@ from statelog.model.key_group import (
     key_group_range_for_operator,
     split_key_groups,
 )
-from statelog.model.sequence_number import SequenceNumber, SequenceNumberRange
-from statelog.model.state_change import ChangeBatch, StateChange, StateChangeSet
-from statelog.model.timeline import CheckpointPosition, Timeline
-from statelog.model.upload_result import UploadResult
+from statelog.model.state_change import (
+    ChangeBatch,
+    SequenceNumber,
+    SequenceNumberRange,
+    StateChange,
+    StateChangeSet,
+)
 
 __all__ = [
     "DEFAULT_MAX_PARALLELISM",

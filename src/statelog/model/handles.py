@@ -3,7 +3,9 @@ Handles: how a checkpoint refers to bytes.
 
 A handle is small, immutable, and has a JSON form, because workers send it to the driver and
 checkpoint metadata stores it.  Paths are relative to the root of the store, so that a state
-location can be copied or mounted elsewhere.
+location can be copied or mounted elsewhere.  Metadata may be forged, and must not make a reader open,
+or a clean-up delete, anything outside of that root.  So every name passes through `checked_path` when
+metadata is decoded.
 Source: Flink, StreamStateHandle, FileStateHandle, ByteStreamStateHandle,
 ChangelogStateHandleStreamImpl and SnapshotResult.  Deviations: relative paths; each entry also carries the size and
 the checksum of its change set, so that one set can be read and verified without the rest.
@@ -12,14 +14,74 @@ the checksum of its change set, so that one set can be read and verified without
 from __future__ import annotations
 
 import base64
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 from statelog.arguments import instance, refused, text, whole_number
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
-from statelog.model.json_types import JsonObject
 from statelog.model.key_group import KeyGroupRange
-from statelog.model.object_path import checked_path
+from statelog.model.state_change import SequenceNumber, StateChangeSet
+
+_LENGTH_MAX: Final = 1024
+"""The limit of S3, GCS and Azure for a name."""
+_DECODINGS: Final = 3
+"""A name that is still encoded after so many decodings is refused."""
+_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\]")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?:/|$)|[A-Za-z]:")
+
+
+def checked_path(path: object) -> str:
+    """
+    Return *path* if it is the name of an object below the root of a store.
+
+    Raises:
+        CorruptionError: It is no text; it is empty, absolute, a URL, or a name with `..`, an empty
+            part, a backslash or a control character, plain or percent-encoded.
+    """
+    if isinstance(path, str):
+        problem = _problem(path)
+        plain = path
+        for _ in range(_DECODINGS if "%" in path else 0):
+            before, plain = plain, unquote(plain)
+            problem = problem or _problem(plain)
+            if before == plain:
+                break
+        else:
+            if "%" in plain and unquote(plain) != plain:
+                problem = problem or "is percent-encoded several times"
+        if problem is None:
+            return path
+    else:
+        problem = "is no text"
+    raise CorruptionError(
+        f"the metadata names the object {path!r:.200}, which {problem}; a name must lie below the "
+        "root of the location. The metadata was forged or damaged, and nothing is read or deleted",
+        path=str(path)[:200],
+    )
+
+
+def _problem(path: str) -> str | None:
+    """Return why *path* is not the name of an object; None if it is."""
+    if not path or len(path) > _LENGTH_MAX:
+        return "is empty or too long"
+    if _FORBIDDEN.search(path):
+        return "has a backslash or a control character"
+    if path.startswith("/") or _SCHEME.match(path):
+        return "is absolute or a URL"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "has an empty part or '..'"
+    return None
+
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+"""A value that JSON can express."""
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object as a decoder returns it; the reader checks what each name holds."""
+
 
 HANDLE_JSON_VERSION = 1
 
@@ -280,3 +342,62 @@ class SnapshotResult(Generic[HandleT]):
             raise UsageError(
                 "a task-local snapshot needs a job-manager-owned one; give both, or neither"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadResult:
+    """
+    Where one change set has become durable.
+
+    Args:
+        log_id: The writer's number within its storage.
+        sqn: The set's position in that writer's log.
+        size_bytes: Summed value bytes of the set.
+        entry: File (or inline bytes), offset, encoded size and checksum.
+        local: The same in the host-local copy, or None without one.
+    """
+
+    log_id: int
+    sqn: SequenceNumber
+    size_bytes: int
+    entry: HandleAndOffset
+    local: HandleAndOffset | None = None
+
+    @classmethod
+    def of(
+        cls,
+        handle: StreamStateHandle,
+        change_set: StateChangeSet,
+        offset: int,
+        *,
+        encoded_bytes: int | None = None,
+        crc32c: int | None = None,
+        local_handle: StreamStateHandle | None = None,
+    ) -> UploadResult:
+        """
+        Return the result for *change_set*, which is in *handle* at a payload offset.
+
+        Args:
+            handle: The file or inline bytes.
+            change_set: The set.
+            offset: Uncompressed payload bytes before it, without the flag byte.
+            encoded_bytes: Its encoded length; with the checksum, readers fetch and verify it alone.
+            crc32c: Checksum over its encoded bytes.
+            local_handle: The host-local copy of the file, or None.
+
+        Raises:
+            UsageError: The offset is negative, or an argument is of another class.
+        """
+        instance(change_set, "change_set", StateChangeSet, "a StateChangeSet")
+        for name, each in (("handle", handle), ("local_handle", local_handle or handle)):
+            instance(each, name, (FileStateHandle, ByteStreamStateHandle), "a stream state handle")
+        entry = HandleAndOffset(
+            handle, whole_number(offset, "offset", low=0), encoded_bytes, crc32c
+        )
+        return cls(
+            log_id=change_set.log_id,
+            sqn=change_set.sqn,
+            size_bytes=change_set.size_bytes,
+            entry=entry,
+            local=None if local_handle is None else replace(entry, handle=local_handle),
+        )

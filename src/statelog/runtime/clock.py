@@ -1,9 +1,11 @@
-"""Clocks: a monotonic count of nanoseconds, passed in wherever time matters."""
+"""Time, unique names and randomness, passed in wherever they matter."""
 
 from __future__ import annotations
 
 import datetime as dt
+import random
 import time
+import uuid
 from typing import Final, Protocol
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -46,3 +48,27 @@ def utc_time(milliseconds: int) -> dt.datetime | None:
 def pause(seconds: float) -> None:
     """Block the calling thread for a number of seconds."""
     time.sleep(seconds)
+
+
+class IdSource(Protocol):
+    """Makes unique names and random fractions.  Thread: any."""
+
+    def new_id(self) -> str:
+        """Return a name that no other process ever returns; usable as a file name."""
+        ...
+
+    def fraction(self) -> float:
+        """Return a number in [0, 1) that spreads retries."""
+        ...
+
+
+class RandomIds:
+    """Random UUIDs, in the form of Flink's file names.  Safe across a fork."""
+
+    def new_id(self) -> str:
+        """Return a random UUID."""
+        return str(uuid.uuid4())
+
+    def fraction(self) -> float:
+        """Return a number in [0, 1)."""
+        return random.random()

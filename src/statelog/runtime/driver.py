@@ -2,20 +2,138 @@
 The clock, ids, lock, timers and pools of one storage, in one value.
 
 A simulation passes a virtual clock, seeded ids and pools without threads; the packages above do not
-change.
+change.  Real timers are a heap of deadlines and one thread, which starts at the first timer.
 """
 
 from __future__ import annotations
 
+import heapq
+import logging
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from statelog.runtime.clock import Clock, SystemClock
+from statelog.errors import UnavailableError
+from statelog.runtime.clock import Clock, IdSource, RandomIds, SystemClock
 from statelog.runtime.closing import close_all
-from statelog.runtime.ids import IdSource, RandomIds
 from statelog.runtime.lock import Lock, ThreadLock
 from statelog.runtime.pool import Pool, ThreadPool
-from statelog.runtime.timers import ThreadTimers, Timers
+
+_log = logging.getLogger("statelog")
+
+
+class Timer(Protocol):
+    """A scheduled callback."""
+
+    def cancel(self) -> None:
+        """Prevent the callback from being started; it may be running already."""
+        ...
+
+
+class Timers(Protocol):
+    """Runs callbacks at given times."""
+
+    def schedule(self, at_ns: int, callback: Callable[[], None]) -> Timer:
+        """
+        Call *callback* once, on the timers' thread, at or soon after *at_ns* of the clock.
+
+        Its exceptions are logged; it must not block, and must not call code of users.
+
+        Raises:
+            UnavailableError: There is no timers' thread and the system refuses one.  The timer is
+                kept, and fires if a later call starts the thread.
+        """
+        ...
+
+    def close(self) -> None:
+        """Drop all timers.  Later ones are accepted and never fire.  May be called twice."""
+        ...
+
+
+class _Entry:
+    __slots__ = ("at_ns", "callback", "order")
+
+    def __init__(self, at_ns: int, order: int, callback: Callable[[], None]) -> None:
+        self.at_ns = at_ns
+        self.order = order
+        self.callback: Callable[[], None] | None = callback
+
+    def __lt__(self, other: _Entry) -> bool:
+        return (self.at_ns, self.order) < (other.at_ns, other.order)
+
+    def cancel(self) -> None:
+        """Prevent the callback from being started."""
+        self.callback = None
+
+
+class ThreadTimers:
+    """`Timers` on one daemon thread, which starts with the first timer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = ThreadLock()
+        self._heap: list[_Entry] = []
+        self._order = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def schedule(self, at_ns: int, callback: Callable[[], None]) -> Timer:
+        """Call *callback* once, on the timers' thread, at or soon after *at_ns* of the clock."""
+        with self._changed:
+            entry = _Entry(at_ns, self._order, callback)
+            self._order += 1
+            if self._closed:
+                return entry
+            heapq.heappush(self._heap, entry)
+            if self._thread is None:
+                self._start_thread()
+            elif self._heap[0] is entry:
+                self._changed.notify()
+        return entry
+
+    def close(self) -> None:
+        """Drop all timers."""
+        with self._changed:
+            self._closed = True
+            self._heap.clear()
+            self._changed.notify()
+
+    def _start_thread(self) -> None:
+        """Start the thread.  Called under the lock."""
+        thread = threading.Thread(target=self._run, name="statelog-timers", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise UnavailableError(
+                f"the timers' thread cannot be started ({error}); check the limits on threads and "
+                "memory of this process"
+            ) from error
+        self._thread = thread
+
+    def _run(self) -> None:
+        while (entry := self._next()) is not None:
+            callback = entry.callback
+            if callback is not None:
+                try:
+                    callback()
+                except BaseException:  # without this thread there are no more time-outs
+                    _log.exception("a timer's callback failed; the other timers continue")
+
+    def _next(self) -> _Entry | None:
+        with self._changed:
+            while not self._closed:
+                while self._heap and self._heap[0].callback is None:
+                    heapq.heappop(self._heap)
+                if not self._heap:
+                    self._changed.wait()
+                    continue
+                wait_ns = self._heap[0].at_ns - self._clock.now_ns()
+                if wait_ns <= 0:
+                    return heapq.heappop(self._heap)
+                self._changed.wait(min(wait_ns / 1e9, threading.TIMEOUT_MAX))
+        return None
+
 
 CALLBACK_THREADS: Final = 4
 """Threads of a storage for callbacks of users; each starts when there is a callback for it."""

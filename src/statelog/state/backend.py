@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from statelog.errors import InvalidOptionsError
-from statelog.runtime.ids import IdSource
+from statelog.runtime.clock import IdSource
 from statelog.state.columnar.run_files import RunFiles, default_folder
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.heap.memory import MemoryLimits

@@ -1,7 +1,6 @@
 """The interface to object stores: local disk, memory, S3, GCS, Azure.  All paths are made here."""
 
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
-from statelog.store.at_once import ask_at_once, ask_both, endpoint_of
 from statelog.store.cached import CachedStore
 from statelog.store.encryption import EncryptedStore
 from statelog.store.location_store import (
@@ -14,6 +13,7 @@ from statelog.store.object_store import ObstoreStore
 from statelog.store.opening import open_store
 from statelog.store.paths import PATHS, LocationPaths
 from statelog.store.probe import verify_put_if_absent
+from statelog.store.requests import ask_at_once, ask_both, endpoint_of
 from statelog.store.verified import read_verified
 
 __all__ = [

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
-from statelog.store.at_once import endpoint_of
+from statelog.store.requests import endpoint_of
 from statelog.store.verified import get_again
 
 

@@ -33,9 +33,9 @@ from statelog.arguments import instance
 from statelog.errors import CorruptionError, InvalidOptionsError
 from statelog.format.buffers import Buffer, Buffers, pieces_of
 from statelog.store.api import ObjectInfo, ObjectStore
-from statelog.store.at_once import endpoint_of
 from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
 from statelog.store.parents import OPTION as PARENTS
+from statelog.store.requests import endpoint_of
 from statelog.store.verified import get_again, read_verified
 
 if TYPE_CHECKING:

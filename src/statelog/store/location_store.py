@@ -27,7 +27,6 @@ from statelog.errors import (
 )
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
-from statelog.store.at_once import endpoint_of, read_tail
 from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, EncryptedStore, split_options
 from statelog.store.opening import open_store
 from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
@@ -41,6 +40,7 @@ from statelog.store.parents import (
     named_parents,
 )
 from statelog.store.paths import PATHS
+from statelog.store.requests import endpoint_of, read_tail
 from statelog.store.verified import get_again
 
 __all__ = [

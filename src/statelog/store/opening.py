@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from statelog import arguments
 from statelog.errors import InvalidOptionsError
 from statelog.store.api import ObjectStore
 from statelog.store.client import check_options
-from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
 from statelog.store.location import is_known, normalize_url
 from statelog.store.object_store import ObstoreStore
+
+if TYPE_CHECKING:
+    from statelog.store.fsspec_store import FsspecStore
 
 
 def open_store(
@@ -50,6 +53,8 @@ def open_store(
     )
     backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
     if backend == "fsspec":
+        from statelog.store.fsspec_store import open_fsspec_store
+
         return open_fsspec_store(location, settings)
     if backend != "obstore":
         raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")

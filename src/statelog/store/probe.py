@@ -24,12 +24,12 @@ from statelog.errors import (
     ObjectNotFoundError,
     StoreError,
 )
-from statelog.runtime.background import together
+from statelog.runtime.pool import together
 from statelog.store.api import ObjectStore
-from statelog.store.at_once import endpoint_of
 from statelog.store.conditional_put import put_or_find
 from statelog.store.location import kind_of
 from statelog.store.paths import PATHS
+from statelog.store.requests import endpoint_of
 from statelog.store.verified import read_verified
 
 WRITERS: Final = 5

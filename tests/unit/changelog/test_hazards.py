@@ -9,10 +9,10 @@ import pytest
 from tests.unit.changelog.helpers import ALL, HeldScheduler, ScriptedStore, handle_of, values_of
 
 import statelog as sl
-from statelog.core.file_ownership import FileOwner
+from statelog.changelog.registry import FileOwner
 from statelog.model import ChangeBatch
+from statelog.runtime.clock import RandomIds
 from statelog.runtime.driver import system_runtime
-from statelog.runtime.ids import RandomIds
 from statelog.store.paths import LocationPaths
 
 FAST = sl.RetryPolicy.fixed(max_attempts=3, timeout_s=None, delay_after_failure_s=0.001)

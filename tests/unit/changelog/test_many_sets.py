@@ -16,7 +16,7 @@ from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of
 
 import statelog as sl
 from statelog.changelog import reader
-from statelog.core.file_ownership import FileOwner
+from statelog.changelog.registry import FileOwner
 from statelog.format import segment
 from statelog.format.segment import Segment, parse_segment
 from statelog.format.trailer import SetEntry

@@ -13,8 +13,8 @@ from tests.unit.runtime.test_pool import NoThreads
 
 import statelog as sl
 from statelog.changelog.upload.uploader import StateChangeUploader
+from statelog.runtime.clock import RandomIds
 from statelog.runtime.driver import CALLBACK_THREADS, Runtime, system_runtime
-from statelog.runtime.ids import RandomIds
 from statelog.store.paths import LocationPaths
 
 START = sl.SequenceNumber(0)

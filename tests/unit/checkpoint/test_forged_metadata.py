@@ -22,8 +22,7 @@ from statelog.model import (
     KeyGroupRange,
     MaterializedHandle,
 )
-from statelog.model.handles import stream_handle_from_json
-from statelog.model.object_path import checked_path
+from statelog.model.handles import checked_path, stream_handle_from_json
 from statelog.store import PATHS, open_store
 
 ALL = KeyGroupRange(0, 7)

@@ -12,7 +12,7 @@ from statelog.checkpoint import clean_up as clean_up_module
 from statelog.checkpoint.clean_up import CleanUpReport
 from statelog.checkpoint.history import Entries, present_ids, read_entry
 from statelog.checkpoint.tags import read_pins
-from statelog.core.checkpoint_events import Declined
+from statelog.core.checkpoint_ledger import Declined
 from statelog.format.claim_record import ClaimRecord
 from statelog.store import PATHS
 

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.state.reader.histories import History, key_of
 
 import statelog
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.errors import CheckpointError
 from statelog.state.reader import StateReader

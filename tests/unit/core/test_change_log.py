@@ -22,7 +22,7 @@ from statelog.core.change_log import (
 )
 from statelog.errors import WriterClosedError
 from statelog.model import FileStateHandle, HandleAndOffset, SequenceNumber
-from statelog.model.upload_result import UploadResult
+from statelog.model.handles import UploadResult
 
 
 def result(sqn: int, size: int = 1) -> UploadResult:

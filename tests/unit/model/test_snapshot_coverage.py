@@ -20,7 +20,7 @@ from statelog.model import (
     live_snapshots,
     split_key_groups,
 )
-from statelog.model.timeline import TimelineEnd
+from statelog.model.checkpoint import TimelineEnd
 
 KEY_GROUPS = 12
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statelog.errors import CorruptionError, UsageError
 from statelog.format.checkpoint_record import decode_record, encode_record
 from statelog.model import CheckpointPosition, CompletedCheckpoint, Timeline
-from statelog.model.timeline import ANCESTORS_MAX, TimelineEnd, is_history_name
+from statelog.model.checkpoint import ANCESTORS_MAX, TimelineEnd, is_history_name
 
 names = st.text("0123456789abcdef", max_size=32)
 numbers = st.integers(0, 1 << 40)

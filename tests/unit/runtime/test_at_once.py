@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from statelog.runtime.background import CALLS_MAX, together
+from statelog.runtime.pool import CALLS_MAX, together
 
 
 def test_results_are_in_the_order_of_the_calls():

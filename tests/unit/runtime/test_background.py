@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from statelog.runtime.background import in_background
+from statelog.runtime.pool import in_background
 
 
 def test_the_result_arrives_from_a_daemon_thread_with_the_name() -> None:

@@ -19,8 +19,10 @@ import pyarrow as pa
 from tests.simulation.simulated_runtime import SimulatedIds
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.inline import InlineStateChangeUploader
-from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.upload.scheduler import (
+    DirectStateChangeUploadScheduler,
+    InlineStateChangeUploader,
+)
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.errors import StoreError
 from statelog.format.buffers import checksum

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pytest
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.inline import InlineStateChangeUploader
-from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.upload.scheduler import (
+    DirectStateChangeUploadScheduler,
+    InlineStateChangeUploader,
+)
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.errors import CapacityError
 from statelog.extensions.columns.slots import ColumnState, Keys, SlotState, snapshot_of
@@ -27,7 +29,7 @@ from statelog.format import arrow_limits
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot

@@ -18,9 +18,9 @@ from statelog.store import (
     verify_put_if_absent,
 )
 from statelog.store import probe as probe_module
-from statelog.store.at_once import endpoint_of
 from statelog.store.encryption import EncryptionKeys
 from statelog.store.fsspec_store import FsspecStore
+from statelog.store.requests import endpoint_of
 from statelog.testing.faulty_store import FaultyStore
 
 NUMBERS = itertools.count()

@@ -5,11 +5,20 @@ After a rescale every task of a host reads the files of all former tasks that it
 use a `DownloadCache` in place of the store, so each file is fetched once.  If the disk fails, the
 bytes of the store are returned all the same.
 
+::
+
+    (unknown) ──wanted──> fetching ──fetched──> writing ──written──> ready ──idle, evicted, lost──┐
+        ▲                    │ failed               │ failed                                     │
+        └────────────────────┴──────────────────────┴────────────────────────────────────────────┘
+
+One caller fetches a file; the others wait for it.  Space is reserved before a byte is written, so
+the bound holds at every moment, unfinished files included.
+
 The name of a cached file is derived from the store and the path of its object, and the file is
 renamed to it when it is complete.  So processes of one host may share a directory: each may find,
 overwrite (with the same bytes) or remove the files of another, which then fetches again.
-Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: the cache is bounded in bytes; a
-file is stored unchanged, and verified after the download and at each read (in Flink it is
+Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: the cache is bounded in bytes
+and evicts the least recently used file first (in Flink, only time bounds it); a file is stored unchanged, and verified after the download and at each read (in Flink it is
 decompressed and trusted); temporary files are always removed (FLINK PR 27969); a file may be
 removed while it is read, which the system allows, so readers are not counted.
 """
@@ -18,30 +27,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import enum
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
-from typing import Final, assert_never
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from statelog import arguments
-from statelog.changelog.local.files import LocalFiles, write_file
-from statelog.core.cached_files import (
-    Action,
-    CacheClosed,
-    CachedFiles,
-    CheckIdle,
-    Event,
-    FetchFailed,
-    FileFetched,
-    FileLost,
-    FileWritten,
-    IdleChecked,
-    Lookup,
-    Reason,
-    RemoveFile,
-    WriteFile,
-)
+from statelog.changelog.local.registry import LocalFiles, write_file
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
@@ -63,18 +59,33 @@ _log = logging.getLogger("statelog")
 
 _DEFAULTS: Final = ChangelogOptions()
 _PREFIX: Final = "dstl-"
-_REMOVALS: Final = {
-    Reason.EVICTED: "download_cache_evictions",
-    Reason.IDLE: "download_cache_idle_removals",
-}
 _TEMPORARY: Final = ".tmp"
 _LEFT_BEHIND_S: Final = 3600
 """Age at which an unfinished file, or one of a process that died, is removed."""
 
 
+class _State(enum.Enum):
+    FETCHING = "fetching"
+    WRITING = "writing"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class _File:
+    state: _State = _State.FETCHING
+    size_bytes: int = 0
+    checksum: int = 0
+    last_use_ns: int = 0
+
+
 class DownloadCache(ClosesAtExit):
     """
     Reads changelog files of a store through files on local disk.
+
+    Invariants:
+      1. the files that are written or being written have at most *max_bytes* together;
+      2. while a file is ready and the cache is open, an idle check is scheduled;
+      3. `close` leaves no file, and none is kept after it.
 
     Args:
         store: The store to cache, or its path or URL.
@@ -111,10 +122,13 @@ class DownloadCache(ClosesAtExit):
         self._directories = [os.path.abspath(os.fspath(each)) for each in directories]
         self._owns_runtime = runtime is None
         self._runtime = system_runtime() if runtime is None else runtime
-        self._files = CachedFiles(max_bytes, round(idle_timeout.total_seconds() * 1e9))
-        self._local = LocalFiles()
+        self._max_bytes = max_bytes
         self._idle_s = idle_timeout.total_seconds()
-        self._checksums: dict[str, int] = {}
+        self._idle_ns = round(self._idle_s * 1e9)
+        self._local = LocalFiles()
+        self._files: OrderedDict[str, _File] = OrderedDict()  # least recently used first
+        self._not_kept: set[str] = set()
+        self._check_pending = False
         self._metrics = metrics if metrics is not None else Metrics()
         self._metrics.gauge("download_cache_bytes", lambda: self.used_bytes)
         self._cleaned = False
@@ -130,7 +144,7 @@ class DownloadCache(ClosesAtExit):
     def used_bytes(self) -> int:
         """Bytes of this process's files on disk, unfinished files included."""
         with self._runtime.lock:
-            return self._files.used_bytes
+            return self._used_bytes()
 
     def get(self, path: str) -> memoryview:
         """
@@ -158,20 +172,22 @@ class DownloadCache(ClosesAtExit):
     def _get(self, path: str) -> memoryview:
         while True:
             with self._runtime.lock:
-                if self._closed:
+                if self._closed or path in self._not_kept:
                     break
-                cached = self._files.look_up(path, self._runtime.clock.now_ns())
-                if cached is Lookup.PASS:
-                    break
-                if cached is Lookup.WAIT:
+                file = self._files.get(path)
+                if file is None:
+                    self._files[path] = _File()
+                elif file.state is _State.READY:
+                    self._use(path, file)
+                else:
                     self._runtime.lock.wait_for(
-                        lambda: self._closed or self._files.settled(path), None
+                        lambda: self._closed or path not in self._files or self._ready(path), None
                     )
                     continue
-            if cached is Lookup.FETCH:
+            if file is None:
                 return self._fetch(path)
             data = self._read(path)
-            if data is not None and checksum([data]) == self._checksums.get(path):
+            if data is not None and checksum([data]) == file.checksum:
                 self._metrics.count("download_cache_hits")
                 return data
             self._lost(path)
@@ -185,7 +201,7 @@ class DownloadCache(ClosesAtExit):
         Blocks: For the store.   Thread: any.
         """
         with self._runtime.lock:
-            here = self._files.ready(path)
+            here = self._ready(path)
         if here:
             self._lost(path)
         return get_again(self._store, path)
@@ -203,9 +219,9 @@ class DownloadCache(ClosesAtExit):
         Blocks: For the disk or the store.   Thread: any.
         """
         with self._runtime.lock:
-            here = self._files.ready(path)
+            here = self._ready(path)
             if here:
-                self._files.look_up(path, self._runtime.clock.now_ns())  # a use
+                self._use(path, self._files[path])
         if here:
             try:
                 part = self._local.get_range(self._file_of(path), start, length)
@@ -227,7 +243,10 @@ class DownloadCache(ClosesAtExit):
         """
         with self._runtime.lock:
             self._closed = True
-        self._post(CacheClosed())
+            paths = [path for path in self._files if self._ready(path)]
+            self._forget(paths)
+            self._runtime.lock.notify_all()
+        self._remove_all(paths)
         if self._owns_runtime:
             self._runtime.close(0.0)
 
@@ -239,7 +258,12 @@ class DownloadCache(ClosesAtExit):
 
     def _lost(self, path: str) -> None:
         self._metrics.count("download_cache_errors")
-        self._post(FileLost(path))
+        with self._runtime.lock:
+            here = self._ready(path)
+            if here:
+                self._forget([path])
+        if here:
+            self._remove(self._file_of(path))
 
     def _fetch(self, path: str) -> memoryview:
         """Return the file, left on disk by another process or from the store, and keep it."""
@@ -253,17 +277,117 @@ class DownloadCache(ClosesAtExit):
                 self._metrics.count("download_cache_misses")
                 data = self._store.get(path)
                 whole = _proves_whole(data)
-            self._checksums[path] = checksum([data])
+            proof = checksum([data])
         except BaseException:
-            self._post(FetchFailed(path))
+            self._failed(path)
             raise
-        actions = self._post(FileFetched(path, len(data), whole))
-        if WriteFile(path) in actions:
-            written = found_on_disk or self._write(path, data)
-            self._post(FileWritten(path) if written else FetchFailed(path))
+        if self._reserve(path, len(data), whole):
+            if found_on_disk or self._write(path, data):
+                self._written(path, proof)
+            else:
+                self._failed(path)
         elif found_on_disk:
             self._remove(self._file_of(path))
         return data
+
+    # --- the files, under the lock ---------------------------------------------------------------
+
+    def _used_bytes(self) -> int:
+        return sum(file.size_bytes for file in self._files.values())
+
+    def _ready(self, path: str) -> bool:
+        file = self._files.get(path)
+        return file is not None and file.state is _State.READY
+
+    def _use(self, path: str, file: _File) -> None:
+        file.last_use_ns = self._runtime.clock.now_ns()
+        self._files.move_to_end(path)
+
+    def _forget(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            del self._files[path]
+
+    def _to_evict(self, size_bytes: int) -> list[str] | None:
+        """Return what to evict for a file of *size_bytes*; None if that is not enough."""
+        free_bytes = self._max_bytes - self._used_bytes()
+        evicted = []
+        for path, file in self._files.items():
+            if free_bytes >= size_bytes:
+                break
+            if file.state is _State.READY:
+                evicted.append(path)
+                free_bytes += file.size_bytes
+        return evicted if free_bytes >= size_bytes else None
+
+    def _next_check(self) -> int | None:
+        """Return when to check for idle files; None if a check is pending or not needed."""
+        uses_ns = [file.last_use_ns for path, file in self._files.items() if self._ready(path)]
+        if self._check_pending or self._closed or not uses_ns:
+            return None
+        self._check_pending = True
+        return min(uses_ns) + self._idle_ns
+
+    # --- what happens to a file -------------------------------------------------------------------
+
+    def _failed(self, path: str) -> None:
+        """Forget a file that could not be fetched or written."""
+        with self._runtime.lock:
+            self._files.pop(path, None)
+            self._runtime.lock.notify_all()
+
+    def _reserve(self, path: str, size_bytes: int, whole: bool) -> bool:
+        """Reserve space for a file, evicting others; return False if the file is not kept."""
+        with self._runtime.lock:
+            if not whole or size_bytes > self._max_bytes:
+                self._not_kept.add(path)  # no caller waits for another's download of it
+            refused = self._closed or path in self._not_kept
+            evicted = None if refused else self._to_evict(size_bytes)
+            if evicted is None:
+                del self._files[path]
+            else:
+                self._forget(evicted)
+                file = self._files[path]
+                file.state, file.size_bytes = _State.WRITING, size_bytes
+            self._runtime.lock.notify_all()
+        self._remove_all(evicted or (), "download_cache_evictions")
+        return evicted is not None
+
+    def _written(self, path: str, proof: int) -> None:
+        """Make a file readable that is stored under its name."""
+        with self._runtime.lock:
+            closed = self._closed
+            if closed:
+                del self._files[path]
+            else:
+                file = self._files[path]
+                file.state, file.checksum = _State.READY, proof
+                self._use(path, file)
+            check_ns = self._next_check()
+            self._runtime.lock.notify_all()
+        if closed:
+            self._remove(self._file_of(path))
+        self._schedule(check_ns)
+
+    def _remove_idle(self) -> None:
+        with self._runtime.lock:
+            self._check_pending = False
+            until_ns = self._runtime.clock.now_ns() - self._idle_ns
+            idle = [
+                path
+                for path, file in self._files.items()
+                if self._ready(path) and file.last_use_ns <= until_ns
+            ]
+            self._forget(idle)
+            check_ns = self._next_check()
+        self._remove_all(idle, "download_cache_idle_removals")
+        self._schedule(check_ns)
+
+    def _schedule(self, check_ns: int | None) -> None:
+        if check_ns is not None:
+            with contextlib.suppress(UnavailableError):  # no thread: files are kept longer
+                self._runtime.timers.schedule(check_ns, self._remove_idle)
+
+    # --- the disk ---------------------------------------------------------------------------------
 
     def _read(self, path: str) -> memoryview | None:
         try:
@@ -282,7 +406,7 @@ class DownloadCache(ClosesAtExit):
         except BaseException as error:
             self._remove(temporary)
             if not isinstance(error, OSError):
-                self._post(FetchFailed(path))
+                self._failed(path)
                 raise
             level = logging.DEBUG if self._warned else logging.WARNING  # once: a full disk stays so
             self._warned = True
@@ -295,29 +419,6 @@ class DownloadCache(ClosesAtExit):
         digest = hashlib.sha256(f"{self._store.url}\n{path}".encode()).hexdigest()
         directory = self._directories[int(digest[-8:], 16) % len(self._directories)]
         return os.path.join(directory, _PREFIX + digest[:40])
-
-    def _post(self, event: Event) -> list[Action]:
-        with self._runtime.lock:
-            actions = self._files.handle(event, self._runtime.clock.now_ns())
-            self._runtime.lock.notify_all()
-        for action in actions:
-            match action:
-                case RemoveFile(path, reason):
-                    if (metric := _REMOVALS.get(reason)) is not None:
-                        self._metrics.count(metric)
-                    self._checksums.pop(path, None)
-                    self._remove(self._file_of(path))
-                case CheckIdle(at_ns):
-                    with contextlib.suppress(UnavailableError):  # no thread: files are kept longer
-                        self._runtime.timers.schedule(at_ns, self._idle_checked)
-                case WriteFile():
-                    pass  # done by the caller, which has the bytes
-                case _:
-                    assert_never(action)
-        return actions
-
-    def _idle_checked(self) -> None:
-        self._post(IdleChecked())
 
     def _remove_leftovers(self) -> None:
         """At the first use, remove files that dead processes left in the directories."""
@@ -339,6 +440,12 @@ class DownloadCache(ClosesAtExit):
                 _log.debug("cannot clean the cache directory %s: %s", directory, error)
             finally:
                 self._remove(marker)
+
+    def _remove_all(self, paths: Iterable[str], metric: str | None = None) -> None:
+        for path in paths:
+            if metric is not None:
+                self._metrics.count(metric)
+            self._remove(self._file_of(path))
 
     def _remove(self, file: str) -> None:
         try:

@@ -20,7 +20,7 @@ from typing import Final
 
 from statelog import arguments
 from statelog.arguments import Seconds, instance, path, seconds, switch, whole_number
-from statelog.changelog.local.files import LocalDisk, LocalFiles, remove_quietly
+from statelog.changelog.local.registry import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle

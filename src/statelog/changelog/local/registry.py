@@ -1,40 +1,173 @@
 """
-The registry of host-local copies: which checkpoint uses which, and deletion of the others.
+Files of this host, and the registry of local copies: which checkpoint uses which.
 
-A thin shell around `core/local_copies.py`.
-Source: Flink, LocalChangelogRegistry and LocalChangelogRegistryImpl.  Deviations: `abort` beside
-`discard_up_to_checkpoint` (H9); deletions run on the same pool as deletions of remote files.
+A file here is not made durable: it is optional, and a torn one is detected when it is read.  Code uses
+the disk through a `LocalDisk`, so that a simulation can replace it.
+
+::
+
+    tracked ──> in the log ─────────────────┐
+                     │  a checkpoint uses it │ not in the log, not used
+                     ▼                       ▼
+                used by checkpoints ────> deleted
+
+A copy is kept as long as the log still has a set of its file, or a checkpoint uses it that is in
+flight or the last confirmed one.  An aborted checkpoint ends its use and no other.  When the
+remote file is deleted, its copy is deleted too, because no restore can need it.
+Source: Flink, LocalChangelogRegistry and LocalChangelogRegistryImpl.  Deviations: all uses are
+recorded, not only the last one, and `abort` is a call beside `discard_up_to_checkpoint`, so that the
+abort of checkpoint N keeps what N-1 needs (H9); a copy that the log still has is not deleted,
+because the next checkpoint would name a file that does not exist; deletions run on the same pool as
+deletions of remote files.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from statelog.arguments import Seconds, instance, seconds, whole_number
-from statelog.changelog.local.files import LocalDisk, LocalFiles
-from statelog.core.local_copies import (
-    CheckpointAborted,
-    CheckpointConfirmed,
-    CopiesClosed,
-    CopyDropped,
-    CopyReleased,
-    CopyUsed,
-    CopyWritten,
-    Event,
-    LocalCopies,
-)
-from statelog.errors import ClosedError, UsageError
+from statelog.errors import ClosedError, ObjectNotFoundError, StoreError, UsageError
+from statelog.format.buffers import Buffers, pieces_of
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
+
+
+class LocalDisk(Protocol):
+    """Files by absolute path.  Thread: any.  Blocks: for the disk, which may hang."""
+
+    @property
+    def url(self) -> str:
+        """Its location, for messages."""
+        ...
+
+    def get(self, path: str) -> memoryview:
+        """Return the whole file, or raise `ObjectNotFoundError`."""
+        ...
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Return *length* bytes from *start*; fewer only where the file ends."""
+        ...
+
+    def put(self, path: str, content: Buffers, temporary: str) -> None:
+        """Write a file as *temporary* and rename it; on `OSError` leave nothing."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; raise `OSError` if that is not possible."""
+        ...
+
+
+class LocalFiles:
+    """The `LocalDisk` of this host."""
+
+    url = "file://"
+
+    def get(self, path: str) -> memoryview:
+        """
+        Return the whole file.
+
+        Raises:
+            ObjectNotFoundError: There is no such file.
+            StoreError: It cannot be read, or *path* is not absolute.
+
+        Blocks: For the disk.   Thread: any.
+        """
+        return _read(path, 0, -1)
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """
+        Return *length* bytes from *start*; fewer only where the file ends.
+
+        Raises:
+            ObjectNotFoundError: There is no such file.
+            StoreError: It cannot be read, or *path* is not absolute.
+
+        Blocks: For the disk.   Thread: any.
+        """
+        return _read(path, start, length)
+
+    def put(self, path: str, content: Buffers, temporary: str) -> None:
+        """
+        Write a file as *temporary* and rename it; create its folder.
+
+        Raises:
+            OSError: *temporary* exists, or the disk fails; nothing is left.
+
+        Blocks: For the disk.   Thread: any.
+        """
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            write_file(temporary, content)
+            os.replace(temporary, path)
+        except BaseException:
+            remove_quietly(self, temporary)
+            raise
+
+    def remove(self, path: str) -> None:
+        """
+        Remove a file.
+
+        Raises:
+            OSError: It does not exist, or may not be removed.
+
+        Blocks: For the disk.   Thread: any.
+        """
+        os.unlink(path)
+
+
+def remove_quietly(disk: LocalDisk, path: str) -> bool:
+    """Remove a file if possible, and return whether it was removed."""
+    try:
+        disk.remove(path)
+    except OSError:
+        return False
+    return True
+
+
+def write_file(path: str, content: Buffers) -> None:
+    """
+    Write a new file.
+
+    Raises:
+        OSError: The file exists, or the disk fails.
+
+    Blocks: For the disk.
+    """
+    with open(path, "xb") as file:
+        for piece in pieces_of(content):
+            file.write(piece)
+
+
+def _read(path: str, start: int, length: int) -> memoryview:
+    if not os.path.isabs(path):
+        raise StoreError(f"{path} is not an absolute path, so it is not a local copy", path=path)
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return memoryview(file.read(length))
+    except FileNotFoundError as error:
+        raise ObjectNotFoundError(f"local file {path} does not exist", path=path) from error
+    except OSError as error:
+        raise StoreError(f"cannot read local file {path}: {error}", path=path) from error
+
 
 _log = logging.getLogger("statelog")
 
 _NO_CHECKPOINT: Final = 0
 """The id in a handle without a checkpoint, which is never confirmed or aborted."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Whether the log has sets of the file, and which checkpoints use the copy."""
+
+    in_log: bool = False
+    uses: set[int] = field(default_factory=set)
 
 
 class LocalChangelogRegistry(ClosesAtExit):
@@ -52,7 +185,8 @@ class LocalChangelogRegistry(ClosesAtExit):
         self._owns_runtime = runtime is None
         self._runtime = system_runtime() if runtime is None else runtime
         self._disk = disk if disk is not None else LocalFiles()
-        self._copies = LocalCopies()
+        self._copies: dict[str, _Copy] = {}
+        self._confirmed: int | None = None
         self._deleting = 0
 
     def register(self, handle: StreamStateHandle, checkpoint_id: int) -> None:
@@ -67,7 +201,9 @@ class LocalChangelogRegistry(ClosesAtExit):
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         instance(handle, "handle", (FileStateHandle, ByteStreamStateHandle), "a state handle")
         if isinstance(handle, FileStateHandle):
-            self._post(CopyUsed(_absolute(handle), checkpoint_id))
+            path = _absolute(handle)
+            with self._runtime.lock:
+                self._copies.setdefault(path, _Copy()).uses.add(checkpoint_id)
 
     def claim(self, handles: Sequence[StreamStateHandle], checkpoint_id: int) -> bool:
         """
@@ -87,7 +223,7 @@ class LocalChangelogRegistry(ClosesAtExit):
         with self._runtime.lock:
             alive = all(path in self._copies for path in paths)
             for path in paths if alive and checkpoint_id != _NO_CHECKPOINT else ():
-                self._copies.handle(CopyUsed(path, checkpoint_id), self._runtime.clock.now_ns())
+                self._copies[path].uses.add(checkpoint_id)
         return alive
 
     def discard_up_to_checkpoint(self, checkpoint_id: int) -> None:
@@ -99,7 +235,11 @@ class LocalChangelogRegistry(ClosesAtExit):
 
         Thread: any.
         """
-        self._post(CheckpointConfirmed(whole_number(checkpoint_id, "checkpoint_id", low=0)))
+        checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
+        with self._runtime.lock:
+            self._confirmed = max(checkpoint_id, self._confirmed or checkpoint_id)
+            unneeded = self._end_uses(lambda use: use < checkpoint_id)
+        self._delete(unneeded)
 
     def abort(self, checkpoint_id: int) -> None:
         """
@@ -109,7 +249,12 @@ class LocalChangelogRegistry(ClosesAtExit):
         Source: Flink, FsStateChangelogWriter.reset, which discards up to *checkpoint_id* + 1 and
         so the copies of the last confirmed checkpoint (H9).
         """
-        self._post(CheckpointAborted(whole_number(checkpoint_id, "checkpoint_id", low=0)))
+        checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
+        with self._runtime.lock:
+            if self._confirmed is not None and checkpoint_id <= self._confirmed:
+                return  # too late: a restore would use it, or a newer one
+            unneeded = self._end_uses(lambda use: use == checkpoint_id)
+        self._delete(unneeded)
 
     def track(self, handle: FileStateHandle) -> None:
         """
@@ -120,15 +265,24 @@ class LocalChangelogRegistry(ClosesAtExit):
 
         Thread: any.
         """
-        self._post(CopyWritten(_absolute(handle)))
+        path = _absolute(handle)
+        with self._runtime.lock:
+            self._copies.setdefault(path, _Copy()).in_log = True
 
     def release(self, path: str) -> None:
         """Record that no log has sets of the file.   Thread: any."""
-        self._post(CopyReleased(path))
+        with self._runtime.lock:
+            if path in self._copies:
+                self._copies[path].in_log = False
+            unneeded = self._remove_unneeded([path])
+        self._delete(unneeded)
 
     def drop(self, path: str) -> None:
         """Delete a copy whose remote file was deleted, in use or not.   Thread: any."""
-        self._post(CopyDropped(path))
+        with self._runtime.lock:
+            dropped = [path] if self._copies.pop(path, None) is not None else []
+            self._deleting += len(dropped)
+        self._delete(dropped)
 
     def __contains__(self, handle: StreamStateHandle) -> bool:
         with self._runtime.lock:
@@ -145,20 +299,34 @@ class LocalChangelogRegistry(ClosesAtExit):
         Blocks: At most *timeout_s*, which is in seconds or a `timedelta`.   Thread: any.
         """
         limit_s = seconds(timeout_s, "timeout_s", low=0)
-        self._post(CopiesClosed())
         with self._runtime.lock:
+            self._copies.clear()
             self._runtime.lock.wait_for(lambda: self._deleting == 0, limit_s)
         if self._owns_runtime:
             self._runtime.close(0.0)
 
-    def _post(self, event: Event) -> None:
-        with self._runtime.lock:
-            actions = self._copies.handle(event, self._runtime.clock.now_ns())
-            self._deleting += len(actions)
-        for action in actions:
-            self._delete(action.path)
+    def _end_uses(self, over: Callable[[int], bool]) -> list[str]:
+        """Remove uses, and return the copies to delete; called under the lock."""
+        for copy in self._copies.values():
+            copy.uses = {use for use in copy.uses if not over(use)}
+        return self._remove_unneeded(list(self._copies))
 
-    def _delete(self, path: str) -> None:
+    def _remove_unneeded(self, paths: Iterable[str]) -> list[str]:
+        """Stop tracking unneeded copies, and return them; called under the lock."""
+        unneeded = []
+        for path in paths:
+            copy = self._copies.get(path)
+            if copy is not None and not copy.in_log and not copy.uses:
+                del self._copies[path]
+                unneeded.append(path)
+        self._deleting += len(unneeded)
+        return unneeded
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._delete_copy(path)
+
+    def _delete_copy(self, path: str) -> None:
         def deleted(_: None, error: BaseException | None) -> None:
             with self._runtime.lock:
                 self._deleting -= 1

@@ -1,5 +1,5 @@
 """
-The interface between writers and uploads, and its simplest implementation.
+The interface between writers and uploads, and two simple implementations: direct, and in the handle.
 
 Source: Flink, StateChangeUploadScheduler and its `directScheduler`.  Deviation: a failed upload
 fails its task; it is not raised to the caller of an append (H10).
@@ -8,21 +8,36 @@ fails its task; it is not raised to the caller of an append (H10).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from statelog.arguments import acting
+from statelog.arguments import acting, whole_number
 from statelog.changelog.api import AvailabilityProvider
 from statelog.changelog.upload.task import (
+    TaskResults,
     UploadTask,
+    UploadTasksResult,
     check_answer,
     end_tasks,
     ends_of,
     fail_tasks,
     upload_failure,
 )
-from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
+from statelog.changelog.upload.uploader import (
+    PREFIX_SIZE,
+    UPLOADER_METHODS,
+    PreparingUploader,
+    StateChangeUploader,
+    Write,
+    _pass_on,
+    upload_result,
+)
 from statelog.errors import ClosedError
+from statelog.format.segment import SegmentWriter
+from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.options import ChangelogOptions
+from statelog.runtime.clock import IdSource, RandomIds
 from statelog.runtime.closing import ClosesAtExit
 from statelog.store.api import ObjectStore
 
@@ -142,3 +157,149 @@ class DirectStateChangeUploadScheduler(ClosesAtExit):
         if not self._closed:
             self._closed = True
             self._uploader.close()
+
+
+class InlineStateChangeUploader(ClosesAtExit):
+    """
+    Stores small batches in their handles and passes large ones to another uploader.
+
+    Each change set becomes a complete plain changelog file inside a `ByteStreamStateHandle`, so
+    that a handle with several sets contains no bytes twice.
+
+    Args:
+        threshold_bytes: Largest summed length of these files; 0 stores nothing inline.
+        delegate: Uploads larger batches.
+        ids: Makes the handles' names; None for random ones.
+    """
+
+    def __init__(
+        self,
+        threshold_bytes: int,
+        delegate: StateChangeUploader,
+        *,
+        ids: IdSource | None = None,
+    ) -> None:
+        self._threshold_bytes = whole_number(threshold_bytes, "threshold_bytes", low=0)
+        self._delegate: StateChangeUploader = acting(
+            delegate, "delegate", UPLOADER_METHODS, "a StateChangeUploader"
+        )
+        self._ids = ids if ids is not None else RandomIds()
+
+    def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
+        """
+        Encode *tasks* into handles, or let the delegate write them.
+
+        Blocks: Only where the delegate does.
+        """
+        return self.prepare(tasks)()
+
+    def prepare(self, tasks: Sequence[UploadTask]) -> Write:
+        """Encode *tasks* into handles, or let the delegate prepare them."""
+        result = inline_result(tasks, self._threshold_bytes, self._ids)
+        if result is not None:
+            return partial(_pass_on, result)
+        if isinstance(self._delegate, PreparingUploader):
+            return self._delegate.prepare(tasks)
+        return partial(self._delegate.upload, tasks)
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """Delete the files of the delegate; inline bytes need no deletion."""
+        if any(isinstance(handle, FileStateHandle) for handle in result.handles):
+            self._delegate.discard(result)
+
+    def close(self) -> None:
+        """Close the delegate."""
+        self._delegate.close()
+
+
+class InlineStateChangeUploadScheduler:
+    """
+    Stores small tasks in their handles at once, and passes large ones to another scheduler.
+
+    A small task ends within `upload`: no thread, no timer, no request to the store.
+
+    Args:
+        threshold_bytes: Largest summed length of the files in the handles of one task.
+        delegate: Uploads larger tasks; closed with this scheduler.
+        ids: Makes the handles' names.
+
+    Attributes: `threshold_bytes`, which applies to tasks uploaded from now on.
+    """
+
+    def __init__(
+        self, threshold_bytes: int, delegate: StateChangeUploadScheduler, ids: IdSource
+    ) -> None:
+        self.threshold_bytes = whole_number(threshold_bytes, "inline_bytes", low=0)
+        self._delegate = delegate
+        self._ids = ids
+        self._closed = False
+
+    def upload(self, task: UploadTask) -> None:
+        """
+        Upload *task*; errors as the delegate raises them.
+
+        Blocks: Only where the delegate does.   Thread: any.
+
+        Raises:
+            ClosedError: The scheduler is closed; the task has been failed with it.
+        """
+        if self._closed:
+            error = ClosedError("the upload scheduler is closed; create a new storage")
+            fail_tasks([task], error)
+            raise error
+        result = inline_result([task], self.threshold_bytes, self._ids)
+        if result is None:
+            self._delegate.upload(task)
+            return
+        (entry,) = _pass_on(result).tasks
+        end_tasks([(task, partial(task.complete, entry.results))])
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Reports whether the upload of a large task would wait."""
+        # The protocol has this default too, but a scheduler need not derive from it.
+        return getattr(self._delegate, "availability", AvailabilityProvider.AVAILABLE)
+
+    @property
+    def uploads_in_flight(self) -> int:
+        """Uploads of the delegate that have not returned; 0 where it cannot tell."""
+        return int(getattr(self._delegate, "uploads_in_flight", 0))
+
+    def close(self) -> None:
+        """Close the delegate."""
+        self._closed = True
+        self._delegate.close()
+
+
+def inline_result(
+    tasks: Sequence[UploadTask], threshold_bytes: int, ids: IdSource
+) -> UploadTasksResult | None:
+    """Return *tasks* as handles with their bytes; None if they exceed the threshold."""
+    # A batch that is certainly too large is not encoded here.
+    least = sum(
+        change_set.size_bytes + PREFIX_SIZE * len(change_set)
+        for task in tasks
+        for change_set in task.change_sets
+    )
+    if least > threshold_bytes:
+        return None
+    handles: list[StreamStateHandle] = []
+    entries: list[TaskResults] = []
+    size = payload_bytes = 0
+    for task in tasks:
+        results = []
+        for change_set, encoded in task.in_order():
+            segment = SegmentWriter()
+            at = segment.add_encoded(encoded)
+            data = b"".join(segment.finish())
+            size += len(data)
+            payload_bytes += segment.payload_size
+            if size > threshold_bytes:
+                return None
+            handle = ByteStreamStateHandle(ids.new_id(), data)
+            handles.append(handle)
+            results.append(upload_result(change_set, handle, at))
+        entries.append(TaskResults(task, tuple(results)))
+    return UploadTasksResult(
+        tasks=tuple(entries), handles=tuple(handles), payload_bytes=payload_bytes
+    )

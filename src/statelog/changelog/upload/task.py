@@ -19,7 +19,7 @@ from statelog.errors import UploadFailedError, UploadTimeoutError, UsageError
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.trailer import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
-from statelog.model.upload_result import UploadResult
+from statelog.model.handles import UploadResult
 from statelog.runtime.pool import Pool, call_later
 from statelog.store.api import ObjectStore
 

@@ -28,11 +28,10 @@ from statelog.format.segment import SegmentWriter
 from statelog.format.trailer import SetEntry
 from statelog.metrics import Metrics
 from statelog.model import FileStateHandle, HandleAndOffset, StateChangeSet, StreamStateHandle
-from statelog.model.upload_result import UploadResult
-from statelog.runtime.clock import Clock, SystemClock
+from statelog.model.handles import UploadResult
+from statelog.runtime.clock import Clock, IdSource, RandomIds, SystemClock
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.fail_points import fail_point
-from statelog.runtime.ids import IdSource, RandomIds
 from statelog.store.api import ObjectStore
 from statelog.store.opening import as_store
 from statelog.store.paths import LocationPaths

@@ -18,8 +18,7 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import ObjectNotFoundError
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
-from statelog.runtime.clock import pause, wall_clock_ms
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds, pause, wall_clock_ms
 from statelog.spark.driver.extension import (
     Answers,
     BatchStart,

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state
 from statelog.checkpoint.query_files import (
     COMMITS,
     OFFSETS,

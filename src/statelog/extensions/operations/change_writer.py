@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.writer import FsStateChangelogWriter
-from statelog.checkpoint.object_names import random_name
+from statelog.checkpoint.state_stream import random_name
 from statelog.format.buffers import checksum
 from statelog.model import (
     ChangeBatch,

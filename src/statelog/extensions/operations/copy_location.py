@@ -20,8 +20,14 @@ import msgspec
 from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.audit import audited
-from statelog.checkpoint.history import Entries, exists, may_be_claim, present_ids, read_entry
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import (
+    Entries,
+    exists,
+    may_be_claim,
+    open_state,
+    present_ids,
+    read_entry,
+)
 from statelog.checkpoint.ownership import describe_claim, new_owner_id, put_claim
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.extensions.operations.copy_plan import (

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from statelog.arguments import instance, whole_number
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import EditSession, edit_session, newest_checkpoint
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state
 from statelog.errors import InvariantError, UsageError
 from statelog.extensions.operations.change_writer import ChangeWriter
 from statelog.extensions.operations.key_edits import EditCounts, GroupEdits, edited, restored_state

@@ -21,11 +21,9 @@ from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, ParentRelease, collect_garbage, tag_releases
 from statelog.checkpoint.edit import EditSession, StagedRows, edit_session, newest_checkpoint
-from statelog.checkpoint.history import present_ids, read_checkpoint
-from statelog.checkpoint.object_names import random_name
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state, present_ids, read_checkpoint
 from statelog.checkpoint.restore import objects_of
-from statelog.checkpoint.state_stream import read_stream
+from statelog.checkpoint.state_stream import random_name, read_stream
 from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CheckpointError, ObjectNotFoundError
 from statelog.extensions.operations.change_writer import put_snapshot, snapshot_of

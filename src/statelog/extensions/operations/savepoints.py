@@ -17,8 +17,7 @@ from typing import Final
 from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import Entries
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import Entries, open_state
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import find_checkpoint, keep_tag
 from statelog.checkpoint.tags import (

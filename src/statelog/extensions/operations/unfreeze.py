@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from statelog.checkpoint.edit import newest_checkpoint
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state
 from statelog.errors import UsageError
 from statelog.extensions.operations.edit_files import other_keys
 from statelog.extensions.operations.edit_keys import EditReport, edit_as

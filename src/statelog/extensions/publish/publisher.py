@@ -22,8 +22,7 @@ import pyarrow.compute as pc
 
 from statelog.arguments import text, whole_number
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
-from statelog.checkpoint.history import StoredCheckpoint, readable
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import StoredCheckpoint, open_state, readable
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
 from statelog.errors import (

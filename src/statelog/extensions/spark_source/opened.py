@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from statelog.checkpoint.at_time import checkpoint_id_of
+from statelog.checkpoint.history import open_state
 from statelog.checkpoint.listing import list_checkpoints
-from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, InvalidOptionsError
 from statelog.model import CompletedCheckpoint, KeyGroupRange

@@ -25,13 +25,13 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.extensions.testing.find_processor import find_processor, refuse_no_processor
 from statelog.extensions.testing.replay_tester import ReplayTester, StepResult
 from statelog.extensions.testing.tester_rows import rows_in
 from statelog.model import JsonObject
-from statelog.model.object_path import checked_path
+from statelog.model.handles import checked_path
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.worker.failures import error_text

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.format.buffers import Buffers
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.spark.query.side_output import SIDE_COLUMNS
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import RowLike

@@ -33,8 +33,7 @@ from statelog.checkpoint.attachments import (
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.model.handles import FileStateHandle
 from statelog.options import ChangelogOptions, Options
-from statelog.runtime.clock import wall_clock_ms
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds, wall_clock_ms
 from statelog.spark.extension_table import EXTENSIONS, loaded
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query

@@ -11,7 +11,7 @@ from typing import Final
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.errors import StatelogError, StoreError
-from statelog.runtime.background import in_background
+from statelog.runtime.pool import in_background
 from statelog.spark.query.settings import QuerySettings
 from statelog.store import ObjectStore
 

@@ -18,8 +18,7 @@ from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError
 from statelog.metrics import Metrics
 from statelog.model.checkpoint import CompletedCheckpoint
-from statelog.runtime.clock import pause, wall_clock_ms
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds, pause, wall_clock_ms
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.location_clean_up import LocationCleanUp
 from statelog.spark.driver.restart import (

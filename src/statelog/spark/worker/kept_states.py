@@ -20,7 +20,7 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.errors import StatelogError
 from statelog.metrics import MetricsJournal
 from statelog.options import Options
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.run import new_state

@@ -19,7 +19,7 @@ from statelog.format.arrow_data import write_stream
 from statelog.format.arrow_limits import one_batch
 from statelog.format.buffers import Buffers, checksum
 from statelog.model.handles import FileStateHandle
-from statelog.runtime.ids import IdSource
+from statelog.runtime.clock import IdSource
 from statelog.spark.rows.interface import Output, RowLike, UnnamedColumns
 from statelog.spark.rows.unfit_output import OutputCalls
 from statelog.spark.worker.large_input import Piece, SpillFile

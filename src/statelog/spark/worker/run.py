@@ -6,7 +6,7 @@ from typing import Protocol, cast
 
 from statelog.errors import InvariantError
 from statelog.model import ChangeBatch, KeyGroupRange
-from statelog.runtime.ids import IdSource
+from statelog.runtime.clock import IdSource
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of
 from statelog.spark.rows.interface import KeyedInput, OutputCollector

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from statelog.checkpoint.attachments import Attachment
 from statelog.format.arrow_limits import batches_of, rows_of
-from statelog.model.json_types import Json
+from statelog.model.handles import Json
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
 from statelog.spark.rows.interface import KeyedInput

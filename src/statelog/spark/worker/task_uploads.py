@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.inline import InlineStateChangeUploadScheduler
+from statelog.changelog.upload.scheduler import InlineStateChangeUploadScheduler
 from statelog.changelog.upload.task import KEPT_CHANGES
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.errors import UploadFailedError

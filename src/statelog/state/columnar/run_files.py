@@ -34,8 +34,7 @@ from statelog.format.arrow_data import read_batch
 from statelog.format.bounds import decode_json
 from statelog.format.buffers import checksum
 from statelog.model import KeyGroupRange
-from statelog.runtime.clock import wall_clock_seconds
-from statelog.runtime.ids import IdSource
+from statelog.runtime.clock import IdSource, wall_clock_seconds
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun
 
 _log = logging.getLogger("statelog")

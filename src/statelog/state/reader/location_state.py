@@ -17,9 +17,8 @@ import pyarrow as pa
 from statelog.arguments import text
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
-from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.history import open_state, read_checkpoint
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
-from statelog.checkpoint.open_state import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError, ObjectNotFoundError
 from statelog.model import CompletedCheckpoint, KeyGroupRange

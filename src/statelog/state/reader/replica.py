@@ -28,9 +28,9 @@ from statelog.errors import (
 )
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
-from statelog.runtime.background import Poller
 from statelog.runtime.clock import Clock, SystemClock, wall_clock_ms
 from statelog.runtime.lock import ThreadLock
+from statelog.runtime.pool import Poller
 from statelog.state.cache import CatchUp
 from statelog.state.reader.held_state import HeldState
 from statelog.state.reader.lookup import KeyVersion

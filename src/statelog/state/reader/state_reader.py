@@ -20,7 +20,7 @@ import pyarrow as pa
 from statelog.arguments import instance
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
-from statelog.checkpoint.open_state import open_state
+from statelog.checkpoint.history import open_state
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import retained_checkpoints
 from statelog.errors import (

@@ -26,7 +26,7 @@ from statelog.format.arrow_data import read_stream_table
 from statelog.format.bounds import decode_msgpack
 from statelog.format.buffers import Buffer
 from statelog.format.recording_file import damaged_recording, pack_recording, unpack_recording
-from statelog.model.json_types import JsonObject
+from statelog.model.handles import JsonObject
 from statelog.state.schema.descriptors import OperatorStateSchema
 
 RECORDING: Final = "recording"

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 import statelog as sl
-from statelog.changelog.local.files import write_file
+from statelog.changelog.local.registry import write_file
 from statelog.format.segment import SegmentWriter
 from statelog.model import ChangeBatch
 from statelog.runtime.driver import system_runtime
@@ -200,7 +200,7 @@ def test_the_bound_holds_with_many_readers(store: ScriptedStore, tmp_path: Path)
         thread.join(30)
     assert [True] * 6 == outcomes
     assert max(seen) <= 2 * size
-    cache._files.check_invariants()
+    assert cache.used_bytes == sum((tmp_path / name).stat().st_size for name in files_in(tmp_path))
     assert not [name for name in files_in(tmp_path) if name.endswith(".tmp")]
     cache.close()
     assert [] == files_in(tmp_path)

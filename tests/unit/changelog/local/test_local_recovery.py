@@ -11,7 +11,7 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 import statelog as sl
-from statelog.changelog.local.files import LocalFiles
+from statelog.changelog.local.registry import LocalFiles
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.model import FileStateHandle
 from statelog.runtime.driver import system_runtime
@@ -243,7 +243,7 @@ class FullDisk:
 def test_h8_a_full_disk_means_no_local_copy_and_leaves_nothing(
     storage: sl.FsStateChangelogStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
 ) -> None:
-    monkeypatch.setattr("statelog.changelog.local.files.open", FullDisk(at), raising=False)
+    monkeypatch.setattr("statelog.changelog.local.registry.open", FullDisk(at), raising=False)
     writer = storage.create_writer("operator", ALL)
     assert persisted(writer, b"one").task_local is None
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]

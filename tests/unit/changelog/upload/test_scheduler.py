@@ -11,8 +11,8 @@ from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_o
 import statelog as sl
 from statelog.format.segment import parse_segment
 from statelog.model import ChangeBatch
+from statelog.runtime.clock import RandomIds
 from statelog.runtime.driver import system_runtime
-from statelog.runtime.ids import RandomIds
 from statelog.store.paths import PATHS
 
 

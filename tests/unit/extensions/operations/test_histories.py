@@ -23,7 +23,7 @@ from statelog.model import (
     TaskStateSnapshot,
     Timeline,
 )
-from statelog.model.timeline import TimelineEnd
+from statelog.model.checkpoint import TimelineEnd
 from statelog.store import ObjectStore, open_location
 
 ALL = KeyGroupRange(0, 7)

@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 from tests.simulation.simulated_runtime import SimulatedIds
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.inline import InlineStateChangeUploader
-from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.upload.scheduler import (
+    DirectStateChangeUploadScheduler,
+    InlineStateChangeUploader,
+)
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.format import arrow_limits
 from statelog.format.buffers import checksum
@@ -35,7 +37,7 @@ from statelog.model.checkpoint import (
     live_log,
     live_snapshots,
 )
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.clock import RandomIds
 from statelog.state.columnar import run_files
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout

@@ -20,16 +20,18 @@ from tests.simulation.simulated_runtime import SimulatedIds
 from tests.unit.checkpoint.helpers import ManualClock
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.inline import InlineStateChangeUploader
-from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.upload.scheduler import (
+    DirectStateChangeUploadScheduler,
+    InlineStateChangeUploader,
+)
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
+from statelog.runtime.clock import IdSource
 from statelog.runtime.driver import system_runtime
-from statelog.runtime.ids import IdSource
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import MemoryLimits
