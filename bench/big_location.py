@@ -19,6 +19,7 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.format.buffers import checksum
+from statelog.metrics.table import BatchFigures
 from statelog.model import FileStateHandle, TaskStateSnapshot, split_key_groups
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.runtime.clock import RandomIds
@@ -123,9 +124,6 @@ class BigLocation:
         operator = OperatorRecord(
             operator_id="totals",
             schema=SCHEMA.to_json(),
-            rows=0,
-            keys=0,
-            output_rows=0,
             state_entries=0,
         )
         record = BatchRecord(
@@ -133,12 +131,10 @@ class BigLocation:
             batch_id=checkpoint_id,
             location=self._coordinator.timeline.location_id,
             timeline=self._coordinator.timeline.number,
-            tasks=len(self._ranges),
+            figures=BatchFigures(tasks=len(self._ranges)),
             delivery="staged",
             time_mode="none",
             now_ms=-1,
-            delta_bytes=0,
-            output_bytes=0,
             output_files=[],
             operators=(operator,),
         )

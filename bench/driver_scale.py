@@ -28,6 +28,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,16 +57,14 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.options import CheckpointOptions, SnapshotPolicy
+from statelog.spark.driver.progress import figures_of
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.driver.task_runner import one_per_task
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.worker.protocol import (
     BatchContext,
-    ReadRows,
     TaskAck,
     TaskChanges,
-    TaskCosts,
-    TaskOutput,
     TaskPlace,
     TaskRows,
     TaskSpec,
@@ -179,22 +178,23 @@ class Answers:
             place=TaskPlace(partition, key_groups),
             changes=TaskChanges(
                 log=self.log(key_groups, checkpoint_id),
-                delta_bytes=DELTA_BYTES,
                 snapshot=snapshot,
-                keys=8_000,
                 group_entries=[each] * len(key_groups),
             ),
-            rows=ReadRows(
-                EVENTS_PER_TASK,
-                top_groups=[(key_groups.start, EVENTS_PER_TASK // 2)],
-                top_keys=[(key_groups.start, "[123456789]", 40)],
-            ),
-            output=TaskOutput(8_000),
-            costs=TaskCosts(
-                {"restore": 1.0, "input": 5.0, "process": 80.0, "log": 20.0},
-                objects=1 + (snapshot is not None),
-                object_bytes=DELTA_BYTES,
-            ),
+            figures={
+                "keys": 8_000,
+                "delta_bytes": DELTA_BYTES,
+                "snapshots": int(snapshot is not None),
+                "rows": EVENTS_PER_TASK,
+                "output_rows": 8_000,
+                "state_entries": each * len(key_groups),
+                "objects": 1 + (snapshot is not None),
+                "object_bytes": DELTA_BYTES,
+                "catch_up": {"folded": len(key_groups)},
+                "task_milliseconds": {"restore": 1.0, "input": 5.0, "process": 80.0, "log": 20.0},
+            },
+            top_groups=[(key_groups.start, EVENTS_PER_TASK // 2)],
+            top_keys=[(key_groups.start, "[123456789]", 40)],
         )
 
     def log(self, key_groups: KeyGroupRange, checkpoint_id: int) -> ChangelogStateHandle:
@@ -336,10 +336,7 @@ class Driver:
         operator = OperatorRecord(
             operator_id="counts",
             schema={"variables": [{"name": "count", "type": "n long"}]},
-            rows=sum(ack.rows.count for ack in acks),
-            keys=sum(ack.changes.keys for ack in acks),
-            output_rows=sum(ack.output.rows for ack in acks),
-            state_entries=sum(ack.changes.entries for ack in acks),
+            state_entries=sum(ack.count("state_entries") for ack in acks),
         )
         return BatchRecord(
             operators=(operator,),
@@ -347,12 +344,10 @@ class Driver:
             batch_id=batch_id,
             location="",
             timeline=0,
-            tasks=len(acks),
+            figures=replace(figures_of([acks]), tasks=len(acks)),
             delivery="direct",
             time_mode="none",
             now_ms=-1,
-            delta_bytes=sum(ack.changes.delta_bytes for ack in acks),
-            output_bytes=0,
             output_files=[],
         )
 

@@ -24,6 +24,7 @@ from statelog.extensions.bad_records.driver import BadRecords, letter_policy
 from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
 from statelog.extensions.recordings.driver import Recordings, recording_policy
 from statelog.extensions.side_outputs.driver import SIDE_OUTPUTS, SideOutputs, side_output_policy
+from statelog.metrics.table import BatchFigures
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
@@ -265,9 +266,6 @@ class RecordedJob:
                 OperatorRecord(
                     operator_id=self.operator_id,
                     schema=self.schema.to_json(),
-                    rows=0,
-                    keys=0,
-                    output_rows=0,
                     state_entries=0,
                 ),
             ),
@@ -275,12 +273,10 @@ class RecordedJob:
             batch_id=self.batch_id,
             location=self.coordinator.timeline.location_id,
             timeline=self.coordinator.timeline.number,
-            tasks=len(acks),
+            figures=BatchFigures(tasks=len(acks)),
             delivery="staged",
             time_mode=self.time_mode,
             now_ms=now_ms,
-            delta_bytes=0,
-            output_bytes=0,
             output_files=[],
             checkpoint_location=self.checkpoint_location,
             attachments=attachments,

@@ -7,26 +7,28 @@ from typing import Any
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.metrics.table import FIGURES, BatchFigures
 
 _OF_OPERATOR = {field.name for field in msgspec.structs.fields(OperatorRecord)}
 
 
 def one_operator(**values: Any) -> BatchRecord:
     """Return a record; values that are left out are 0, and those of the operator may be given."""
+    entries = values.get("state_entries", 0)
+    figures = {name: values.pop(name) for name in [*values] if name in FIGURES}
     own = {name: values.pop(name) for name in [*values] if name in _OF_OPERATOR}
-    numbers = dict.fromkeys(("rows", "keys", "output_rows", "state_entries"), 0)
-    operator = OperatorRecord(**({"operator_id": "op", "schema": {}} | numbers | own))
+    operator = OperatorRecord(
+        **({"operator_id": "op", "schema": {}, "state_entries": entries} | own)
+    )
     defaults: dict[str, Any] = {
         "query_id": "q",
         "batch_id": 0,
         "location": "",
         "timeline": 0,
-        "tasks": 1,
         "delivery": "staged",
         "time_mode": "none",
         "now_ms": -1,
-        "delta_bytes": 0,
-        "output_bytes": 0,
         "output_files": [],
+        "figures": BatchFigures(**({"tasks": 1} | figures)),
     }
     return BatchRecord(operators=(operator,), **(defaults | values))

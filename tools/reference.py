@@ -26,6 +26,7 @@ from statelog.cli import main as cli
 from statelog.core.checkpoint_ledger import PHASES
 from statelog.core.upload_retry import ATTEMPTS
 from statelog.metrics import METRICS
+from statelog.metrics.table import FIGURES, BatchFigures, camel_case
 from statelog.options.declaration import FOREIGN, OptionKind, OptionSpec
 from statelog.options.sections import OPTIONS, SECTIONS, default_of
 from statelog.options.sources import IN_FLIGHT_SHARE, PREEMPTIVE_SHARE, task_defaults
@@ -130,6 +131,23 @@ The metrics of snapshots (Flink: materialization) and of checkpoints are recorde
 `transform_with_state(..., metrics=...)`, or a `CheckpointRecorder` to the `CheckpointCoordinator`.
 
 """
+
+FIGURES_HEAD = """
+## Figures of a micro-batch
+
+`BatchProgress`, the argument of `onProgress`, has these figures of a micro-batch, next to its ids and the largest keys and key
+groups. In Spark's progress they have the second name. The figures up to the commit are stored in
+[the record of the checkpoint](formats/checkpoint_metadata.md#the-record-of-a-micro-batch).
+The metric counts the figure over all micro-batches, or is the one of the tasks' uploads that the figure is computed from.
+Declared in `statelog/metrics/table.py`.
+
+| Figure | In Spark's progress | Metric | Unit | Meaning |
+|---|---|---|---|---|
+"""
+
+SPARK_PHASES = {
+    "milliseconds": "`planMs`, `runMs`, `commitMs`, `deliverMs`, `cleanUpMs`, `totalMs`"
+}
 
 KEY_TYPES_HEAD = """\
 # Types of keys
@@ -372,7 +390,18 @@ def metrics_page() -> str:
         for spec in METRICS.values()
     ]
     head = "| Name | Kind | Unit | In Flink | Meaning |\n|---|---|---|---|---|\n"
-    return METRICS_HEAD + head + "".join(rows)
+    return METRICS_HEAD + head + "".join(rows) + FIGURES_HEAD + "".join(figure_rows())
+
+
+def figure_rows() -> Iterator[str]:
+    """Yield the rows of the table of figures."""
+    for name, figure in FIGURES.items():
+        of_spark = f"`{camel_case(name)}`" if isinstance(getattr(BatchFigures(), name), int) else ""
+        metric = figure.counter or figure.gauge or figure.recorded
+        yield (
+            f"| `{name}` | {of_spark or SPARK_PHASES.get(name, '')} | "
+            f"{f'`{metric}`' if metric else ''} | {figure.unit} | {figure.text} |\n"
+        )
 
 
 def settings_page() -> str:

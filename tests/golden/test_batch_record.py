@@ -15,7 +15,7 @@ VECTORS = Path(__file__).parent / "vectors"
 
 
 def stored(kind: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((VECTORS / f"batch_record_v4{kind}.json").read_bytes())
+    found: dict[str, Any] = json.loads((VECTORS / f"batch_record_v5{kind}.json").read_bytes())
     return found
 
 
@@ -47,11 +47,11 @@ def test_a_record_is_read_and_written_as_it_is_stored(kind: str, operators: list
     assert stored(kind) == json.loads(json.dumps(record.to_properties()))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 5])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 6])
 def test_another_version_is_rejected_by_name(version: int) -> None:
     with pytest.raises(
         IncompatibleFormatError,
-        match=rf"checkpoint 7 has version {version} .* reads version 4 only",
+        match=rf"checkpoint 7 has version {version} .* reads version 5 only",
     ):
         read(stored() | {"version": version})
 
@@ -66,11 +66,12 @@ def test_a_record_without_a_field_is_rejected(name: str) -> None:
 
 def test_a_record_with_costs_is_read_and_written_as_it_is_stored() -> None:
     record = read(stored("_costs"))
-    assert {"plan": 31, "run": 412} == record.durations_ms
-    assert record.task_ms is not None and 204 == record.task_ms["process"]
+    figures = record.figures
+    assert {"plan": 31, "run": 412} == figures.milliseconds == record.durations_ms
+    assert 204 == figures.task_milliseconds["process"] == record.task_ms["process"]
     assert {"commit": 14, "deliver": 55, "clean_up": 6} == record.previous_ms
     assert {"tasks": 1, "puts": 0} == record.retries
-    assert (2, 73114) == (record.objects, record.object_bytes)
+    assert (2, 73114) == (figures.objects, figures.object_bytes)
     assert stored("_costs") == json.loads(json.dumps(record.to_properties()))
 
 
@@ -92,13 +93,18 @@ def test_a_record_with_attachments_is_read_and_written_as_it_is_stored() -> None
     assert () == read(stored()).attachments == attachments_in(stored())
 
 
-def test_costs_that_are_unknown_are_left_out() -> None:
+def test_what_is_unknown_is_left_out() -> None:
     record = read(stored())
-    assert [None] * 6 == [
-        record.durations_ms,
-        record.task_ms,
-        record.previous_ms,
-        record.retries,
-        record.objects,
-        record.object_bytes,
-    ]
+    assert (None, None, None) == (record.previous_ms, record.retries, record.uploads)
+    assert ({}, {}, 0) == (record.durations_ms, record.task_ms, record.objects)
+
+
+@pytest.mark.parametrize("figures", [{"rows": {"a": 1}}, {"milliseconds": 3}, {"rows": "3"}, [], 1])
+def test_figures_of_another_form_are_rejected(figures: object) -> None:
+    with pytest.raises(CheckpointError, match="was not made by a streaming query"):
+        read(stored() | {"figures": figures})
+
+
+def test_a_figure_that_is_not_declared_is_left_out() -> None:
+    figures = {**stored()["figures"], "other": 1}
+    assert read(stored()).figures == read(stored() | {"figures": figures}).figures

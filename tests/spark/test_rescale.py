@@ -143,7 +143,7 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
 
 
 def cost_by_rows(acks: "Sequence[TaskAck]", size: int | None) -> BatchCost:
-    rows = sum(ack.rows.count for ack in acks)
+    rows = sum(ack.count("rows") for ack in acks)
     return BatchCost(len(acks), rows, size, work_ms=rows * 0.01, input_ms=1.0)
 
 

@@ -21,8 +21,7 @@ from tests.spark.test_time import SCHEMA, EventTimes, at
 
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state
-from statelog.spark.driver.progress import source_metrics
-from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.progress import BatchProgress, source_metrics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,6 +15,7 @@ from statelog.checkpoint.attachments import Attachment
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.core.source_position import SourceLog
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
+from statelog.metrics.table import BatchFigures
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
 from statelog.model.handles import (
     FileStateHandle,
@@ -24,7 +25,7 @@ from statelog.model.handles import (
     stream_handle_from_json,
 )
 
-_VERSION: Final = 4
+_VERSION: Final = 5
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,15 +37,11 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         schema: JSON of its state schema.
         next_due_ms: When its next timer is due, in the time of the time mode; `NEVER_MS` without
             timers, None if unknown.
-        rows, keys, output_rows: Counts of its input rows, of keys touched, of rows out.
         state_entries: Entries of all its state variables before the batch.
     """
 
     operator_id: str
     schema: JsonObject
-    rows: int
-    keys: int
-    output_rows: int
     state_entries: int
     next_due_ms: int | None = None
 
@@ -59,7 +56,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         query_id, batch_id: Spark's names of the query and of the micro-batch.
         location, timeline: The location and the timeline in which the micro-batch was computed.  A
             later checkpoint of another timeline may have the same record, after a rewind for example.
-        tasks: Number of tasks.
         delivery, time_mode: How the query ran.
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: Its watermark; -1 without.  A query that continues from here never has a
@@ -68,20 +64,14 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             `BatchTimes`; None if unknown.
         source_logs: Entries of the logs of file sources that the batch covers; None if unknown.
         source_folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
-        delta_bytes, output_bytes: Bytes of changes, and of staged rows.
         output_files: JSON handles of staged rows in separate files.
         went_back_to: The checkpoint of the last rewind of the query, if any.
         checkpoint_location: The query's checkpointLocation, as Spark resolved it; None if unknown.
-        durations_ms: Phases of the driver up to the commit: `plan`, `run`; None if unknown.
-        task_ms: Phases of the tasks, of the slowest task in each; None if unknown.
+        figures: Its figures up to the commit, which is not in them, in whole numbers.
         previous_ms: Phases of the parent's micro-batch from its commit on: `commit`, `deliver`,
             `clean_up`; None if the parent is of an earlier run.
         retries: What was repeated: `tasks` (attempts of tasks after their first) of this
             micro-batch, `puts` of claims and of the commit before; None if unknown.
-        objects, object_bytes: Number and size of the objects that the tasks wrote to the store; None
-            if unknown.
-        uploads: Figures of the tasks' uploads: `uploads`, `attempts`, `retries`, `bytes`, `slowest_ms`
-            and `wait_ms`; None if there were none, or unknown.
         attachments: What the checkpoint names besides its state: of this micro-batch, and what is kept of
             the micro-batches before it.
     """
@@ -91,12 +81,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     batch_id: int
     location: str
     timeline: int
-    tasks: int
     delivery: str
     time_mode: str
     now_ms: int
-    delta_bytes: int
-    output_bytes: int
     output_files: list[JsonObject]
     went_back_to: int | None = None
     watermark_ms: int = -1
@@ -105,13 +92,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     source_logs: list[SourceLog] | None = None
     source_folders: list[str] | None = None
     checkpoint_location: str | None = None
-    durations_ms: dict[str, int] | None = None
-    task_ms: dict[str, int] | None = None
+    figures: BatchFigures = BatchFigures()
     previous_ms: dict[str, int] | None = None
     retries: dict[str, int] | None = None
-    objects: int | None = None
-    object_bytes: int | None = None
-    uploads: dict[str, int] | None = None
     attachments: tuple[Attachment, ...] = ()
 
     @property
@@ -120,28 +103,74 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return DeliveredBatch(self.location, self.timeline, self.batch_id, self.position or "")
 
     @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return self.figures.tasks
+
+    @property
     def rows(self) -> int:
         """Number of input rows of the first operator."""
-        return self.operators[0].rows
+        return self.figures.rows
 
     @property
     def output_rows(self) -> int:
         """Number of rows of the last operator."""
-        return self.operators[-1].output_rows
+        return self.figures.output_rows
 
     @property
     def keys(self) -> int:
         """Number of keys touched, of all operators."""
-        return sum(operator.keys for operator in self.operators)
+        return self.figures.keys
 
     @property
     def state_entries(self) -> int:
         """Entries of all state variables before the batch."""
-        return sum(operator.state_entries for operator in self.operators)
+        return self.figures.state_entries
+
+    @property
+    def delta_bytes(self) -> int:
+        """Bytes of changes."""
+        return self.figures.delta_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of staged rows."""
+        return self.figures.output_bytes
+
+    @property
+    def objects(self) -> int:
+        """Number of objects that the tasks wrote to the store."""
+        return self.figures.objects
+
+    @property
+    def durations_ms(self) -> dict[str, int]:
+        """Phases of the driver up to the commit: `plan`, `run`."""
+        return {phase: round(ms) for phase, ms in self.figures.milliseconds.items()}
+
+    @property
+    def task_ms(self) -> dict[str, int]:
+        """Phases of the tasks, of the slowest task in each."""
+        return {phase: round(ms) for phase, ms in self.figures.task_milliseconds.items()}
+
+    @property
+    def uploads(self) -> dict[str, int] | None:
+        """What the tasks uploaded; None for nothing."""
+        figures = self.figures
+        if not figures.upload_attempts:
+            return None
+        return {
+            "uploads": figures.uploads,
+            "attempts": figures.upload_attempts,
+            "retries": figures.upload_retries,
+            "bytes": figures.upload_bytes,
+            "slowest_ms": round(figures.slowest_upload_ms),
+            "wait_ms": round(figures.upload_wait_ms),
+        }
 
     def to_properties(self) -> JsonObject:
         """Return the checkpoint's properties; its staged files are deleted with it."""
-        properties: JsonObject = {**msgspec.to_builtins(self), "version": _VERSION}
+        properties: JsonObject = msgspec.to_builtins(self)
+        properties |= {"figures": self.figures.stored(), "version": _VERSION}
         files = [handle.path for handle in self.staged_files()]
         files += [attachment.path for attachment in self.attachments]
         properties[OBJECTS_PROPERTY] = files

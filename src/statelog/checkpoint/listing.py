@@ -28,8 +28,8 @@ from statelog.notebook import facts_as_html
 from statelog.runtime.clock import utc_time
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
-DURATIONS_PROPERTY: Final = "durations_ms"
-"""Property of a checkpoint: an object of phase -> milliseconds."""
+FIGURES_PROPERTY: Final = "figures"
+"""Property of a checkpoint: the figures of its micro-batch by name."""
 
 
 class CheckpointState(enum.Enum):
@@ -116,7 +116,8 @@ class CheckpointSummary:
     @property
     def durations_ms(self) -> Mapping[str, int]:
         """Milliseconds of each phase of its micro-batch by name, as far as they were recorded."""
-        stored = self.properties.get(DURATIONS_PROPERTY)
+        figures = self.properties.get(FIGURES_PROPERTY)
+        stored = figures.get("milliseconds") if isinstance(figures, Mapping) else None
         if not isinstance(stored, Mapping):
             return {}
         return {

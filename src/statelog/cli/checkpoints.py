@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import typer
 from rich import box
 from rich.console import JustifyMethod
 from rich.text import Text
 
-from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.checkpoint.listing import (
+    FIGURES_PROPERTY,
+    CheckpointState,
+    CheckpointSummary,
+    list_checkpoints,
+)
 from statelog.cli.options import JsonLinesOption, LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
@@ -118,7 +124,9 @@ def _row(summary: CheckpointSummary) -> dict[str, str | Text]:
 
 def _properties(summary: CheckpointSummary) -> str:
     """Return the numbers of a micro-batch, or else all plain properties."""
-    plain = {k: v for k, v in summary.properties.items() if isinstance(v, bool | int | float | str)}
+    stored, figures = summary.properties, summary.properties.get(FIGURES_PROPERTY)
+    stored = {**stored, **figures} if isinstance(figures, Mapping) else stored
+    plain = {k: v for k, v in stored.items() if isinstance(v, bool | int | float | str)}
     batch = {name: plain[name] for name in _BATCH_NUMBERS if name in plain}
     return " ".join(f"{name}={value}" for name, value in (batch or plain).items())
 

@@ -1,18 +1,245 @@
 """
-All metrics of statelog, in one table.
+All metrics of statelog, and all figures of a micro-batch, in two tables.
 
 A metric with a name of Flink's has Flink's meaning, and its name here is that name in Python's
 spelling.  The others are statelog's own: durations of phases, ages of queues, and counts.
 Source: Flink, ChangelogStorageMetricGroup, ChangelogMaterializationMetricGroup,
 ChangelogStateBackendMetricGroup.  Deviations are described at the metric.
+
+A figure is declared by a field of `BatchFigures`.  A task counts it under the name of the field, see
+`TaskAck.figures`, and the driver combines the counts by the kind of the figure.  The result is in the
+record of the checkpoint, in `BatchProgress`, in Spark's progress (there its name is in camelCase), and
+where the figure has a metric, in `METRICS` and in what is exported.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from typing import Final, TypeAlias
+
+Number: TypeAlias = int | float
+FigureValue: TypeAlias = Number | Mapping[str, Number]
+"""A number, or a number for each of several names."""
+
+_NS_PER_MS: Final = 1_000_000
+
+
+class FigureKind(enum.Enum):
+    """How the values of tasks and operators become the value of a micro-batch."""
+
+    SUM = "sum"
+    MOST = "most"
+    FIRST = "first"
+    """The sum over the tasks of the first operator."""
+    LAST = "last"
+    """The sum over the tasks of the last operator."""
+    DRIVER = "driver"
+    """The driver sets it; tasks do not count it."""
+
+
+def _whole(values: Sequence[float]) -> int:
+    return int(sum(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """
+    The declaration of a figure.
+
+    Args:
+        unit: Of its numbers.
+        text: What it means.
+        kind: How it is combined.
+        counter: The metric that it is added to; "" for none.
+        gauge: The metric that shows its last value; "" for none.
+        flink_name: Of that metric.
+        recorded: The metric of the tasks' uploads that it is computed from; "" for none.
+        fold: Computes it from the values of that metric.
+        parts: Names that it always has, where it has several numbers.
+    """
+
+    unit: str
+    text: str
+    kind: FigureKind = FigureKind.SUM
+    counter: str = ""
+    gauge: str = ""
+    flink_name: str = ""
+    recorded: str = ""
+    fold: Callable[[Sequence[float]], Number] = _whole
+    parts: tuple[str, ...] = ()
+
+    def number(self) -> int:
+        """Return the field of a figure that is a number."""
+        return field(default=0, metadata={"figure": self})
+
+    def numbers(self) -> dict[str, int]:
+        """Return the field of a figure with a number for each of several names."""
+        return field(default_factory=self.no_numbers, metadata={"figure": self})
+
+    def no_numbers(self) -> dict[str, int]:
+        """Return the value of a figure with several numbers that nothing counted."""
+        return dict.fromkeys(self.parts, 0)
+
+
+def _repeated(attempts: Sequence[float]) -> int:
+    return int(sum(attempts)) - len(attempts)
+
+
+def _longest_ms(nanoseconds: Sequence[float]) -> float:
+    return max(nanoseconds) / _NS_PER_MS
+
+
+def _sum_ms(nanoseconds: Sequence[float]) -> float:
+    return sum(nanoseconds) / _NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFigures:
+    """The figures of a micro-batch."""
+
+    tasks: int = Figure("tasks", "Number of tasks.", FigureKind.DRIVER).number()
+    rows: int = Figure(
+        "rows",
+        "Input rows of the first operator of a stateful query, without late ones.",
+        FigureKind.FIRST,
+        counter="num_records_in",
+        flink_name="numRecordsIn",
+    ).number()
+    late_rows: int = Figure(
+        "rows",
+        "Input rows that a stateful query dropped because their event time is behind the watermark.",
+        counter="num_late_records_dropped",
+        flink_name="numLateRecordsDropped",
+    ).number()
+    keys: int = Figure("keys", "Keys of the input rows.").number()
+    output_rows: int = Figure(
+        "rows",
+        "Rows that a stateful query delivered; rows delivered again after a restart count again.",
+        FigureKind.LAST,
+        counter="num_records_out",
+        flink_name="numRecordsOut",
+    ).number()
+    failed_keys: int = Figure(
+        "keys",
+        "Keys whose processing failed in a stateful query and was left out, see the setting `onError`.",
+        counter="num_failed_keys",
+    ).number()
+    dead_letters: int = Figure(
+        "calls",
+        "Calls of a processor that failed and are kept as dead letters.",
+        counter="num_dead_letters",
+    ).number()
+    side_output_rows: int = Figure(
+        "rows",
+        "Rows that the processors of a stateful query emitted to side outputs.",
+        counter="num_side_output_rows",
+    ).number()
+    state_entries: int = Figure(
+        "entries",
+        "Entries of all state variables of a stateful query before the micro-batch.",
+        gauge="state_entries",
+    ).number()
+    delta_bytes: int = Figure("bytes", "Bytes of the changes.").number()
+    output_bytes: int = Figure("bytes", "Bytes of the staged rows.", FigureKind.DRIVER).number()
+    objects: int = Figure("objects", "Objects written to the store, the commit included.").number()
+    object_bytes: int = Figure("bytes", "Their size.").number()
+    uploads: int = Figure(
+        "uploads",
+        "Uploads of the tasks that succeeded: files of changes, snapshots, staged rows and recordings.",
+        recorded="total_attempts_per_upload",
+        fold=len,
+    ).number()
+    upload_bytes: int = Figure(
+        "bytes", "Their bytes before compression.", recorded="upload_sizes"
+    ).number()
+    upload_attempts: int = Figure(
+        "attempts",
+        "Attempts of all uploads.",
+        recorded="number_of_upload_requests",
+    ).number()
+    upload_failures: int = Figure(
+        "attempts",
+        "Attempts that raised an error.",
+        recorded="number_of_upload_failures",
+    ).number()
+    upload_timeouts: int = Figure(
+        "attempts",
+        "Attempts that took longer than the time-out.",
+        recorded="number_of_upload_timeouts",
+    ).number()
+    upload_retries: int = Figure(
+        "attempts",
+        "Attempts after the first of the uploads that succeeded.",
+        recorded="total_attempts_per_upload",
+        fold=_repeated,
+    ).number()
+    slowest_upload_ms: float = Figure(
+        "milliseconds",
+        "The longest upload, with all its attempts.",
+        FigureKind.MOST,
+        recorded="upload_durations",
+        fold=_longest_ms,
+    ).number()
+    upload_wait_ms: float = Figure(
+        "milliseconds",
+        "Summed time that tasks waited because too many bytes were in flight.",
+        recorded="changelog_busy_time",
+        fold=_sum_ms,
+    ).number()
+    repeated_requests: int = Figure(
+        "requests",
+        "Requests of the tasks and the driver to the store that failed and were sent again, inside of "
+        "those attempts and for claims, commits and reads.",
+        recorded="repeated_requests",
+    ).number()
+    log_bytes: int = Figure(
+        "bytes", "Bytes of changes in the log after the snapshots.", FigureKind.DRIVER
+    ).number()
+    log_handles: int = Figure("handles", "Handles of that log.", FigureKind.DRIVER).number()
+    snapshots: int = Figure("snapshots", "Snapshots that were written.").number()
+    snapshots_failed: int = Figure("snapshots", "Snapshots that failed.").number()
+    catch_up: Mapping[str, int] = Figure(
+        "",
+        "How the tasks brought their state forward: key groups folded from memory, change sets "
+        "replayed, snapshots restored, key groups read from local files, blocks of key groups moved "
+        "into columns.",
+        parts=("folded", "replayed", "restored", "local", "compacted"),
+    ).numbers()
+    milliseconds: Mapping[str, float] = Figure(
+        "milliseconds", "Duration by phase on the driver.", FigureKind.DRIVER
+    ).numbers()
+    task_milliseconds: Mapping[str, float] = Figure(
+        "milliseconds",
+        "Duration by phase, of the slowest task in each; `input` includes `wait`, the wait for rows.",
+        FigureKind.MOST,
+    ).numbers()
+
+    def stored(self) -> dict[str, int | dict[str, int]]:
+        """Return the figures that are not 0, in whole numbers."""
+        whole = {name: _rounded(value) for name, value in asdict(self).items()}
+        return {name: value for name, value in whole.items() if value}
+
+
+def _rounded(value: FigureValue) -> int | dict[str, int]:
+    if not isinstance(value, Mapping):
+        return round(value)
+    parts = {name: round(number) for name, number in value.items()}
+    return {name: number for name, number in parts.items() if number}
+
+
+FIGURES: Final[Mapping[str, Figure]] = {
+    each.name: each.metadata["figure"] for each in fields(BatchFigures)
+}
+"""The declarations of all figures, by name."""
+
+
+def camel_case(name: str) -> str:
+    """Return a name in the spelling of Java."""
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)
 
 
 class MetricKind(enum.Enum):
@@ -34,359 +261,220 @@ class MetricSpec:
     description: str
 
 
+_STORAGE: Final = "ChangelogStorage."
+_MATERIALIZATION: Final = "ChangelogMaterialization."
+_BACKEND: Final = "ChangelogStateBackend."
+
+
+def _row(
+    kind: MetricKind, name: str, unit: str, text: str, group: str = "", flink_name: str = ""
+) -> MetricSpec:
+    """Return a metric; in a *group* of Flink's, Flink's name is ours in camelCase."""
+    return MetricSpec(name, f"{group}{camel_case(name)}" if group else flink_name, kind, unit, text)
+
+
+_counter = partial(_row, MetricKind.COUNTER)
+_gauge = partial(_row, MetricKind.GAUGE)
+_histogram = partial(_row, MetricKind.HISTOGRAM)
+
 _TABLE: Final = (
-    MetricSpec(
-        "number_of_upload_requests",
-        "ChangelogStorage.numberOfUploadRequests",
-        MetricKind.COUNTER,
-        "attempts",
-        "Upload attempts started.",
-    ),
-    MetricSpec(
+    _counter("number_of_upload_requests", "attempts", "Upload attempts started.", _STORAGE),
+    _counter(
         "number_of_upload_failures",
-        "ChangelogStorage.numberOfUploadFailures",
-        MetricKind.COUNTER,
         "attempts",
-        "Upload attempts that raised an error of any kind; unlike in Flink, an error in the close "
-        "of the file counts too. A late attempt is a time-out, not a failure.",
+        "Upload attempts that raised an error of any kind; unlike in Flink, an error in the "
+        "close of the file counts too. A late attempt is a time-out, not a failure.",
+        _STORAGE,
     ),
-    MetricSpec(
+    _histogram(
         "attempts_per_upload",
-        "ChangelogStorage.attemptsPerUpload",
-        MetricKind.HISTOGRAM,
         "attempts",
         "Number of the attempt that won; successful uploads only.",
+        _STORAGE,
     ),
-    MetricSpec(
+    _histogram(
         "total_attempts_per_upload",
-        "ChangelogStorage.totalAttemptsPerUpload",
-        MetricKind.HISTOGRAM,
         "attempts",
         "Attempts made until the upload succeeded.",
+        _STORAGE,
     ),
-    MetricSpec(
-        "upload_batch_sizes",
-        "ChangelogStorage.uploadBatchSizes",
-        MetricKind.HISTOGRAM,
-        "tasks",
-        "Tasks put into one file.",
-    ),
-    MetricSpec(
+    _histogram("upload_batch_sizes", "tasks", "Tasks put into one file.", _STORAGE),
+    _histogram(
         "upload_sizes",
-        "ChangelogStorage.uploadSizes",
-        MetricKind.HISTOGRAM,
         "bytes",
         "Payload bytes per file, before compression; successful attempts only.",
+        _STORAGE,
     ),
-    MetricSpec(
+    _histogram(
         "upload_latencies",
-        "ChangelogStorage.uploadLatenciesNanos",
-        MetricKind.HISTOGRAM,
         "nanoseconds",
         "Duration of successful attempts.",
+        flink_name="ChangelogStorage.uploadLatenciesNanos",
     ),
-    MetricSpec(
-        "upload_queue_size",
-        "ChangelogStorage.uploadQueueSize",
-        MetricKind.GAUGE,
-        "tasks",
-        "Tasks that wait to be put into a file.",
-    ),
-    MetricSpec(
+    _gauge("upload_queue_size", "tasks", "Tasks that wait to be put into a file.", _STORAGE),
+    _counter(
         "number_of_upload_timeouts",
-        "",
-        MetricKind.COUNTER,
         "attempts",
         "Upload attempts that took longer than the time-out; they may still succeed.",
     ),
-    MetricSpec(
+    _counter(
         "repeated_requests",
-        "",
-        MetricKind.COUNTER,
         "requests",
         "Requests to stores that failed, or returned wrong bytes, and were sent again.",
     ),
-    MetricSpec(
+    _counter(
         "number_of_discarded_uploads",
-        "",
-        MetricKind.COUNTER,
         "attempts",
         "Upload attempts that succeeded after their upload had ended; their files are deleted.",
     ),
-    MetricSpec(
+    _gauge(
         "upload_queue_age",
-        "",
-        MetricKind.GAUGE,
         "nanoseconds",
         "Age of the oldest task that waits to be put into a file; 0 without one.",
     ),
-    MetricSpec(
+    _gauge(
         "in_flight_bytes",
-        "",
-        MetricKind.GAUGE,
         "bytes",
         "Bytes of all writers that are queued, uploading, or held by attempts that hang.",
     ),
-    MetricSpec(
-        "backpressured_tasks",
-        "",
-        MetricKind.GAUGE,
-        "tasks",
-        "Tasks whose callers wait for upload capacity.",
-    ),
-    MetricSpec(
+    _gauge("backpressured_tasks", "tasks", "Tasks whose callers wait for upload capacity."),
+    _histogram(
         "upload_queue_waits",
-        "",
-        MetricKind.HISTOGRAM,
         "nanoseconds",
         "Phase: from the first task of a file to the start of its upload.",
     ),
-    MetricSpec(
+    _histogram(
         "upload_thread_waits",
-        "",
-        MetricKind.HISTOGRAM,
         "nanoseconds",
         "Phase: from the start of an attempt to its put: the wait for a thread, and encoding.",
     ),
-    MetricSpec(
+    _histogram(
         "encode_durations",
-        "",
-        MetricKind.HISTOGRAM,
         "nanoseconds",
         "Phase: turning the tasks of an upload into bytes, once for all its attempts.",
     ),
-    MetricSpec(
-        "put_durations",
-        "",
-        MetricKind.HISTOGRAM,
-        "nanoseconds",
-        "Phase: the store's put of a file; successful ones only.",
+    _histogram(
+        "put_durations", "nanoseconds", "Phase: the store's put of a file; successful ones only."
     ),
-    MetricSpec(
+    _histogram(
         "upload_durations",
-        "",
-        MetricKind.HISTOGRAM,
         "nanoseconds",
         "From the start of an upload to its success, all attempts and delays included.",
     ),
-    MetricSpec(
+    _histogram(
         "persist_durations",
-        "",
-        MetricKind.HISTOGRAM,
         "nanoseconds",
         "From the call of `persist` to its result; successful ones only.",
     ),
-    MetricSpec(
-        "local_recovery_hits",
-        "",
-        MetricKind.COUNTER,
-        "files",
-        "Files that a restore read from local copies.",
-    ),
-    MetricSpec(
+    _counter("local_recovery_hits", "files", "Files that a restore read from local copies."),
+    _counter(
         "local_recovery_misses",
-        "",
-        MetricKind.COUNTER,
         "files",
-        "Files that a restore read from the store although it was given a local copy of "
-        "the handle.",
+        "Files that a restore read from the store although it was given a local copy of the "
+        "handle.",
     ),
-    MetricSpec(
+    _counter(
         "local_recovery_bytes",
-        "",
-        MetricKind.COUNTER,
         "bytes",
         "Payload bytes of the files that a restore read from local copies.",
     ),
-    MetricSpec(
-        "local_copies_written",
-        "",
-        MetricKind.COUNTER,
-        "files",
-        "Local copies that were complete in time.",
-    ),
-    MetricSpec(
+    _counter("local_copies_written", "files", "Local copies that were complete in time."),
+    _counter(
         "local_copy_errors",
-        "",
-        MetricKind.COUNTER,
         "files",
         "Local copies that failed, were written too late, or are damaged; uploads and restores "
         "do not fail because of it.",
     ),
-    MetricSpec(
-        "download_cache_hits",
-        "",
-        MetricKind.COUNTER,
-        "files",
-        "Reads of a file that was in the download cache.",
-    ),
-    MetricSpec(
-        "download_cache_misses",
-        "",
-        MetricKind.COUNTER,
-        "files",
-        "Reads that went to the store.",
-    ),
-    MetricSpec(
+    _counter("download_cache_hits", "files", "Reads of a file that was in the download cache."),
+    _counter("download_cache_misses", "files", "Reads that went to the store."),
+    _gauge(
         "download_cache_bytes",
-        "",
-        MetricKind.GAUGE,
         "bytes",
         "Bytes of downloaded files on disk, files being written included.",
     ),
-    MetricSpec(
+    _counter(
         "download_cache_errors",
-        "",
-        MetricKind.COUNTER,
         "files",
         "Cached files that were lost, damaged, or could not be written.",
     ),
-    MetricSpec(
+    _counter(
         "download_cache_evictions",
-        "",
-        MetricKind.COUNTER,
         "files",
         "Cached files that were removed because the cache was full.",
     ),
-    MetricSpec(
+    _counter(
         "download_cache_idle_removals",
-        "",
-        MetricKind.COUNTER,
         "files",
         "Cached files removed because they were not used for the idle time-out.",
     ),
-    MetricSpec(
+    _counter(
         "started_materialization",
-        "ChangelogMaterialization.startedMaterialization",
-        MetricKind.COUNTER,
         "runs",
         "Materializations started, skipped ones included.",
+        _MATERIALIZATION,
     ),
-    MetricSpec(
+    _counter(
         "completed_materialization",
-        "ChangelogMaterialization.completedMaterialization",
-        MetricKind.COUNTER,
         "runs",
         "Materializations completed, skipped ones included.",
+        _MATERIALIZATION,
     ),
-    MetricSpec(
-        "failed_materialization",
-        "ChangelogMaterialization.failedMaterialization",
-        MetricKind.COUNTER,
-        "runs",
-        "Materializations that failed.",
-    ),
-    MetricSpec(
+    _counter("failed_materialization", "runs", "Materializations that failed.", _MATERIALIZATION),
+    _gauge(
         "last_duration_of_materialization",
-        "ChangelogMaterialization.lastDurationOfMaterialization",
-        MetricKind.GAUGE,
         "milliseconds",
         "Duration of the last materialization; -1 before the first.",
+        _MATERIALIZATION,
     ),
-    MetricSpec(
+    _gauge(
         "last_full_size_of_materialization",
-        "ChangelogStateBackend.lastFullSizeOfMaterialization",
-        MetricKind.GAUGE,
         "bytes",
         "Full size of the materialized part of the last checkpoint.",
+        _BACKEND,
     ),
-    MetricSpec(
+    _gauge(
         "last_inc_size_of_materialization",
-        "ChangelogStateBackend.lastIncSizeOfMaterialization",
-        MetricKind.GAUGE,
         "bytes",
         "New bytes in the materialized part of the last checkpoint.",
+        _BACKEND,
     ),
-    MetricSpec(
+    _gauge(
         "last_full_size_of_non_materialization",
-        "ChangelogStateBackend.lastFullSizeOfNonMaterialization",
-        MetricKind.GAUGE,
         "bytes",
         "Full size of the log part of the last checkpoint.",
+        _BACKEND,
     ),
-    MetricSpec(
+    _gauge(
         "last_inc_size_of_non_materialization",
-        "ChangelogStateBackend.lastIncSizeOfNonMaterialization",
-        MetricKind.GAUGE,
         "bytes",
         "New bytes in the log part of the last checkpoint; each set counts once.",
+        _BACKEND,
     ),
-    MetricSpec(
+    _gauge(
         "log_bytes_behind_snapshots",
-        "",
-        MetricKind.GAUGE,
         "bytes",
         "Log that the last checkpoint needs because no snapshot covers it.",
     ),
-    MetricSpec(
-        "log_handles_behind_snapshots",
-        "",
-        MetricKind.GAUGE,
-        "pieces",
-        "Number of pieces of that log.",
-    ),
-    MetricSpec(
-        "num_records_in",
-        "numRecordsIn",
-        MetricKind.COUNTER,
-        "rows",
-        "Input rows of the micro-batches that a stateful query committed, without late ones.",
-    ),
-    MetricSpec(
-        "num_records_out",
-        "numRecordsOut",
-        MetricKind.COUNTER,
-        "rows",
-        "Rows that a stateful query delivered; rows delivered again after a restart count again.",
-    ),
-    MetricSpec(
+    _gauge("log_handles_behind_snapshots", "pieces", "Number of pieces of that log."),
+    _histogram(
         "micro_batch_durations",
-        "",
-        MetricKind.HISTOGRAM,
         "milliseconds",
         "Duration of a micro-batch on the driver, from its input to its clean-up.",
     ),
-    MetricSpec(
-        "state_entries",
-        "",
-        MetricKind.GAUGE,
-        "entries",
-        "Entries of all state variables of a stateful query before its last micro-batch.",
-    ),
-    MetricSpec(
-        "num_late_records_dropped",
-        "numLateRecordsDropped",
-        MetricKind.COUNTER,
-        "rows",
-        "Input rows that a stateful query dropped because their event time is behind the watermark.",
-    ),
-    MetricSpec(
-        "num_failed_keys",
-        "",
-        MetricKind.COUNTER,
-        "keys",
-        "Keys whose processing failed in a stateful query and was left out, see the setting `onError`.",
-    ),
-    MetricSpec(
-        "num_dead_letters",
-        "",
-        MetricKind.COUNTER,
-        "calls",
-        "Calls of a processor that failed and are kept as dead letters.",
-    ),
-    MetricSpec(
-        "num_side_output_rows",
-        "",
-        MetricKind.COUNTER,
-        "rows",
-        "Rows that the processors of a stateful query emitted to side outputs.",
-    ),
-    MetricSpec(
+    _counter(
         "changelog_busy_time",
-        "changelogBusyTimeMsPerSecond",
-        MetricKind.COUNTER,
         "nanoseconds",
         "Time that callers waited for upload capacity; Flink reports it per second, in ms.",
+        flink_name="changelogBusyTimeMsPerSecond",
+    ),
+    *(
+        _row(kind, name, figure.unit, figure.text, flink_name=figure.flink_name)
+        for figure in FIGURES.values()
+        for kind, name in (
+            (MetricKind.COUNTER, figure.counter),
+            (MetricKind.GAUGE, figure.gauge),
+        )
+        if name
     ),
 )
 

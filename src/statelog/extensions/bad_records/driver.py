@@ -110,14 +110,6 @@ class BadRecords(AttachingExtension):
         super().committed(batch_id, acks)
         self._failures.committed(batch_id, acks)
 
-    def figures(self, acks: Sequence[TaskAck]) -> dict[str, int]:
-        """Return how many keys failed, and how many dead letters were kept."""
-        failed = [failures_of(ack) for ack in acks]
-        return {
-            "failed_keys": sum(part.keys for part in failed),
-            "dead_letters": sum(part.letters.count for part in failed),
-        }
-
 
 class FailureLog:
     """

@@ -41,6 +41,7 @@ class TaskBadRecords(TaskExtension):
         return IsolatingRun(run, self._failures, collectors, leave_out)
 
     def answer(self) -> FailedPart | None:
-        """Return the keys that failed, with their dead letters."""
+        """Return the keys that failed, with their dead letters, and count them."""
         part = self._failures.answer(self._tools.files, self._tools.spec)
+        self._tools.figures.update(failed_keys=part.keys, dead_letters=part.letters.count)
         return None if part == NO_FAILURE else part

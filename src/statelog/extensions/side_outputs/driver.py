@@ -23,7 +23,7 @@ from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.query.side_output import SideSchemas, operator_of
 from statelog.spark.rows.types import from_ipc
-from statelog.spark.worker.protocol import TaskAck, part_of
+from statelog.spark.worker.protocol import part_of
 from statelog.state.reader.side_outputs import (
     SIDE_BATCH,
     SIDE_CHECKPOINT,
@@ -102,10 +102,6 @@ class SideOutputs(AttachingExtension):
     def task_part(self, operator: int, tasks: int) -> SideSchemas | None:
         """Return the side outputs that the processor of an operator declares."""
         return _declared(self._query.operators[operator]) or None
-
-    def figures(self, acks: Sequence[TaskAck]) -> dict[str, int]:
-        """Return the number of rows that the processors emitted."""
-        return {"side_output_rows": sum(each.count for ack in acks for each in self.additions(ack))}
 
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
         """Call the sinks with the rows of the tasks' answers, which are not read again."""

@@ -189,6 +189,7 @@ class TaskSideOutputs(TaskExtension):
 
     def __init__(self, part: Mapping[str, SideSchema] | None, tools: TaskTools | None) -> None:
         self.is_open = False
+        self._tools = tools
         self.by_name: dict[str, TaskSideOutput] = {}
         if part:
             if tools is None:
@@ -232,5 +233,8 @@ class TaskSideOutputs(TaskExtension):
             output.flush()
 
     def answer(self) -> tuple[Addition, ...] | None:
-        """Return the rows that were emitted; large ones are put into files."""
-        return tuple(chain(*(output.additions() for output in self._all))) or None
+        """Return the rows that were emitted, and count them; large ones are put into files."""
+        additions = tuple(chain(*(output.additions() for output in self._all)))
+        if self._tools is not None:
+            self._tools.figures["side_output_rows"] = sum(each.count for each in additions)
+        return additions or None

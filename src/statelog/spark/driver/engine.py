@@ -16,13 +16,14 @@ from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import StatelogError
+from statelog.metrics.table import BatchFigures
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch, RecordedCosts
+from statelog.spark.driver.batch_reports import BatchReports, after_commit
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.driver.delivery import CommittedRows, deliveries
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION, row_files
@@ -34,7 +35,8 @@ from statelog.spark.driver.extension import (
 )
 from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
-from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
+from statelog.spark.driver.operator_run import MicroBatch, OperatorRun
+from statelog.spark.driver.progress import figures_of
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.driver.task_runner import TaskRunner
@@ -107,7 +109,7 @@ class MicroBatchEngine:
         self._running = self._operators[0]
         """The operator that ran last, which a failed job belongs to."""
         self._reports = BatchReports(query.observers, query.location)
-        self._cost = RecordedCosts(self._location)
+        self._previous_ms: dict[str, int] | None = None
         self._has_run = False
         self._is_processing = self._is_closed = False
         self._checkpoint_location = None if query_times is None else query_times.checkpoint_location
@@ -207,7 +209,7 @@ class MicroBatchEngine:
             if batch.times.is_idle and not any(map(_has_effect, chain(*answers))):
                 self._decline_idle(batch, answers)
                 return
-            completed, record = self._commit(batch, answers, watch)
+            completed, record, figures = self._commit(batch, answers, watch)
             watch.lap("commit")
         except BaseException:
             self._location.snapshots.aborted(batch.snapshots)
@@ -221,7 +223,7 @@ class MicroBatchEngine:
         watch.lap("deliver")
         self._clean_up(answers)
         watch.lap("clean_up")
-        self._report(batch, answers, record, watch)
+        self._report(batch, answers, figures, watch)
 
     def _decide(self, frame: DataFrame, batch_id: int) -> tuple[BatchTimes, str] | None:
         """
@@ -290,20 +292,27 @@ class MicroBatchEngine:
         return answers
 
     def _commit(
-        self,
-        batch: MicroBatch,
-        answers: Sequence[Sequence[TaskAck]],
-        watch: Stopwatch,
-    ) -> tuple[CompletedCheckpoint, BatchRecord]:
+        self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]], watch: Stopwatch
+    ) -> tuple[CompletedCheckpoint, BatchRecord, BatchFigures]:
         self._acknowledge(batch, answers)
         rows = self._delivery.committed_rows(answers[-1])
-        record = self._record(batch, answers, rows, watch)
+        operators = [
+            operator.record(acks) for operator, acks in zip(self._operators, answers, strict=True)
+        ]
+        figures = replace(
+            figures_of(answers),
+            tasks=sum(map(len, batch.ranges)),
+            state_entries=sum(operator.state_entries for operator in operators),
+            output_bytes=rows.size_bytes,
+            milliseconds=dict(watch.milliseconds),
+        )
+        record = self._record(batch, answers, rows, operators, figures)
         completed = self._coordinator.complete(
             batch.checkpoint_id,
             properties=record.to_properties(),
             sections={} if rows.section is None else {OUTPUT_SECTION: rows.section},
         )
-        return completed, record
+        return completed, record, figures
 
     def _acknowledge(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
         for ranges, acks in zip(batch.ranges, answers, strict=True):
@@ -321,26 +330,24 @@ class MicroBatchEngine:
         batch: MicroBatch,
         answers: Sequence[Sequence[TaskAck]],
         rows: CommittedRows,
-        watch: Stopwatch,
+        operators: Sequence[OperatorRecord],
+        figures: BatchFigures,
     ) -> BatchRecord:
         """Return what the checkpoint says of the micro-batch."""
         times, timeline = batch.times, self._coordinator.timeline
-        acks = [*chain(*answers)]
+        retries = {
+            "tasks": sum(ack.place.attempt for ack in chain(*answers)),
+            "puts": self._location.take_repeated_puts(),  # of the claim, or the commit before
+        }
         return BatchRecord(
-            operators=tuple(
-                operator.record(answer)
-                for operator, answer in zip(self._operators, answers, strict=True)
-            ),
+            operators=tuple(operators),
             query_id=batch.query_id,
             batch_id=batch.batch_id,
             location=timeline.location_id,
             timeline=timeline.number,
-            tasks=sum(map(len, batch.ranges)),
             delivery=self._query.settings.delivery.value,
             time_mode=self._query.time_mode,
             now_ms=times.now_ms if self._query.time_mode != "none" else -1,
-            delta_bytes=sum(ack.changes.delta_bytes for ack in acks),
-            output_bytes=len(rows.section or b"") + sum(file.size_bytes for file in rows.files),
             output_files=[handle.to_json() for handle in rows.files],
             went_back_to=self._location.state.went_back_to,
             watermark_ms=times.watermark_ms,
@@ -349,7 +356,9 @@ class MicroBatchEngine:
             source_logs=list(times.source_logs),
             source_folders=list(times.source_folders),
             checkpoint_location=self._checkpoint_location,
-            **self._cost.before_commit(watch, acks)._asdict(),
+            figures=figures,
+            previous_ms=self._previous_ms,
+            retries=retries,
             attachments=self._extensions.attachments(answers),
         )
 
@@ -359,7 +368,7 @@ class MicroBatchEngine:
         self._coordinator.decline(batch.checkpoint_id, "the micro-batch had no effect")
         for index, acks in enumerate(answers):
             if acks:
-                self._location.state.due_ms[index] = next_due_ms(acks)
+                self._location.state.due_ms[index] = min(ack.changes.next_due_ms for ack in acks)
 
     def _advance(
         self,
@@ -389,18 +398,20 @@ class MicroBatchEngine:
         self,
         batch: MicroBatch,
         answers: Sequence[Sequence[TaskAck]],
-        record: BatchRecord,
+        figures: BatchFigures,
         watch: Stopwatch,
     ) -> None:
-        self._cost.committed(watch)
-        acks = [*chain(*answers)]
-        committed = CommittedBatch(
-            batch.checkpoint_id,
-            self._coordinator.committed_bytes,
-            self._location.snapshots.distances,
-            self._extensions.figures(acks),
+        self._previous_ms = after_commit(watch)
+        distances = self._location.snapshots.distances
+        figures = replace(
+            figures,
+            objects=figures.objects + 1,
+            object_bytes=figures.object_bytes + self._coordinator.committed_bytes,
+            log_bytes=distances.log_bytes,
+            log_handles=distances.log_handles,
+            milliseconds=watch.with_total(),
         )
-        self._reports.committed(record, acks, committed, watch)
+        self._reports.committed(batch.batch_id, batch.checkpoint_id, figures, [*chain(*answers)])
 
     def _deliver_again(self, frame: DataFrame, batch_id: int) -> None:
         """Deliver a committed batch again, with its own delivery."""
@@ -423,4 +434,4 @@ class MicroBatchEngine:
 def _has_effect(ack: TaskAck) -> bool:
     """Return whether a task read rows, changed state, or answered with rows or for an extension."""
     wrote = ack.changes.log is not None or ack.changes.snapshot is not None or bool(ack.extras)
-    return wrote or ack.rows.count > 0 or ack.output.rows > 0
+    return wrote or ack.count("rows") > 0 or ack.count("output_rows") > 0

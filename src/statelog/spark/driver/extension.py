@@ -7,7 +7,7 @@ same points of a micro-batch, in the order of `spark.extension_table`:
     begin                      before the tasks are planned
     task_part                  what the tasks of an operator get, in `TaskSpec.extras`
     attachments                before the commit: the objects that the checkpoint names
-    committed, figures         after the commit
+    committed                  after the commit
     deliver, deliver_again     after the commit, with the frame of the micro-batch
 
 After an error up to the commit, nothing of the micro-batch is committed.
@@ -135,10 +135,6 @@ class DriverExtension(Protocol):
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
         """Note the commit of the micro-batch whose `attachments` were asked for last."""
 
-    def figures(self, acks: Sequence[TaskAck]) -> Mapping[str, int]:
-        """Return figures of a micro-batch, by the field of `BatchProgress`; `num_<field>` counts each."""
-        return {}
-
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
         """Deliver what the tasks of a committed micro-batch answered."""
 
@@ -217,10 +213,6 @@ class DriverExtensions:
         acks = [*chain(*answers)]
         for extension in self._extensions:
             extension.committed(self._start.batch_id, acks)
-
-    def figures(self, acks: Sequence[TaskAck]) -> dict[str, int]:
-        """Return the figures of all extensions."""
-        return dict(chain(*(each.figures(acks).items() for each in self._extensions)))
 
     def deliver(self, frame: DataFrame, answers: Sequence[Sequence[TaskAck]]) -> None:
         """Deliver what the tasks of the committed micro-batch answered."""

@@ -22,9 +22,8 @@ from statelog.core.source_position import NOTHING_READ
 from statelog.errors import UsageError
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.driver.progress import source_metrics
 from statelog.spark.jvm.queries import RunningQuery
-from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.progress import BatchProgress, source_metrics
 from statelog.spark.query.query import OperatorDefinition, time_mode_of
 
 _ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"

@@ -31,7 +31,6 @@ from statelog.spark.query.keyed_frame import InitialState, by_task, with_initial
 from statelog.spark.query.query import Query
 from statelog.spark.rows.layout import LateRows
 from statelog.spark.worker.protocol import (
-    NEVER_MS,
     BatchContext,
     TaskAck,
     TaskRows,
@@ -61,7 +60,7 @@ class UnnamedOutput:
         """Take a micro-batch that was committed."""
         if self._is_decided:
             return
-        answers = [ack.output.unnamed for ack in acks if ack.output.rows]
+        answers = [ack.output.unnamed for ack in acks if ack.count("output_rows")]
         self._is_decided = bool(answers)
         unnamed = [answer for answer in answers if answer is not None]
         if not answers or len(unnamed) < len(answers):  # a task names all columns
@@ -301,25 +300,15 @@ class OperatorRun:
         """
         schema, before = self._location.schemas[self._index], self._location.state.record
         stored = None if before is None else before.operators[self._index]
-        entries, due = (
-            sum(ack.changes.entries for ack in acks),
-            self._location.state.due_ms[self._index],
-        )
+        entries, due = 0, self._location.state.due_ms[self._index]
         if acks:
-            due = next_due_ms(acks)
+            entries = sum(ack.count("state_entries") for ack in acks)
+            due = min(ack.changes.next_due_ms for ack in acks)
         elif stored is not None:
             entries = stored.state_entries
         return OperatorRecord(
             operator_id=schema.operator_id,
             schema=schema.to_json(),
-            rows=sum(ack.rows.count for ack in acks),
-            keys=sum(ack.changes.keys for ack in acks),
-            output_rows=sum(ack.output.rows for ack in acks),
             state_entries=entries,
             next_due_ms=due,
         )
-
-
-def next_due_ms(acks: Sequence[TaskAck]) -> int:
-    """Return when the next timer of an operator is due, by the answers of its tasks."""
-    return min((ack.changes.next_due_ms for ack in acks), default=NEVER_MS)

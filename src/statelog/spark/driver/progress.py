@@ -1,138 +1,84 @@
-"""Combine the figures of a micro-batch's tasks, and name them for Spark's progress."""
+"""Combine the figures that the tasks of a micro-batch counted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final, TypeAlias
+
+import msgspec
 
 from statelog.core.task_count import BatchCost
-from statelog.spark.query.progress import BatchProgress
+from statelog.errors import InvariantError
+from statelog.metrics.table import FIGURES, BatchFigures, FigureKind, FigureValue, Number
 from statelog.spark.worker.protocol import TaskAck
-from statelog.store.requests import REPEATED_REQUESTS
 
-_NS_PER_MS: Final = 1_000_000
-
-
-def slowest_phases(acks: Sequence[TaskAck]) -> dict[str, float]:
-    """Return the longest duration of each phase over all tasks."""
-    longest: dict[str, float] = {}
-    for ack in acks:
-        for phase, milliseconds in ack.costs.milliseconds.items():
-            longest[phase] = max(longest.get(phase, 0.0), milliseconds)
-    return longest
+_Figures: TypeAlias = dict[str, FigureValue]
 
 
-def summed_catch_up(acks: Sequence[TaskAck]) -> dict[str, int]:
-    """Return the sums of how the tasks brought their state forward."""
+def figures_of(answers: Sequence[Sequence[TaskAck]]) -> BatchFigures:
+    """Return the figures of a micro-batch, from the answers of the tasks of each operator."""
+    operators = [_combined(ack.figures for ack in acks) for acks in answers]
+    combined = _combined(operators)
+    for kind, operator in ((FigureKind.FIRST, operators[0]), (FigureKind.LAST, operators[-1])):
+        combined |= {
+            name: operator.get(name, 0) for name, figure in FIGURES.items() if figure.kind is kind
+        }
+    combined |= _of_uploads(chain(*(ack.uploads for ack in chain(*answers))))
+    return msgspec.convert(combined, BatchFigures)
+
+
+def _combined(counted: Iterable[Mapping[str, FigureValue]]) -> _Figures:
+    """Return the figures that several tasks, or operators, counted."""
+    columns = defaultdict[str, list[FigureValue]](list)
+    for figures in counted:
+        for name, value in figures.items():
+            columns[name].append(value)
+    return {name: _folded(name, values) for name, values in columns.items()}
+
+
+def _folded(figure: str, values: Sequence[FigureValue]) -> FigureValue:
+    """Return several values of a figure as one."""
+    if figure not in FIGURES or FIGURES[figure].kind is FigureKind.DRIVER:
+        raise InvariantError(f"a task counted {figure!r}, which is not a figure of tasks")
+    fold = max if FIGURES[figure].kind is FigureKind.MOST else sum
+    parts = defaultdict[str, list[Number]](list)
+    numbers = parts[""]
+    for value in values:
+        if isinstance(value, Mapping):
+            for name, number in value.items():
+                parts[name].append(number)
+        else:
+            numbers.append(value)
+    if numbers:
+        return fold(numbers)
+    folded = {name: fold(each) for name, each in parts.items() if name}
+    return FIGURES[figure].no_numbers() | folded
+
+
+def _of_uploads(entries: Iterable[tuple[str, float]]) -> _Figures:
+    """Return the figures of what the workers recorded of their uploads."""
+    recorded = defaultdict[str, list[float]](list)
+    for name, value in entries:
+        recorded[name].append(value)
     return {
-        "folded": sum(ack.costs.caught_up.folded for ack in acks),
-        "replayed": sum(ack.costs.caught_up.replayed for ack in acks),
-        "restored": sum(ack.costs.caught_up.restored for ack in acks),
-        "local": sum(ack.costs.caught_up.local for ack in acks),
-        "compacted": sum(ack.costs.caught_up.compacted for ack in acks),
+        name: figure.fold(recorded[figure.recorded])
+        for name, figure in FIGURES.items()
+        if figure.recorded in recorded
     }
 
 
-class UploadFigures(NamedTuple):
-    """The fields of these names of a `BatchProgress`."""
-
-    uploads: int
-    upload_bytes: int
-    upload_attempts: int
-    upload_failures: int
-    upload_timeouts: int
-    upload_retries: int
-    slowest_upload_ms: float
-    upload_wait_ms: float
-
-
-def upload_figures(acks: Sequence[TaskAck]) -> UploadFigures:
-    """Return the figures of the uploads of all tasks."""
-    values: dict[str, list[float]] = {}
-    for ack in acks:
-        for name, value in ack.costs.uploads:
-            values.setdefault(name, []).append(value)
-
-    def total(name: str) -> float:
-        return sum(values.get(name, ()))
-
-    attempts_of_each = values.get("total_attempts_per_upload", [])
-    return UploadFigures(
-        uploads=len(attempts_of_each),
-        upload_bytes=int(total("upload_sizes")),
-        upload_attempts=int(total("number_of_upload_requests")),
-        upload_failures=int(total("number_of_upload_failures")),
-        upload_timeouts=int(total("number_of_upload_timeouts")),
-        upload_retries=int(sum(attempts_of_each)) - len(attempts_of_each),
-        slowest_upload_ms=max(values.get("upload_durations", ()), default=0.0) / _NS_PER_MS,
-        upload_wait_ms=total("changelog_busy_time") / _NS_PER_MS,
-    )
-
-
-def repeated_by(acks: Sequence[TaskAck]) -> int:
-    """Return how many requests to the store the tasks sent again."""
-    return int(
-        sum(value for ack in acks for name, value in ack.costs.uploads if name == REPEATED_REQUESTS)
-    )
-
-
-def source_metrics(progress: BatchProgress) -> dict[str, str]:
-    """
-    Return the figures of a micro-batch as the metrics of a source in Spark's progress.
-
-    Spark's type for them is a map of texts, and its names are in camelCase.
-    """
-    figures: dict[str, object] = {
-        "batchId": progress.batch_id,
-        "checkpointId": progress.checkpoint_id,
-        "replayed": str(progress.replayed).lower(),
-        "tasks": progress.tasks,
-        "rows": progress.rows,
-        "lateRows": progress.late_rows,
-        "keys": progress.keys,
-        "outputRows": progress.output_rows,
-        "failedKeys": progress.failed_keys,
-        "deadLetters": progress.dead_letters,
-        "sideOutputRows": progress.side_output_rows,
-        "stateEntries": progress.state_entries,
-        "deltaBytes": progress.delta_bytes,
-        "outputBytes": progress.output_bytes,
-        "objects": progress.objects,
-        "objectBytes": progress.object_bytes,
-        "uploads": progress.uploads,
-        "uploadBytes": progress.upload_bytes,
-        "uploadAttempts": progress.upload_attempts,
-        "uploadFailures": progress.upload_failures,
-        "uploadTimeouts": progress.upload_timeouts,
-        "uploadRetries": progress.upload_retries,
-        "slowestUploadMs": round(progress.slowest_upload_ms),
-        "uploadWaitMs": round(progress.upload_wait_ms),
-        "repeatedRequests": progress.repeated_requests,
-        "logBytes": progress.log_bytes,
-        "logHandles": progress.log_handles,
-        "snapshots": progress.snapshots,
-        "snapshotsFailed": progress.snapshots_failed,
-    }
-    for phase, milliseconds in progress.milliseconds.items():
-        first, *others = phase.split("_")
-        name = first + "".join(other.capitalize() for other in others)
-        figures[f"{name}Ms"] = round(milliseconds)
-    return {name: str(figure) for name, figure in figures.items()}
-
-
-_WORK = ("input", "process", "output", "append", "stage")
+_WORK: Final = ("input", "process", "output", "append", "stage")
 
 
 def batch_cost(acks: Sequence[TaskAck], size: int | None) -> BatchCost:
     """Return the cost of a micro-batch, from the answers of its tasks."""
+    waits = [ack.milliseconds("wait") for ack in acks]
     return BatchCost(
         tasks=len(acks),
-        rows=sum(ack.rows.count for ack in acks),
+        rows=sum(ack.count("rows") for ack in acks),
         input_bytes=size,
-        work_ms=sum(
-            sum(ack.costs.milliseconds.get(phase, 0.0) for phase in _WORK)
-            - ack.costs.milliseconds.get("wait", 0.0)
-            for ack in acks
-        ),
-        input_ms=max((ack.costs.milliseconds.get("wait", 0.0) for ack in acks), default=0.0),
+        work_ms=sum(ack.milliseconds(phase) for ack in acks for phase in _WORK) - sum(waits),
+        input_ms=max(waits, default=0.0),
     )

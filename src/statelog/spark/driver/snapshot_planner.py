@@ -90,7 +90,7 @@ class SnapshotPlanner:
                     delay // 1000,
                     ack.changes.snapshot_error,
                 )
-        longest = max((ack.costs.milliseconds.get("snapshot", 0.0) for ack in acks), default=0.0)
+        longest = max((ack.milliseconds("snapshot") for ack in acks), default=0.0)
         self._recorder.snapshots_completed(done, longest)
         self._recorder.snapshots_failed(len(chosen) - done)
 

@@ -63,8 +63,7 @@ class StateLocation:
             recorder=recorder,
             pause=self._pause,
         )
-        self.repeated_puts = 0
-        """Puts of claims and commits that were repeated and that no record has yet."""
+        self._repeated_puts = 0
         self.schemas = tuple(operator.schema for operator in query.operators)
         """The state of each operator as stored, after its evolution."""
         self.state = RestoredState(len(query.operators))
@@ -79,8 +78,13 @@ class StateLocation:
 
     def _pause(self, seconds: float) -> None:
         """Wait between two puts of one name, and count the second."""
-        self.repeated_puts += 1
+        self._repeated_puts += 1
         pause(seconds)
+
+    def take_repeated_puts(self) -> int:
+        """Return how many puts of claims and commits were repeated since the last call."""
+        taken, self._repeated_puts = self._repeated_puts, 0
+        return taken
 
     def inspect(self, query_id: str | None = None) -> None:
         """

@@ -72,7 +72,7 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
         place = ack.place
         is_merged = place.spark_task in spark_tasks
         before = by_partition.setdefault(place.partition, ack)
-        if is_merged or before.rows.count != ack.rows.count:
+        if is_merged or before.count("rows") != ack.count("rows"):
             raise changed_partitions()
         by_partition[place.partition] = ack
         if place.spark_task >= 0:

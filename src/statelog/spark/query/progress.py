@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final, TypedDict
 
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
+from statelog.metrics.table import FIGURES, BatchFigures, camel_case
 from statelog.model import JsonObject
 from statelog.notebook import facts_as_html
 
@@ -26,8 +27,11 @@ class LargeKey(LargeKeyGroup):
     key: str
 
 
+_FIRST: Final = ("batch_id", "checkpoint_id", "replayed")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchProgress:
+class BatchProgress(BatchFigures):
     """
     One micro-batch.
 
@@ -38,76 +42,20 @@ class BatchProgress:
         batch_id: Spark's id of the micro-batch.
         checkpoint_id: The checkpoint that it made.
         replayed: Whether an earlier run committed the state, so that only the rows were delivered.
-        tasks: Number of tasks.
-        rows, keys, output_rows: Number of input rows, of their keys, of rows delivered.
-        late_rows: Rows dropped because they were later than the watermark; *rows* leaves them out.
-        failed_keys: Keys whose processing failed and was left out, see the setting `onError`.
-        dead_letters: Dead letters of them that were kept.
-        side_output_rows: Rows of side outputs.
-        state_entries: Entries of all state variables before the batch.
-        delta_bytes: Bytes of the changes.
-        output_bytes: Bytes of the staged rows.
-        objects: Objects written to the store, the commit included.
-        object_bytes: Their size.
-        uploads, upload_bytes: Uploads of the tasks that succeeded, and their bytes before
-            compression: files of changes, snapshots, staged rows and recordings.
-        upload_attempts, upload_failures, upload_timeouts: Attempts of all uploads, those that
-            raised an error, and those that took longer than the time-out.
-        upload_retries: Attempts after the first of the uploads that succeeded.
-        slowest_upload_ms: The longest upload, with all its attempts.
-        upload_wait_ms: Summed time that tasks waited because too many bytes were in flight.
-        repeated_requests: Requests of the tasks and the driver to the store that failed and were sent
-            again, inside of those attempts and for claims, commits and reads.
-        log_bytes, log_handles: The log after the snapshots: bytes of changes, number of handles.
-        snapshots, snapshots_failed: Snapshots that were written; snapshots that failed.
         largest_key_groups: The key groups with the most rows, at most three.
         largest_keys: The keys in them with many rows, at most three; empty while the load is even.
-        catch_up: How the tasks brought their state forward: key groups folded from memory, change
-            sets replayed, snapshots restored, key groups read from local files, blocks of key groups
-            moved into columns.
-        milliseconds: Duration by phase on the driver.
-        task_milliseconds: Duration by phase, of the slowest task in each; `input` includes `wait`,
-            the wait for rows.
     """
 
     batch_id: int
     checkpoint_id: int
     replayed: bool = False
-    tasks: int = 0
-    rows: int = 0
-    late_rows: int = 0
-    keys: int = 0
-    output_rows: int = 0
-    failed_keys: int = 0
-    dead_letters: int = 0
-    side_output_rows: int = 0
-    state_entries: int = 0
-    delta_bytes: int = 0
-    output_bytes: int = 0
-    objects: int = 0
-    object_bytes: int = 0
-    uploads: int = 0
-    upload_bytes: int = 0
-    upload_attempts: int = 0
-    upload_failures: int = 0
-    upload_timeouts: int = 0
-    upload_retries: int = 0
-    slowest_upload_ms: float = 0.0
-    upload_wait_ms: float = 0.0
-    repeated_requests: int = 0
-    log_bytes: int = 0
-    log_handles: int = 0
-    snapshots: int = 0
-    snapshots_failed: int = 0
     largest_key_groups: Sequence[LargeKeyGroup] = ()
     largest_keys: Sequence[LargeKey] = ()
-    catch_up: Mapping[str, int] = field(default_factory=dict)
-    milliseconds: Mapping[str, float] = field(default_factory=dict)
-    task_milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:
         """Return the JSON form."""
-        return asdict(self)
+        values = asdict(self)
+        return {name: values.pop(name) for name in _FIRST} | values
 
     def _repr_html_(self) -> str:
         phases = {f"{name} (driver)": f"{ms:.0f} ms" for name, ms in self.milliseconds.items()}
@@ -142,6 +90,29 @@ class BatchProgress:
             f"log_behind_snapshot={self.log_bytes}B/"
             f"{self.log_handles} tasks={self.tasks} ms[{phases}] slowest_task_ms[{slowest}]"
         )
+
+
+BatchProgress.__doc__ = "\n".join(
+    [
+        f"{BatchProgress.__doc__}".rstrip(),
+        *(f"        {name}: {figure.text}" for name, figure in FIGURES.items()),
+    ]
+)
+
+
+def source_metrics(progress: BatchProgress) -> dict[str, str]:
+    """
+    Return the figures of a micro-batch as the metrics of a source in Spark's progress.
+
+    Spark's type for them is a map of texts, and its names are in camelCase.
+    """
+    numbers = {
+        camel_case(name): str(value).lower() if isinstance(value, bool) else str(round(value))
+        for name, value in progress.to_json().items()
+        if isinstance(value, int | float)
+    }
+    phases = progress.milliseconds.items()
+    return numbers | {f"{camel_case(phase)}Ms": str(round(ms)) for phase, ms in phases}
 
 
 OnProgress = Callable[[BatchProgress], None]

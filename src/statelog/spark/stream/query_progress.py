@@ -23,10 +23,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.observation import Observation
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from statelog.spark.driver.progress import source_metrics
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.jvm.queries import is_observed
-from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.progress import BatchProgress, source_metrics
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.rows.spark_versions import progress_fields, progress_of
 from statelog.state.kinds import StateKind

@@ -16,11 +16,12 @@ What a class leaves out does nothing.  The extensions are called in the order of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import ClassVar, Final, Protocol, TypeAlias
 
 from statelog.errors import ProcessorError
+from statelog.metrics.table import FigureValue
 from statelog.model import KeyGroupRange
 from statelog.spark.extension_table import EXTENSIONS, ExtensionRow, loaded
 from statelog.spark.query.faces import face_of
@@ -48,12 +49,14 @@ class TaskTools:
         codec: The codec of the operator.
         files: Writes objects that the task answers with.
         store: The state location.
+        figures: What the task counts, by the names of `BatchFigures`; an extension adds its figures.
     """
 
     spec: TaskSpec
     codec: OperatorCodec
     files: OutputFiles
     store: ObjectStore
+    figures: dict[str, FigureValue] = field(default_factory=dict)
 
 
 class TaskExtension(Protocol):

@@ -15,7 +15,7 @@ import contextlib
 import gc
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -24,6 +24,7 @@ from pyspark.accumulators import Accumulator
 from statelog.checkpoint.history import fetch_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError, ProcessorError
+from statelog.metrics.table import FigureValue
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
@@ -41,10 +42,8 @@ from statelog.spark.worker.output_parts import (
     StagedOutputParts,
 )
 from statelog.spark.worker.protocol import (
-    ReadRows,
     TaskAck,
     TaskChanges,
-    TaskCosts,
     TaskOutput,
     TaskPlace,
     TaskRows,
@@ -131,7 +130,8 @@ def _answer(
     objects, object_bytes = kept.store.objects_put, kept.store.bytes_put
     key_range = spec.ranges[partition]
     files = OutputFiles(uploads.put, kept.ids, uploads.drop)
-    tools = TaskTools(spec, kept.state.codec, files, kept.store)
+    figures: dict[str, FigureValue] = {}
+    tools = TaskTools(spec, kept.state.codec, files, kept.store, figures)
     extensions = TaskExtensions(spec.extras, tools)
     caught_up = kept.state.catch_up(
         key_range, spec.base_id, spec.committed, lambda: _load(kept, spec, key_range)
@@ -140,32 +140,38 @@ def _answer(
     watch.lap("catch_up")
     read_spec = replace(spec, rows=_keeping(spec.rows)) if extensions.keeps_rows else spec
     rows, counter, late = _read(read_spec, kept, key_range, batches, file)
-    row_count = rows.row_count
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
     output = _output(spec, file, files)
     run = extensions.new_run(spec.context, kept.state, key_range, output)
     run = extensions.wrap(run, output)
     try:
-        changes = _process(_Task(kept, spec, uploads, run, partition, key_range, watch), rows)
+        task = _Task(kept, spec, uploads, run, partition, key_range, watch, figures)
+        changes = _process(task, rows)
     except ProcessorError as error:
         raise extensions.failed(error) from error.__cause__
     staged = output.staged() if isinstance(output, StagedOutputParts) else None
     if staged is not None:
         watch.lap("stage")
     extras = extensions.answers(watch)
+    figures.update(
+        rows=rows.row_count,
+        late_rows=late.rows,
+        output_rows=output.row_count,
+        state_entries=sum(changes.group_entries),
+        objects=kept.store.objects_put - objects,
+        object_bytes=kept.store.bytes_put - object_bytes,
+        catch_up={part: count for part, count in asdict(caught_up).items() if count},
+        task_milliseconds=watch.milliseconds,
+    )
     ack = TaskAck(
         place=_place(partition, key_range),
-        changes=replace(changes, group_entries=kept.state.entry_counts(key_range)),
-        rows=ReadRows(row_count, late.rows, counter.groups(), counter.keys()),
-        output=TaskOutput(output.row_count, staged, output.unnamed),
-        costs=TaskCosts(
-            milliseconds=watch.milliseconds,
-            caught_up=caught_up,
-            objects=kept.store.objects_put - objects,
-            object_bytes=kept.store.bytes_put - object_bytes,
-            uploads=kept.metrics.take(),
-        ),
+        changes=changes,
+        output=TaskOutput(staged, output.unnamed),
+        figures={name: figure for name, figure in figures.items() if figure},
+        top_groups=counter.groups(),
+        top_keys=counter.keys(),
+        uploads=kept.metrics.take(),
         extras=extras,
     )
     freeze(kept)
@@ -219,7 +225,7 @@ def _output(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A task that runs: its worker's state, its instructions, its uploads, its run, its key groups."""
+    """A task that runs: its worker's state, its instructions, its uploads, its run, its figures."""
 
     kept: KeptState
     spec: TaskSpec
@@ -228,6 +234,7 @@ class _Task:
     partition: int
     key_range: KeyGroupRange
     watch: Stopwatch
+    figures: dict[str, FigureValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +266,7 @@ def _process(task: _Task, rows: TaskInput) -> TaskChanges:
             run.retire(log.append(run))
             watch.lap("append")
     run.end()
-    keys, next_due_ms = run.key_count, run.next_due_ms()
+    task.figures["keys"], next_due_ms = run.key_count, run.next_due_ms()
     watch.lap("process")
     run.flush()
     watch.lap("output")
@@ -272,13 +279,17 @@ def _process(task: _Task, rows: TaskInput) -> TaskChanges:
     if task.partition in spec.snapshots and not in_parts:
         snapshot = _snapshot(task, spec.checkpoint_id)
         watch.lap("snapshot")
-    return TaskChanges(
-        log=handle,
+    task.figures.update(
         delta_bytes=log.delta_bytes,
-        snapshot=snapshot.handle,
-        snapshot_error=snapshot.error,
-        keys=keys,
-        next_due_ms=next_due_ms,
+        snapshots=int(snapshot.handle is not None),
+        snapshots_failed=int(bool(snapshot.error)),
+    )
+    return TaskChanges(
+        handle,
+        snapshot.handle,
+        snapshot.error,
+        next_due_ms,
+        task.kept.state.entry_counts(task.key_range),
     )
 
 

@@ -3,12 +3,13 @@
 from statelog.core.task_count import BatchCost
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.progress import batch_cost
-from statelog.spark.worker.protocol import ReadRows, TaskAck, TaskCosts, TaskPlace
+from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
 
 def ack(partition: int, rows: int, **milliseconds: float) -> TaskAck:
     groups = KeyGroupRange(partition, partition)
-    return TaskAck(TaskPlace(partition, groups), rows=ReadRows(rows), costs=TaskCosts(milliseconds))
+    figures = {"rows": rows, "task_milliseconds": milliseconds}
+    return TaskAck(TaskPlace(partition, groups), figures=figures)
 
 
 def test_the_work_of_all_tasks_adds_up_without_their_waits_for_rows() -> None:

@@ -12,7 +12,7 @@ from statelog.spark.driver.batch_reports import (
     largest_keys,
     skew_warning,
 )
-from statelog.spark.worker.protocol import ReadRows, TaskAck, TaskPlace
+from statelog.spark.worker.protocol import TaskAck, TaskPlace
 from statelog.spark.worker.row_counter import RowCounter
 
 RANGE = KeyGroupRange(10, 19)
@@ -28,7 +28,12 @@ def counted(*batches: pa.RecordBatch) -> TaskAck:
     counter = RowCounter(RANGE, (1,))
     assert list(batches) == list(counter.through(batches))
     rows = sum(one.num_rows for one in batches)
-    return TaskAck(TaskPlace(0, RANGE), rows=ReadRows(rows, 0, counter.groups(), counter.keys()))
+    return TaskAck(
+        TaskPlace(0, RANGE),
+        figures={"rows": rows},
+        top_groups=counter.groups(),
+        top_keys=counter.keys(),
+    )
 
 
 def test_a_key_with_most_of_the_rows_is_named() -> None:
@@ -50,7 +55,8 @@ def test_a_key_group_of_many_keys_is_named_as_such() -> None:
 
 def test_an_even_load_is_not_looked_at_and_nothing_is_said() -> None:
     ack = counted(batch([(10 + i % 10, f"k{i}") for i in range(5000)]))
-    other = TaskAck(TaskPlace(1, KeyGroupRange(20, 29)), rows=ReadRows(600, 0, [(25, 600)]))
+    place = TaskPlace(1, KeyGroupRange(20, 29))
+    other = TaskAck(place, figures={"rows": 600}, top_groups=[(25, 600)])
     groups = largest_groups([ack, other])
     assert [600, 500, 500] == [one["rows"] for one in groups]
     assert [] == largest_keys([ack, other])

@@ -13,7 +13,7 @@ from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
 from statelog.options import SnapshotPolicy
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
-from statelog.spark.worker.protocol import TaskAck, TaskChanges, TaskCosts, TaskPlace
+from statelog.spark.worker.protocol import TaskAck, TaskChanges, TaskPlace
 
 GROUPS = 8
 ALL = KeyGroupRange(0, 7)
@@ -68,8 +68,8 @@ class Planner:
 
 
 def ack(partition: int, part: KeyGroupRange, snapshot_ms: float = 0.0, **changes: Any) -> TaskAck:
-    costs = TaskCosts({"snapshot": snapshot_ms})
-    return TaskAck(TaskPlace(partition, part), TaskChanges(**changes), costs=costs)
+    figures = {"task_milliseconds": {"snapshot": snapshot_ms}}
+    return TaskAck(TaskPlace(partition, part), TaskChanges(**changes), figures=figures)
 
 
 # --- distances ------------------------------------------------------------------------------------

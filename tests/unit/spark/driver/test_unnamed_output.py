@@ -17,7 +17,11 @@ MISSPELT = UnnamedColumns(("customer", "total"), ("cust", "totl"))
 
 
 def ack(rows: int, unnamed: UnnamedColumns | None = None) -> TaskAck:
-    return TaskAck(TaskPlace(0, KeyGroupRange(0, 127)), output=TaskOutput(rows, None, unnamed))
+    return TaskAck(
+        TaskPlace(0, KeyGroupRange(0, 127)),
+        output=TaskOutput(None, unnamed),
+        figures={"output_rows": rows},
+    )
 
 
 def warnings_of(

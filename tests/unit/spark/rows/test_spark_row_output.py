@@ -14,7 +14,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark.driver.task_runner import one_per_task
 from statelog.spark.rows.interface import MOST_NAMES, UnnamedColumns
 from statelog.spark.rows.spark_row import RowOutput
-from statelog.spark.worker.protocol import ReadRows, TaskAck, TaskPlace
+from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
 INNER = pa.struct([("b", pa.int64()), ("a", pa.int64())])
 
@@ -86,7 +86,7 @@ def test_names_without_end_are_noted_up_to_a_bound() -> None:
 
 def ack(partition: int, rows: int, spark_task: int = -1) -> TaskAck:
     place = TaskPlace(partition, KeyGroupRange(0, 127), 0, spark_task)
-    return TaskAck(place, rows=ReadRows(rows))
+    return TaskAck(place, figures={"rows": rows})
 
 
 def test_of_several_answers_of_a_task_one_is_taken_if_they_saw_the_same_rows() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.spark.worker.test_large_input import Counting, Query, changed, counting, numbers
 
+from statelog.spark.driver.progress import figures_of
 from statelog.spark.worker import task
 from statelog.spark.worker.kept_states import KEPT_S, KeptStates
 
@@ -59,7 +60,7 @@ def test_a_state_without_tasks_is_forgotten_and_restored_if_asked_for_again(
     assert kept() is state_of(other)()
 
     again = old.run(numbers(500, 100), monkeypatch)
-    assert old.acks[-1].costs.caught_up.replayed
+    assert figures_of([[old.acks[-1]]]).catch_up["replayed"]
     assert sum(row["n"] for row in again) > first
 
 
@@ -70,7 +71,7 @@ def test_a_query_that_is_alone_keeps_its_state_however_long_it_waits(
     clock.now_s += 100 * KEPT_S
     query.run(numbers(500, 100), monkeypatch)
     assert state() is state_of(query)()
-    assert not query.acks[-1].costs.caught_up.replayed
+    assert not figures_of([[query.acks[-1]]]).catch_up["replayed"]
 
 
 def test_a_new_run_of_a_query_begins_without_the_state_of_the_run_before(
@@ -80,7 +81,7 @@ def test_a_new_run_of_a_query_begins_without_the_state_of_the_run_before(
     query.spec = changed(query.spec, run_id="another")
     query.run(numbers(500, 100), monkeypatch)
     assert state() is None
-    assert query.acks[-1].costs.caught_up.replayed
+    assert figures_of([[query.acks[-1]]]).catch_up["replayed"]
 
 
 def test_a_state_whose_changelog_was_interrupted_is_forgotten_and_restored(

@@ -32,6 +32,7 @@ from statelog.errors import ProcessorError, StoreError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.spark import StatefulProcessor
+from statelog.spark.driver.progress import figures_of
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
@@ -275,10 +276,10 @@ def test_random_programs_see_in_parts_what_they_see_at_once(
         assert timers[0] == timers[1], "timers fire in the order of time"
     assert at_once.tables() == in_parts.tables()
     for one, other in zip(at_once.acks, in_parts.acks, strict=True):
-        assert (one.rows.count, one.changes.keys, one.output.rows) == (
-            other.rows.count,
-            other.changes.keys,
-            other.output.rows,
+        assert (one.count("rows"), one.count("keys"), one.count("output_rows")) == (
+            other.count("rows"),
+            other.count("keys"),
+            other.count("output_rows"),
         )
         assert other.changes.next_due_ms <= one.changes.next_due_ms
     if in_parts.acks[0].changes.log is not None:
@@ -388,7 +389,7 @@ def test_state_in_columns_is_read_in_parts_and_stays_in_columns(
     for one, other in zip(expected, actual, strict=True):
         assert by_key(one) == by_key(other)
     assert at_once.tables() == in_parts.tables()
-    assert in_parts.acks[4].costs.caught_up.local, (
+    assert figures_of([[in_parts.acks[4]]]).catch_up["local"], (
         "files written in the middle of a replay are found"
     )
     assert len(in_parts.acks[0].changes.log.handles_and_offsets) > 5
@@ -419,7 +420,7 @@ def test_lists_and_maps_are_replayed_in_parts_too(
     for one, other in zip(queries[0][1], queries[1][1], strict=True):
         assert by_key(one) == by_key(other)
     assert queries[0][0].tables() == queries[1][0].tables()
-    assert queries[1][0].acks[2].costs.caught_up.compacted
+    assert figures_of([[queries[1][0].acks[2]]]).catch_up["compacted"]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -526,7 +527,7 @@ def test_initial_state_comes_in_parts(
             runs.append(by_key([row for batch in found for row in batch.to_pylist()]))
             continue
         runs.append(by_key(query.run(mixed, monkeypatch, forget=True)))
-        assert query.acks[0].changes.keys == len(
+        assert query.acks[0].count("keys") == len(
             {key for group in query.tables().values() for key in group[0]}
         )
         runs.append(query.tables())
@@ -549,7 +550,7 @@ def test_output_does_not_pile_up(
     query = counting(tmp_path, 10_000, Spreading(), staged=staged)
     rows = query.run(batches, monkeypatch)
     keys = {key for batch in batches for key in batch.column(1).to_pylist()}
-    assert len(keys) * 50_000 == len(rows) == query.acks[0].output.rows
+    assert len(keys) * 50_000 == len(rows) == query.acks[0].count("output_rows")
     assert all(list(range(50_000)) == [row["n"] for row in some] for some in by_key(rows).values())
     assert max(rows for rows, _ in held) <= 20_480
     assert max(size for _, size in held) <= 16 * 1024 * 1024

@@ -19,6 +19,11 @@ class CommittedRows(NamedTuple):
     section: bytes | None = None
     files: tuple[FileStateHandle, ...] = ()
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the rows."""
+        return len(self.section or b"") + sum(file.size_bytes for file in self.files)
+
 
 class OutputDelivery(Protocol):
     """Delivers the output rows of micro-batches to the sink of one query."""

@@ -1,0 +1,150 @@
+"""The figures of a micro-batch, from the answers of its tasks to the record and the report."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.records import one_operator
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.errors import InvariantError
+from statelog.metrics import METRICS, Metrics
+from statelog.metrics.table import FIGURES, BatchFigures, FigureKind, camel_case
+from statelog.model import KeyGroupRange
+from statelog.spark.driver.batch_reports import BatchReports, after_commit
+from statelog.spark.driver.progress import figures_of
+from statelog.spark.query.progress import BatchProgress, Observers, source_metrics
+from statelog.spark.worker.protocol import TaskAck, TaskPlace
+from statelog.spark.worker.stopwatch import Stopwatch
+
+
+def ack(partition: int = 0, uploads: Any = (), **figures: Any) -> TaskAck:
+    place = TaskPlace(partition, KeyGroupRange(partition, partition))
+    return TaskAck(place, figures=figures, uploads=uploads)
+
+
+def stored(record: BatchRecord) -> Any:
+    return record.to_properties()["figures"]
+
+
+def test_the_slowest_task_counts_in_each_phase_and_other_figures_add_up() -> None:
+    acks = [
+        ack(0, task_milliseconds={"process": 7.6, "input": 0.2}, objects=2, object_bytes=100),
+        ack(
+            1,
+            [("repeated_requests", 4.0)],
+            task_milliseconds={"process": 3.0, "input": 9.4},
+            catch_up={"replayed": 2},
+            objects=1,
+            object_bytes=20,
+        ),
+    ]
+    figures = figures_of([acks])
+    assert {"process": 7.6, "input": 9.4} == figures.task_milliseconds
+    assert (3, 120, 4) == (figures.objects, figures.object_bytes, figures.repeated_requests)
+    assert {
+        "folded": 0,
+        "replayed": 2,
+        "restored": 0,
+        "local": 0,
+        "compacted": 0,
+    } == figures.catch_up
+    record = one_operator(task_milliseconds=figures.task_milliseconds)
+    assert {"process": 8, "input": 9} == stored(record)["task_milliseconds"]
+
+
+def test_rows_are_those_into_the_first_operator_and_out_of_the_last() -> None:
+    answers = [
+        [ack(0, rows=5, keys=2, output_rows=4), ack(1, rows=3, keys=1)],
+        [ack(2, rows=4, keys=4, output_rows=9, late_rows=1)],
+    ]
+    figures = figures_of(answers)
+    assert (8, 9, 7, 1) == (figures.rows, figures.output_rows, figures.keys, figures.late_rows)
+    assert (8, 0) == (figures_of([*answers, []]).rows, figures_of([*answers, []]).output_rows)
+
+
+def test_uploads_are_counted_where_there_were_any() -> None:
+    assert figures_of([[ack(0), ack(1)]]) == BatchFigures()
+    acks = []
+    for task, attempts in enumerate((1, 3)):
+        uploads = [
+            ("number_of_upload_requests", 1),
+            *[("number_of_upload_requests", 1), ("number_of_upload_failures", 1)] * (attempts - 1),
+            ("total_attempts_per_upload", attempts),
+            ("upload_sizes", 1_000),
+            ("upload_durations", attempts * 2_000_000),
+            ("changelog_busy_time", 1_500_000),
+        ]
+        acks.append(ack(task, uploads))
+    assert figures_of([acks]) == BatchFigures(
+        uploads=2,
+        upload_attempts=4,
+        upload_failures=2,
+        upload_retries=2,
+        upload_bytes=2_000,
+        slowest_upload_ms=6.0,
+        upload_wait_ms=3.0,
+    )
+
+
+@pytest.mark.parametrize("name", ["rowz", "log_bytes"])
+def test_a_task_counts_declared_figures_only(name: str) -> None:
+    with pytest.raises(InvariantError, match=f"counted '{name}'"):
+        figures_of([[ack(**{name: 1})]])
+
+
+def test_the_record_has_whole_numbers_and_no_zeros() -> None:
+    figures = BatchFigures(
+        rows=3, upload_wait_ms=2.6, milliseconds={"plan": 1.4, "run": 40.5}, catch_up={"folded": 0}
+    )
+    figures = replace(figures, task_milliseconds={"spill": 0.3, "process": 1.9})
+    record = msgspec.structs.replace(one_operator(), figures=figures)
+    assert {
+        "rows": 3,
+        "upload_wait_ms": 3,
+        "milliseconds": {"plan": 1, "run": 40},
+        "task_milliseconds": {"process": 2},
+    } == stored(record)
+    read = BatchRecord.of_properties(record.to_properties(), 1).figures
+    assert (3, 3.0, 0) == (read.rows, read.upload_wait_ms, read.keys)
+    assert read.catch_up == BatchFigures().catch_up
+
+
+def test_the_phases_after_a_commit_are_for_the_next_record() -> None:
+    watch = Stopwatch()
+    watch.milliseconds = {"plan": 1.0, "commit": 3.0, "deliver": 4.4, "clean_up": 5.0}
+    assert {"commit": 3, "deliver": 4, "clean_up": 5} == after_commit(watch)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_everywhere_by_its_declaration_alone(name: str) -> None:
+    figure, number = FIGURES[name], isinstance(getattr(BatchFigures(), name), int | float)
+    value: Any = 7 if number else {"part": 7.0}
+    record = one_operator(**{name: value})
+    assert value == stored(record)[name]
+    metrics, seen = Metrics(), list[BatchProgress]()
+    figures = replace(record.figures, milliseconds={"total": 1.0, **record.figures.milliseconds})
+    BatchReports(Observers(seen.append, metrics)).committed(3, 4, figures, [])
+    shown = getattr(seen[0], name)
+    assert shown == value if number else shown.items() >= value.items()
+    assert seen[0].to_json()[name] == getattr(seen[0], name)
+    assert f"{name}: {figure.text}" in (BatchProgress.__doc__ or "")
+    assert not number or "7" == source_metrics(seen[0])[camel_case(name)]
+    for metric in filter(None, (figure.counter, figure.gauge)):
+        assert 7 == metrics.value(metric)
+        assert (figure.unit, figure.text) == (METRICS[metric].unit, METRICS[metric].description)
+
+
+def test_what_tasks_count_is_combined_by_the_kind_of_the_figure_alone() -> None:
+    kinds = {
+        name: figure.kind
+        for name, figure in FIGURES.items()
+        if figure.kind is not FigureKind.DRIVER and not figure.recorded
+    }
+    nothing = asdict(BatchFigures())
+    counted = {name: 2 if nothing[name] == 0 else {"part": 2} for name in kinds}
+    combined = asdict(figures_of([[ack(0, **counted), ack(1, **counted)]]))
+    for name, kind in kinds.items():
+        total = 2 if kind is FigureKind.MOST else 4
+        assert combined[name] == (total if nothing[name] == 0 else nothing[name] | {"part": total})
