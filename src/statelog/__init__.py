@@ -209,10 +209,11 @@ explain_names([PoolFuture, *globals().values()])
 if TYPE_CHECKING:
     from statelog.extensions.operations.copy_location import CopyProgress, CopyReport
     from statelog.extensions.operations.copy_location import copy as copy
-    from statelog.extensions.operations.edit_keys import EditReport, edit
-    from statelog.extensions.operations.forget_key import ForgetReport, KeyTrace, forget
-    from statelog.extensions.operations.key_edits import EditCounts
-    from statelog.extensions.operations.savepoints import Fork, Tag, fork, tag, tags, untag
+    from statelog.extensions.operations.edit_keys import EditCounts, EditReport, edit
+    from statelog.extensions.operations.forget_key import ForgetReport, forget
+    from statelog.extensions.operations.fork import Fork, fork
+    from statelog.extensions.operations.key_traces import KeyTrace
+    from statelog.extensions.operations.savepoints import Tag, tag, tags, untag
     from statelog.extensions.operations.unfreeze import unfreeze
     from statelog.extensions.publish.publisher import (
         PublishReport,
@@ -234,11 +235,12 @@ else:
         __name__,
         {
             "statelog.extensions.operations.copy_location": "CopyProgress CopyReport copy",
-            "statelog.extensions.operations.edit_keys": "EditReport edit",
-            "statelog.extensions.operations.forget_key": "ForgetReport KeyTrace forget",
-            "statelog.extensions.operations.key_edits": "EditCounts",
+            "statelog.extensions.operations.edit_keys": "EditCounts EditReport edit",
+            "statelog.extensions.operations.forget_key": "ForgetReport forget",
+            "statelog.extensions.operations.fork": "Fork fork",
+            "statelog.extensions.operations.key_traces": "KeyTrace",
             "statelog.extensions.publish.publisher": "PublishReport TablePublisher publish publisher",
-            "statelog.extensions.operations.savepoints": "Fork Tag fork tag tags untag",
+            "statelog.extensions.operations.savepoints": "Tag tag tags untag",
             "statelog.extensions.operations.unfreeze": "unfreeze",
             "statelog.state.reader": "BroadcastVersion KeptSideOutput KeyVersion LocationState Replica ReplicaStatus open",
         },

@@ -314,7 +314,7 @@ class Course:
         before = self.job
         before.restart(retained=RETAINED, owner_id="rewind")
         older = points[batch_id]
-        commit_older(before.coordinator, store, older, None)
+        commit_older(before.coordinator, store, older)
         newest = before.coordinator.latest
         assert newest is not None
         stored = self.model_of_number(older)

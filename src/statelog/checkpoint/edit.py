@@ -6,6 +6,9 @@ The edit session: how anything but a query commits.
         ...                                   # write objects of the checkpoint session.checkpoint_id
         session.commit(changes)
 
+A session also pins a checkpoint (`pin`), and makes the first entries of a location that goes on from
+another one (`leave_out`, `commit_first`).
+
 The claim fences a query that runs; its next start continues from the new checkpoint.  The record of the
 micro-batch and its staged rows are copied from the checkpoint before, so the query continues at the same
 position of its sources, and a micro-batch whose delivery was interrupted is delivered again.  The audit
@@ -15,7 +18,8 @@ line begins with the first change of the location; a session that changes nothin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,11 +27,14 @@ import msgspec
 from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.audit import AuditedOperation, audited
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.coordinator import CheckpointCoordinator, prepare_commit, put_commit
 from statelog.checkpoint.history import Entries, read_checkpoint
-from statelog.checkpoint.ownership import new_owner_id
+from statelog.checkpoint.ownership import new_owner_id, put_claim
+from statelog.checkpoint.restore import keep_tag
+from statelog.checkpoint.tags import Tag, put_tag
 from statelog.errors import CheckpointError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
+from statelog.format.claim_record import ClaimRecord
 from statelog.model import (
     CompletedCheckpoint,
     FileStateHandle,
@@ -36,7 +43,7 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.options import CheckpointOptions
-from statelog.runtime.clock import wall_clock_ms
+from statelog.runtime.clock import pause, wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.store import ObjectStore
 
@@ -117,7 +124,7 @@ class EditSession:
         self._retained, self._clock_ms = retained, clock_ms
         self._claimed: CheckpointCoordinator | None = None
         self._base: CompletedCheckpoint | None = None
-        self.result = line.result
+        self.begin, self.result = line.begin, line.result
 
     @property
     def _coordinator(self) -> CheckpointCoordinator:
@@ -130,25 +137,27 @@ class EditSession:
         """The id of the checkpoint that a commit makes."""
         return self._coordinator.next_checkpoint_id
 
-    def claim_location(self, max_parallelism: int, retained: int) -> None:
-        """
-        Claim a location whose newest checkpoint may be damaged, for `commit_older`.
-
-        Args:
-            max_parallelism: Number of its key groups.
-            retained: How many checkpoints it retains.
-
-        Blocks: On the store.
-        """
+    def _claim(self, like: CompletedCheckpoint) -> None:
         self._claimed = CheckpointCoordinator(
             self._store,
             owner_id=new_owner_id(self._operation),
-            max_parallelism=max_parallelism,
-            options=CheckpointOptions(retained=self._retained or max(2, retained)),
+            max_parallelism=like.max_parallelism,
+            options=CheckpointOptions(retained=self._retained or max(2, len(like.retained))),
             clock_ms=self._clock_ms,
         )
         self._claimed.claim()
         fail_point("edit-claimed")
+
+    def claim_older(self, checkpoint_id: int) -> None:
+        """
+        Claim a location whose newest checkpoint may be damaged, for `commit_older`.
+
+        Args:
+            checkpoint_id: The older checkpoint.
+
+        Blocks: On the store.
+        """
+        self._claim(read_checkpoint(self._store, checkpoint_id).checkpoint)
 
     def claim(self, expected: CompletedCheckpoint) -> None:
         """
@@ -164,7 +173,7 @@ class EditSession:
 
         Blocks: On the store.
         """
-        self.claim_location(expected.max_parallelism, len(expected.retained))
+        self._claim(expected)
         base = self._coordinator.restore()
         if base is None or base.checkpoint_id != expected.checkpoint_id:
             newest_text = "none" if base is None else str(base.checkpoint_id)
@@ -189,7 +198,7 @@ class EditSession:
         Commit changes on top of the claimed checkpoint.
 
         Args:
-            changes: What was written, by disjoint ranges of key groups.
+            changes: What was written, by disjoint ranges of key groups; none for the state as it is.
             timers_changed: Positions of the operators whose timers may be due at another time.
             output: The staged rows of the micro-batch, in place of the present ones.
             attachments: The attachments, in place of the present ones.
@@ -206,7 +215,7 @@ class EditSession:
         base = self._base
         if base is None:
             raise CheckpointError("claim a checkpoint before a commit", reason="unknown")
-        sections = _sections_of(self._store, base)
+        sections = _unreserved(read_checkpoint(self._store, base.checkpoint_id).sections)
         record = BatchRecord.of(base)
         # None is "unknown": the query looks, and runs a micro-batch if a timer is due.
         operators = tuple(
@@ -223,31 +232,104 @@ class EditSession:
         if attachments is not None:
             changed["attachments"] = attachments
         record = msgspec.structs.replace(record, operators=operators, **changed)
-        properties = {**base.properties, **record.to_properties()}
-        completed = _put(self._coordinator, changes, properties, sections)
+        properties = with_record(base.properties, record)
+        completed = _put(self._coordinator, base, changes, properties, sections)
         fail_point("edit-committed")
         self._coordinator.clean_up()
         return completed
 
-    def commit_older(self, checkpoint_id: int, went_back_to: int | None) -> CompletedCheckpoint:
+    def commit_older(self, checkpoint_id: int, **changed: Json) -> CompletedCheckpoint:
         """
         Commit the state of an older checkpoint as the newest one; see `commit_older`.
 
         Nothing is cleaned up: an active run needs its checkpoints until its next commit, where it is
         fenced.
         """
-        return commit_older(self._coordinator, self._store, checkpoint_id, went_back_to)
+        return commit_older(self._coordinator, self._store, checkpoint_id, **changed)
 
     def clean_up(self) -> None:
         """Delete the metadata of checkpoints that are no longer retained."""
         self._coordinator.clean_up()
 
+    def pin(
+        self,
+        tag: Tag,
+        *,
+        facts: Mapping[str, Json] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Tag:
+        """
+        Pin a checkpoint, so that it is retained; raises as `put_tag` and `keep_tag`.
+
+        Args:
+            tag: The tag.  With a path it is the tag of an earlier call, which may have ended before it
+                checked that the checkpoint is retained.
+            facts: See `TagContent`.
+            files: See `TagContent`.
+
+        Blocks: On the store.
+        """
+        if tag.path:
+            keep_tag(self._store, tag)
+            return tag
+        return put_tag(self._store, tag, clock_ms=self._clock_ms, facts=facts, files=files)
+
+    def leave_out(
+        self,
+        number: int,
+        next_number: int,
+        *,
+        owner_id: str | None = None,
+        location_id: str | None = None,
+    ) -> bool:
+        """
+        Claim a number of a location that is made from another one, so that *next_number* follows it.
+
+        A query that starts here meanwhile then wants *next_number* too, and one of both is refused.
+
+        Args:
+            number: The first free number.
+            next_number: The number that the next checkpoint has in the other location.
+            owner_id: The owner; None for a new one.
+            location_id: The identity of the location; None for the one of its copy, or a new one.
+
+        Returns:
+            Whether the number was claimed; False if it has another entry.
+
+        Blocks: On the store.
+        """
+        entries = Entries(self._store).list_again()
+        attempt = os.urandom(8).hex()
+        claim = ClaimRecord(
+            number=number,
+            owner_id=owner_id or new_owner_id(self._operation),
+            attempt=attempt,
+            created_at_ms=self._clock_ms(),
+            newest=entries.newest_id(),
+            next_number=next_number,
+            location_id=location_id or entries.copy_id or attempt,
+            timeline=number,
+        )
+        return put_claim(self._store, claim)
+
+    def commit_first(
+        self, checkpoint: CompletedCheckpoint, sections: Mapping[bytes, bytes]
+    ) -> None:
+        """
+        Commit a checkpoint of another location as the first one, under the number that it has there.
+
+        Raises:
+            FencedError: Another owner's entry has the number.
+            StoreError: The store failed; the checkpoint may exist.
+
+        Blocks: On the store.
+        """
+        prepared = prepare_commit(checkpoint, _unreserved(sections), compress=True)
+        put_commit(self._store, prepared, pause)
+
 
 def commit_older(
-    coordinator: CheckpointCoordinator,
-    store: ObjectStore,
-    older_id: int,
-    went_back_to: int | None,
+    coordinator: CheckpointCoordinator, store: ObjectStore, older_id: int, **changed: Json
 ) -> CompletedCheckpoint:
     """
     Commit the state of an older checkpoint as the newest one, on a new timeline.
@@ -256,7 +338,7 @@ def commit_older(
         coordinator: The owner, which has claimed the location.
         store: The store of the location.
         older_id: The older checkpoint.
-        went_back_to: The checkpoint of the last rewind of the query, if any.
+        changed: Properties in place of the older checkpoint's.
 
     Raises:
         CheckpointError: The older checkpoint cannot be restored.
@@ -267,26 +349,34 @@ def commit_older(
     base = coordinator.restore(older_id, begins_timeline=True)
     if base is None:
         raise CheckpointError(f"checkpoint {older_id} does not exist", reason="not_found")
-    everything = KeyGroupRange(0, base.max_parallelism - 1)
-    properties: dict[str, Json] = {**base.properties, "went_back_to": went_back_to}
+    properties = {**base.properties, **changed}
     # The staged rows of the micro-batch too, in case it must be delivered again.
-    sections = _sections_of(store, base)
-    return _put(coordinator, [TaskStateSnapshot(everything, None)], properties, sections)
+    sections = _unreserved(read_checkpoint(store, older_id).sections)
+    return _put(coordinator, base, (), properties, sections)
 
 
-def _sections_of(store: ObjectStore, checkpoint: CompletedCheckpoint) -> dict[bytes, bytes]:
-    """Return the sections of a checkpoint that its commit does not write itself."""
-    stored = read_checkpoint(store, checkpoint.checkpoint_id)
-    return {tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS}
+def with_record(properties: Mapping[str, Json], record: BatchRecord) -> dict[str, Json]:
+    """Return the properties of a checkpoint with another record of its micro-batch."""
+    names = record.__struct_fields__
+    others = {name: value for name, value in properties.items() if name not in names}
+    return {**others, **record.to_properties()}
+
+
+def _unreserved(sections: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the sections of a checkpoint that a commit does not write itself."""
+    return {tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS}
 
 
 def _put(
     coordinator: CheckpointCoordinator,
+    base: CompletedCheckpoint,
     changes: Sequence[TaskStateSnapshot],
     properties: dict[str, Json],
     sections: dict[bytes, bytes],
 ) -> CompletedCheckpoint:
     checkpoint_id = coordinator.next_checkpoint_id
+    everything = KeyGroupRange(0, base.max_parallelism - 1)
+    changes = changes or [TaskStateSnapshot(everything, None)]
     coordinator.trigger(checkpoint_id, [change.key_group_range for change in changes])
     for change in changes:
         coordinator.acknowledge(checkpoint_id, change)

@@ -31,7 +31,7 @@ from statelog.cli.output import (
 )
 from statelog.errors import CheckpointError, StatelogError, UsageError
 from statelog.extensions.operations.copy_location import CopyProgress, copy_location
-from statelog.extensions.operations.savepoints import fork as make_fork
+from statelog.extensions.operations.fork import fork as make_fork
 from statelog.extensions.operations.savepoints import tag as make_tag
 from statelog.extensions.operations.savepoints import untag as remove_tag
 from statelog.redaction import redacted

@@ -1,16 +1,16 @@
 """
 What a person does to a state location, without Spark.
 
-    savepoints     tags and forks, as they are asked for; fork: the steps of a fork, begun_fork continues one
+    savepoints     a checkpoint kept under a name, with the position of its sources
+    fork           a second query that goes on from a checkpoint
     copy_location  a copy of a location; copy_plan: which objects, in which order
-    rewind         a query and its state taken back to an earlier micro-batch, and whether that is possible
-    position_files the checkpointLocation of a query at one of its micro-batches
+    rewind         a query and its state taken back to an earlier micro-batch
+    position_files the checkpointLocation of a query at one of its micro-batches, and whether it fits the state
     repair         a damaged location made readable again
     edit_keys      keys set and deleted from Python; edit_files: from Parquet files
     forget_key     a key removed, from its state and from its objects, and what makes each of them go away;
                    key_traces: which objects hold it
-    key_edits      what is set and deleted, by key group, as deltas
-    change_writer  deltas as a log handle, and a snapshot of what a reader returns
 
+All commit, claim and pin by `statelog.checkpoint.edit`, which writes the audit line too.
 Each name is imported from its module, so that a tag does not load what an edit needs.
 """

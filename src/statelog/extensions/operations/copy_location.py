@@ -10,16 +10,16 @@ the copy meanwhile wants the same number, and one of both is refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
 from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
-from statelog.checkpoint.audit import audited
+from statelog.checkpoint.edit import EditSession, edit_session
 from statelog.checkpoint.history import (
     Entries,
     exists,
@@ -28,7 +28,7 @@ from statelog.checkpoint.history import (
     present_ids,
     read_entry,
 )
-from statelog.checkpoint.ownership import describe_claim, new_owner_id, put_claim
+from statelog.checkpoint.ownership import describe_claim
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.extensions.operations.copy_plan import (
     CopiedObject,
@@ -40,7 +40,6 @@ from statelog.extensions.operations.copy_plan import (
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.claim_record import ClaimRecord
 from statelog.runtime.clock import pause as pause_thread
-from statelog.runtime.clock import wall_clock_ms
 from statelog.store import (
     PATHS,
     ObjectStore,
@@ -98,14 +97,6 @@ class CopyReport:
     parents: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Counts:
-    objects: int = 0
-    size_bytes: int = 0
-    copied: int = 0
-    copied_bytes: int = 0
-
-
 def copy_location(
     source: ObjectStore,
     target: ObjectStore,
@@ -139,45 +130,11 @@ def copy_location(
     Blocks: On both stores.
     """
     whole_number(parallelism, "parallelism", low=1)
-    with audited(target, "copy", source=source.url, checkpoint_id=checkpoint_id) as line:
-        work = _Work(parallelism, on_progress, pause)
-        report = _copied(source, target, checkpoint_id, work)
-        line.result(checkpoints=report.checkpoints, objects=report.objects, copied=report.copied)
+    with edit_session(target, "copy", source=source.url, checkpoint_id=checkpoint_id) as session:
+        work = _Copy(session, source, target, parallelism, on_progress, pause)
+        report = work.run(checkpoint_id)
+        session.result(checkpoints=report.checkpoints, objects=report.objects, copied=report.copied)
     return report
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """How objects are copied; see `copy_location`."""
-
-    parallelism: int
-    on_progress: Callable[[CopyProgress], None]
-    pause: Callable[[float], None]
-
-
-def _copied(
-    source: ObjectStore, target: ObjectStore, checkpoint_id: int | None, work: _Work
-) -> CopyReport:
-    _check_target(source, target)
-    last: ObjectNotFoundError | None = None
-    copied = _Counts()
-    for _ in range(_PLANS):
-        try:
-            plan = plan_copy(source, checkpoint_id)
-            _check_is_newest(target, plan)
-            _Copy(source, target, plan, copied, work).objects()
-        except ObjectNotFoundError as error:  # the query has deleted it; newer ones replace it
-            last = error
-            continue
-        return CopyReport(
-            checkpoints=plan.checkpoints,
-            objects=len(plan.objects) + len(plan.metadata),
-            size_bytes=plan.size_bytes,
-            copied=copied.copied,
-            copied_bytes=copied.copied_bytes,
-            parents=parents_of(source, (each.source for each in plan.objects)),
-        )
-    raise missing_in_source(last or ObjectNotFoundError("an object"), source.url)
 
 
 def copy(
@@ -221,43 +178,94 @@ def copy(
 
 
 class _Copy:
-    """One plan, carried out."""
+    """A copy, planned again while the query of the source deletes objects."""
 
     def __init__(
         self,
+        session: EditSession,
         source: ObjectStore,
         target: ObjectStore,
-        plan: CopyPlan,
-        copied: _Counts,
-        work: _Work,
+        parallelism: int,
+        on_progress: Callable[[CopyProgress], None],
+        pause: Callable[[float], None],
     ) -> None:
-        self._source, self._target, self._plan = source, target, plan
-        self._copied, self._work = copied, work
-        self._done = _Counts()
-        self._present = {info.path: info.size_bytes for info in target.list()}
+        self._session, self._source, self._target = session, source, target
+        self._parallelism, self._on_progress, self._pause = parallelism, on_progress, pause
+        self._copied_bytes = 0
+        self._progress = CopyProgress(
+            objects=0, objects_done=0, size_bytes=0, bytes_done=0, copied=0
+        )
 
-    def objects(self) -> None:
+    def run(self, checkpoint_id: int | None) -> CopyReport:
+        """Copy up to a checkpoint; see `copy_location`."""
+        _check_target(self._source, self._target)
+        last = ObjectNotFoundError("an object")
+        for _ in range(_PLANS):
+            try:
+                plan = plan_copy(self._source, checkpoint_id)
+                _check_is_newest(self._target, plan)
+                self._carry_out(plan)
+            except ObjectNotFoundError as error:  # the query has deleted it; newer ones replace it
+                last = error
+                continue
+            return CopyReport(
+                checkpoints=plan.checkpoints,
+                objects=self._progress.objects,
+                size_bytes=plan.size_bytes,
+                copied=self._progress.copied,
+                copied_bytes=self._copied_bytes,
+                parents=parents_of(self._source, (each.source for each in plan.objects)),
+            )
+        raise missing_in_source(last, self._source.url)
+
+    def _carry_out(self, plan: CopyPlan) -> None:
         """Copy all objects, then the metadata: the newest first, where numbers are left out before it."""
-        parallelism = self._work.parallelism
+        self._present = {info.path for info in self._target.list()}
+        self._progress = replace(
+            self._progress,
+            objects=len(plan.objects) + len(plan.metadata),
+            objects_done=0,
+            size_bytes=plan.size_bytes,
+            bytes_done=0,
+        )
         for is_end in (False, True):  # the end of an audit line follows its begin
-            part = [each for each in self._plan.objects if is_audit_end(each.path) is is_end]
-            self._in_parallel(part, parallelism)
-        by_number = {
-            parse_checkpoint_metadata(copied.path): copied for copied in self._plan.metadata
-        }
-        for number in _numbers_to_newest(self._target, self._plan.checkpoints[-1]):
+            part = [each for each in plan.objects if is_audit_end(each.path) is is_end]
+            self._in_parallel(part)
+        by_number = dict(plan.metadata)
+        newest = plan.checkpoints[-1]
+        # Each number is the next one of the copy when it is put.
+        number = Entries(self._target).next_number
+        while number < newest:
             if number in by_number:
-                self._in_parallel([by_number.pop(number)], 1)
-        self._in_parallel([*by_number.values()], parallelism)
+                self._in_parallel([by_number.pop(number)])
+            elif not exists(self._target, PATHS.metadata(number)):
+                self._leave_out(number, newest)
+                break
+            number += 1
+        self._in_parallel([by_number.pop(newest)])
+        self._in_parallel([*by_number.values()])
 
-    def _in_parallel(self, objects: Sequence[CopiedObject], parallelism: int) -> None:
+    def _leave_out(self, number: int, newest: int) -> None:
+        """Claim a number, so that the newest checkpoint is the next one of the copy."""
+        if self._session.leave_out(number, newest):
+            return
+        target, path = self._target, PATHS.metadata(number)
+        if _is_damaged(target, number):
+            raise StoreError(
+                f"the put of {path} in {target.url} was cut off; call again", path=path
+            )
+        raise UsageError(
+            f"{target.url} was claimed by another owner at the same time; give an empty location"
+        )
+
+    def _in_parallel(self, objects: Sequence[CopiedObject]) -> None:
         waiting = list(reversed(objects))
         running: dict[Future[bool], CopiedObject] = {}
         size = 0
-        pool = ThreadPoolExecutor(parallelism, thread_name_prefix="statelog-copy")
+        pool = ThreadPoolExecutor(self._parallelism, thread_name_prefix="statelog-copy")
         try:
             while waiting or running:
-                while waiting and len(running) < parallelism:
+                while waiting and len(running) < self._parallelism:
                     if running and size + waiting[-1].size_bytes > _BYTES_IN_FLIGHT:
                         break
                     copied = waiting.pop()
@@ -271,31 +279,24 @@ class _Copy:
             # Ctrl-C too ends here: an object under way is put whole, no other is begun.
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _finished(self, each: CopiedObject, was_copied: bool) -> None:
-        self._done.objects += 1
-        self._done.size_bytes += each.size_bytes
-        if was_copied:
-            self._copied.copied += 1
-            self._copied.copied_bytes += each.size_bytes
-        plan = self._plan
-        self._work.on_progress(
-            CopyProgress(
-                objects=len(plan.objects) + len(plan.metadata),
-                objects_done=self._done.objects,
-                size_bytes=plan.size_bytes,
-                bytes_done=self._done.size_bytes,
-                copied=self._copied.copied,
-            )
+    def _finished(self, item: CopiedObject, was_copied: bool) -> None:
+        now = self._progress
+        self._copied_bytes += item.size_bytes if was_copied else 0
+        self._progress = replace(
+            now,
+            objects_done=now.objects_done + 1,
+            bytes_done=now.bytes_done + item.size_bytes,
+            copied=now.copied + was_copied,
         )
+        self._on_progress(self._progress)
 
     def _copy(self, item: CopiedObject) -> bool:
         """Copy an object unless it is there; return whether it was put."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 # After a failed attempt the object may be there, or a part of it.
-                content = (
-                    self._found(item.path) if attempt > 1 or item.path in self._present else None
-                )
+                is_known = attempt > 1 or item.path in self._present
+                content = _stored(self._target, item.path) if is_known else None
                 if content is not None and self._is_whole(item, content):
                     return attempt > 1
                 self._put(item, is_there=content is not None)
@@ -305,15 +306,8 @@ class _Copy:
             except StoreError:
                 if attempt == _ATTEMPTS:
                     raise
-            self._work.pause(_PAUSE_S * attempt)
+            self._pause(_PAUSE_S * attempt)
         raise AssertionError("the last attempt returns or raises")
-
-    def _found(self, path: str) -> Buffer | None:
-        """Return the object as the copy has it, or None."""
-        try:
-            return self._target.get(path)
-        except ObjectNotFoundError:
-            return None
 
     def _is_whole(self, item: CopiedObject, content: Buffer) -> bool:
         """Return whether *content* is the object, verified."""
@@ -334,7 +328,7 @@ class _Copy:
         number = parse_checkpoint_metadata(item.path)
         if is_there:  # what an interrupted call left, or a checkpoint with another record
             if number is not None:
-                _check_claim(self._target, number)
+                _is_damaged(self._target, number)
             self._target.delete([item.path])
         if number is None:
             self._target.put(item.path, content)
@@ -353,6 +347,14 @@ class _Copy:
         read_verified(self._target, item.path, compare)
 
 
+def _stored(target: ObjectStore, path: str) -> Buffer | None:
+    """Return an object of the copy, or None."""
+    try:
+        return target.get(path)
+    except ObjectNotFoundError:
+        return None
+
+
 def _check_target(source: ObjectStore, target: ObjectStore) -> None:
     """Check that the target is empty or a copy of the source, and mark it as one."""
     if source.url == target.url:
@@ -364,8 +366,8 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
             f"{target.url} is a state location, and no copy of {source.url}; give an empty one"
         )
     path = PATHS.copied_from(copy_id or os.urandom(8).hex())
-    content = b"" if copy_id is None else _content_of(target, path)
-    if content != mark and not _is_part(content, mark):
+    content = b"" if copy_id is None else bytes(_stored(target, path) or b"")
+    if not mark.startswith(content):  # an interrupted put may have left the beginning of it
         raise UsageError(
             f"{target.url} is a copy of another location ({content.decode(errors='replace')}), not of "
             f"{source.url}; give an empty one"
@@ -373,15 +375,9 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
     if content != mark:
         target.delete([path])
         target.put(path, mark)
-    _check_claims(target)
-
-
-def _content_of(target: ObjectStore, path: str) -> bytes:
-    """Return an object; empty bytes if an interrupted call left its folder only."""
-    try:
-        return bytes(target.get(path))
-    except ObjectNotFoundError:
-        return b""
+    for number in present_ids(target):  # what is left of an interrupted claim of a copy is deleted
+        if _is_damaged(target, number) and may_be_claim(target, number):
+            target.delete([PATHS.metadata(number)])
 
 
 def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
@@ -394,21 +390,19 @@ def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
         )
 
 
-def _check_claims(target: ObjectStore) -> None:
-    """Check that no owner has written to the copy; delete the rest of an interrupted claim of a copy."""
-    for number in present_ids(target):
-        if _check_claim(target, number) and may_be_claim(target, number):
-            target.delete([PATHS.metadata(number)])
+def _is_damaged(target: ObjectStore, number: int) -> bool:
+    """
+    Return whether an interrupted call left a part of an entry, which is put again.
 
-
-def _check_claim(target: ObjectStore, number: int) -> bool:
-    """Check that an entry of the copy is no claim of an owner; return whether it is damaged."""
+    Raises:
+        UsageError: The entry is the claim of an owner, who has written to the copy.
+    """
     try:
         entry = read_entry(target, number)
     except ObjectNotFoundError:
         return False
     except CorruptionError:
-        return True  # what an interrupted call left; it is put again
+        return True
     if isinstance(entry, ClaimRecord) and not entry.owner_id.startswith(_OWNER):
         raise UsageError(
             f"{target.url} has been claimed by a query since it was copied "
@@ -416,49 +410,3 @@ def _check_claim(target: ObjectStore, number: int) -> bool:
             "empty location"
         )
     return False
-
-
-def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
-    """
-    Yield the numbers to put in this order, so that each is the next one of the copy.
-
-    Ends with *newest*.  Where the next number is that of no checkpoint of the source, the caller puts
-    nothing, and a claim leaves out all numbers before *newest*.
-    """
-    number = Entries(target).next_number
-    while number < newest:
-        yield number
-        if not exists(target, PATHS.metadata(number)):
-            _leave_out(target, number, newest)
-            break
-        number += 1
-    yield newest
-
-
-def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
-    entries = Entries(target).list_again()
-    attempt = os.urandom(8).hex()
-    claim = ClaimRecord(
-        number=number,
-        owner_id=new_owner_id(_OWNER.removesuffix("-")),
-        attempt=attempt,
-        created_at_ms=wall_clock_ms(),
-        newest=entries.newest_id(),
-        next_number=newest,
-        location_id=entries.copy_id or attempt,
-        timeline=number,
-    )
-    if not put_claim(target, claim):
-        if _check_claim(target, number):
-            path = PATHS.metadata(number)
-            raise StoreError(
-                f"the put of {path} in {target.url} was cut off; call again", path=path
-            )
-        raise UsageError(
-            f"{target.url} was claimed by another owner at the same time; give an empty location"
-        )
-
-
-def _is_part(content: bytes, whole: bytes) -> bool:
-    """Return whether an interrupted put left only the beginning of an object."""
-    return len(content) < len(whole) and whole.startswith(content)

@@ -11,13 +11,15 @@ are copied under names of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.edit import with_record
 from statelog.checkpoint.history import (
     Entries,
-    StoredCheckpoint,
     present_ids,
     read_checkpoint,
 )
@@ -99,17 +101,17 @@ class CopyPlan:
     Args:
         checkpoints: The checkpoints that can be restored from the copy, ascending.
         objects: Log, snapshots and staged rows.
-        metadata: Metadata objects, put after `objects`, one after the other.
+        metadata: Metadata objects by number, put after `objects`; the newest is first.
     """
 
     checkpoints: tuple[int, ...]
     objects: tuple[CopiedObject, ...]
-    metadata: tuple[CopiedObject, ...]
+    metadata: Mapping[int, CopiedObject]
 
     @property
     def size_bytes(self) -> int:
         """Summed size of all objects."""
-        return sum(stored_object.size_bytes for stored_object in (*self.objects, *self.metadata))
+        return sum(each.size_bytes for each in (*self.objects, *self.metadata.values()))
 
 
 def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
@@ -137,43 +139,34 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
         if tag.kind is TagKind.TAG and tag.checkpoint_id <= last.checkpoint_id
     ]
     tagged = {tag.checkpoint_id for tag in tags if tag.checkpoint_id in ids}
-    retained = tuple(
-        checkpoint_id for checkpoint_id in newest.retained if checkpoint_id in last.retained
-    )
+    retained = tuple(number for number in newest.retained if number in last.retained)
     kept = tuple(sorted({*retained, *tagged}))
-    stored = {checkpoint_id: _read(store, checkpoint_id) for checkpoint_id in kept}
+    checkpoints = [_read(store, number) for number in kept]
     sizes = {info.path: info.size_bytes for info in store.list()}
-    needed = needed_objects([stored_kind.checkpoint for stored_kind in stored.values()], sizes)
+    needed = needed_objects(checkpoints, sizes)
     # An older checkpoint of the source names others that are deleted by now.
-    for checkpoint_id, stored_checkpoint in stored.items():
-        record = own_record(stored_checkpoint.checkpoint)
-        if checkpoint_id == last.checkpoint_id and not set(record.retained) <= set(kept):
+    for checkpoint in checkpoints:
+        record = own_record(checkpoint)
+        if checkpoint.checkpoint_id == last.checkpoint_id and not set(record.retained) <= set(kept):
             record = replace(record, retained=retained)
-        if record != stored_checkpoint.checkpoint:
-            metadata_path = PATHS.metadata(checkpoint_id)
-            needed[metadata_path] = replace(needed[metadata_path], record=record)
+        if record != checkpoint:
+            path = PATHS.metadata(checkpoint.checkpoint_id)
+            needed[path] = replace(needed[path], record=record)
     for path in sizes:
         if parse_audit_part(path) is not None:
             # As it is: a damaged line, which `statelog log` reports, must not prevent a copy.
             needed[path] = CopiedObject(path, path, sizes[path], _OTHER)
     for tag in tags:
         needed[tag.path] = CopiedObject(tag.path, tag.path, sizes.get(tag.path, 0), _CHANGELOG)
-    metadata = [path for path in needed if parse_checkpoint_metadata(path) is not None]
-    metadata.sort(key=lambda path: -(parse_checkpoint_metadata(path) or 0))
-    return CopyPlan(
-        kept,
-        tuple(
-            stored_checkpoint
-            for path, stored_checkpoint in sorted(needed.items())
-            if path not in set(metadata)
-        ),
-        tuple(needed[path] for path in metadata),
-    )
+    numbers = {path: parse_checkpoint_metadata(path) for path in sorted(needed)}
+    objects = tuple(needed[path] for path, number in numbers.items() if number is None)
+    metadata = {number: needed[path] for path, number in numbers.items() if number is not None}
+    return CopyPlan(kept, objects, dict(sorted(metadata.items(), reverse=True)))
 
 
-def _read(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
+def _read(store: ObjectStore, checkpoint_id: int) -> CompletedCheckpoint:
     try:
-        return read_checkpoint(store, checkpoint_id)
+        return read_checkpoint(store, checkpoint_id).checkpoint
     except CorruptionError as error:
         raise CheckpointError(
             f"checkpoint {checkpoint_id} is damaged and cannot be copied: {error}. `statelog verify "
@@ -253,35 +246,44 @@ def own_path(path: str) -> str:
 
 def own_record(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
     """Return a checkpoint whose handles have the names of a copy."""
+    return with_names(checkpoint, own_path)
+
+
+def with_names(
+    checkpoint: CompletedCheckpoint, name_of: Callable[[str], str], **record: object
+) -> CompletedCheckpoint:
+    """
+    Return a checkpoint whose objects have other names.
+
+    Args:
+        checkpoint: The checkpoint.
+        name_of: Returns the other name of an object.
+        record: Fields of the micro-batch's record that differ too.
+    """
+
+    def moved(handle: StreamStateHandle) -> StreamStateHandle:
+        if not isinstance(handle, FileStateHandle):
+            return handle
+        return replace(handle, path=name_of(handle.path))
+
     log = tuple(
         replace(
             each,
             handles_and_offsets=tuple(
-                replace(entry, handle=own_handle(entry.handle))
-                for entry in each.handles_and_offsets
+                replace(entry, handle=moved(entry.handle)) for entry in each.handles_and_offsets
             ),
         )
         for each in checkpoint.log
     )
-    materialized = tuple(
-        replace(each, handle=own_handle(each.handle)) for each in checkpoint.materialized
-    )
-    properties = dict(checkpoint.properties)
+    snapshots = tuple(replace(each, handle=moved(each.handle)) for each in checkpoint.materialized)
+    properties = checkpoint.properties
     listed = properties.get(OBJECTS_PROPERTY)
-    if isinstance(listed, list) and any(own_path(str(each)) != each for each in listed):
-        files = [
-            own_handle(staged_file) for staged_file in BatchRecord.of(checkpoint).staged_files()
-        ]
-        properties["output_files"] = [file.to_json() for file in files]
-        properties[OBJECTS_PROPERTY] = [own_path(str(each)) for each in listed]
-    return replace(checkpoint, log=log, materialized=materialized, properties=properties)
-
-
-def own_handle(handle: StreamStateHandle) -> StreamStateHandle:
-    """Return a handle with the name of its object in a copy."""
-    if not isinstance(handle, FileStateHandle) or own_path(handle.path) == handle.path:
-        return handle
-    return replace(handle, path=own_path(handle.path))
+    if record or (isinstance(listed, list) and any(name_of(str(each)) != each for each in listed)):
+        old = BatchRecord.of(checkpoint)
+        files = [moved(staged).to_json() for staged in old.staged_files()]
+        new = msgspec.structs.replace(old, **{"output_files": files, **record})
+        properties = with_record(properties, new)
+    return replace(checkpoint, log=log, materialized=snapshots, properties=properties)
 
 
 def missing_in_source(error: ObjectNotFoundError, url: str) -> CheckpointError:

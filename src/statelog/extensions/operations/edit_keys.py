@@ -1,27 +1,41 @@
-"""Set and delete the state of keys from Python."""
+"""
+Set and delete the state of keys from Python.
+
+An edit says what state a key has afterwards, so an edit that changes nothing writes nothing, and the
+same edit applied again changes nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from statelog.arguments import instance, whole_number
+from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import EditSession, edit_session, newest_checkpoint
 from statelog.checkpoint.history import open_state
 from statelog.errors import InvariantError, UsageError
-from statelog.extensions.operations.change_writer import ChangeWriter
-from statelog.extensions.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
-from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
+from statelog.model import (
+    ChangelogStateHandle,
+    CompletedCheckpoint,
+    KeyGroupRange,
+    TaskStateSnapshot,
+)
+from statelog.options import Options, task_changelog_options
 from statelog.runtime.clock import wall_clock_ms
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import UNENCODABLE
+from statelog.state.heap.memory import MemoryLimits
 from statelog.state.heap.tables import Overlay
+from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import FromPython, Key, Values
 from statelog.state.kinds.kind import EXPIRES_FIELD
@@ -31,6 +45,35 @@ from statelog.store import ObjectStore
 
 StatesByName: TypeAlias = Mapping[str, Mapping[Any, object]]
 """New state by variable and key."""
+GroupEdits: TypeAlias = dict[Key, dict[int, object]]
+"""The cells after an edit by key and state id; None where a variable is cleared."""
+_BUDGET_BYTES: Final = 256 * 1024 * 1024
+"""Memory in which the state of an edited key group is restored."""
+_INLINE_BYTES: Final = 64 * 1024
+"""Changes up to this size are stored in the checkpoint's own object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditCounts:
+    """
+    How many keys an edit changes.
+
+    Args:
+        inserted: Keys that had no state, and have some.
+        updated: Keys whose state differs.
+        deleted: Keys that had state, and have none.
+        unchanged: Keys that the edit names and does not change.
+    """
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+
+    @property
+    def changed(self) -> int:
+        """Number of keys whose state differs afterwards."""
+        return self.inserted + self.updated + self.deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,32 +211,38 @@ class EditTarget:
             UsageError: A variable, key or value does not fit the operator.
         """
         by_group: dict[int, GroupEdits] = {}
+
+        def cells_of(given: object) -> dict[int, object]:
+            key = StateKey(given, self.codec.schema.key_schema)
+            edits = by_group.setdefault(key.key_groups(self.key_groups).start, {})
+            return edits.setdefault(self.codec.key.freeze(key.values), {})
+
         for given in delete:
-            key_group, key = self._key(given)
-            by_group.setdefault(key_group, GroupEdits()).delete(key, None)
+            cells_of(given).update(dict.fromkeys(self.codec.live))
         for name, states in states_by_name.items():
             state_id = self.state_id(name)
             for given, state in instance(states, f"set[{name!r}]", Mapping, "a mapping").items():
-                key_group, key = self._key(given)
-                edits = by_group.setdefault(key_group, GroupEdits())
-                cell = self._cell(self.codec.states[state_id], state)
-                if cell:
-                    edits.put(key, state_id, cell)
-                else:
-                    edits.delete(key, state_id)
+                cells = cells_of(given)
+                cells[state_id] = self._cell(self.codec.states[state_id], state) or None
         return by_group
 
     def overlays(self, edits: Mapping[int, GroupEdits]) -> tuple[dict[int, Overlay], EditCounts]:
         """Return the changes by key group; reads the key groups, and nothing else."""
         overlays: dict[int, Overlay] = {}
-        counts = EditCounts()
+        counts: Counter[str] = Counter()
         for key_group, group_edits in sorted(edits.items()):
-            part = KeyGroupRange(key_group, key_group)
-            state = restored_state(self._store, self.codec, self._base, part)
-            changed, counted = edited(state, {key_group: group_edits})
-            overlays |= changed
-            counts += counted
-        return overlays, counts
+            overlay = _edited(self._restored(key_group), key_group, group_edits, counts)
+            if any(overlay):
+                overlays[key_group] = overlay
+        return overlays, EditCounts(**counts)
+
+    def _restored(self, key_group: int) -> KeyedState:
+        """Return the state of a key group as of the checkpoint."""
+        part = KeyGroupRange(key_group, key_group)
+        handle = self._base.for_range(part)
+        state = KeyedState(self.codec, MemoryLimits(_BUDGET_BYTES))
+        state.catch_up(part, self._base.checkpoint_id, (), lambda: (self._store, handle))
+        return state
 
     def commit(
         self, session: EditSession, overlays: Mapping[int, Overlay], counts: EditCounts
@@ -201,27 +250,45 @@ class EditTarget:
         """Commit changes as a new checkpoint; raises as `edit`."""
         session.claim(self._base)
         checkpoint_id = session.checkpoint_id
-        writer = ChangeWriter(self._store, self.codec, self.key_groups)
-        try:
-            try:
-                writer.append(overlays)
-            except UNENCODABLE as error:
-                raise UsageError(f"a value does not fit its column: {error}") from error
-            log = writer.persist(checkpoint_id)
+        with contextlib.ExitStack() as closing:
+            log, delta_bytes = self._written(overlays, checkpoint_id, closing)
             session.commit(
                 [TaskStateSnapshot(self.key_groups, log)],
-                timers_changed=self.timers_changed(overlays.values()),
+                timers_changed=self._timers_changed(overlays.values()),
             )
-        finally:
-            writer.close()
         return EditReport(
             base_id=self._base.checkpoint_id,
             checkpoint_id=checkpoint_id,
             counts=counts,
-            delta_bytes=writer.delta_bytes,
+            delta_bytes=delta_bytes,
         )
 
-    def timers_changed(self, overlays: Iterable[Overlay]) -> frozenset[int]:
+    def _written(
+        self, overlays: Mapping[int, Overlay], checkpoint_id: int, closing: contextlib.ExitStack
+    ) -> tuple[ChangelogStateHandle | None, int]:
+        """Make changes durable; return their handle and their bytes, and what closes their files."""
+        try:
+            changes = self.codec.encode(overlays)
+        except UNENCODABLE as error:
+            raise UsageError(f"a value does not fit its column: {error}") from error
+        if not len(changes):
+            return None, 0
+        storage = FsStateChangelogStorage.from_options(
+            Options(changelog=task_changelog_options()),
+            self._store,
+            job_id="",
+            inline_bytes=_INLINE_BYTES,
+        )
+        closing.callback(storage.close)
+        writer = storage.create_writer(self.codec.schema.operator_id, self.key_groups)
+        closing.callback(writer.close)
+        start = writer.initial_sequence_number()
+        writer.append_meta(self.codec.metadata_change())
+        writer.append_batch(changes.key_groups, changes.values)
+        handle = writer.persist(start, checkpoint_id).result().job_manager_owned
+        return handle, changes.size_bytes
+
+    def _timers_changed(self, overlays: Iterable[Overlay]) -> frozenset[int]:
         """Return the position of the operator, if one of its timers changed."""
         at = [
             state_id
@@ -230,11 +297,6 @@ class EditTarget:
         ]
         changed = any(overlay[state_id] for overlay in overlays for state_id in at)
         return frozenset([self.position] if changed else [])
-
-    def _key(self, given: object) -> tuple[int, Key]:
-        """Return the key group of a key, and the key as tables hold it."""
-        key = StateKey(given, self.codec.schema.key_schema)
-        return key.key_groups(self.key_groups).start, self.codec.key.freeze(key.values)
 
     def _cell(self, state: StateCodec, given: object) -> object:
         """Return the cell of a state in Python values; empty or None for no state."""
@@ -273,3 +335,29 @@ def _user_key(state: StateCodec, given: object) -> Values:
     parts: Any = (given,) if single and not isinstance(given, tuple) else given
     user_key: Values = codec.normalize(parts)
     return user_key
+
+
+def _edited(state: KeyedState, key_group: int, edits: GroupEdits, counts: Counter[str]) -> Overlay:
+    """Return the changes that edits make to the state of a key group, and count their keys."""
+    state.prepare({key_group: set(edits)})
+    tables = state.groups[key_group].tables
+    overlay: Overlay = [{} for _ in state.codec.states]
+    for key, cells in edits.items():
+        had = has = changes = False
+        for state_id in state.codec.live:
+            kind = state.codec.states[state_id].kind
+            before = tables[state_id].get(key)
+            after = cells.get(state_id, before)
+            had, has = had or before is not None, has or after is not None
+            if after is not before and after != before:
+                changes = True
+                overlay[state_id][key] = (
+                    kind.clear_delta() if after is None else kind.replacing_delta(after)
+                )
+        if not changes:
+            counts["unchanged"] += 1
+        elif had:
+            counts["updated" if has else "deleted"] += 1
+        else:
+            counts["inserted"] += 1
+    return overlay

@@ -12,7 +12,7 @@ import datetime as dt
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import groupby
 
 import msgspec
 import pyarrow as pa
@@ -21,16 +21,20 @@ from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, ParentRelease, collect_garbage, tag_releases
 from statelog.checkpoint.edit import EditSession, StagedRows, edit_session, newest_checkpoint
-from statelog.checkpoint.history import open_state, present_ids, read_checkpoint
-from statelog.checkpoint.restore import objects_of
+from statelog.checkpoint.history import open_state, read_checkpoint
 from statelog.checkpoint.state_stream import random_name, read_stream
-from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CheckpointError, ObjectNotFoundError
-from statelog.extensions.operations.change_writer import put_snapshot, snapshot_of
 from statelog.extensions.operations.copy_plan import parents_of
 from statelog.extensions.operations.edit_keys import EditTarget
-from statelog.extensions.operations.key_edits import GroupEdits
-from statelog.extensions.operations.key_traces import SoughtKey, staged_rows, staged_table
+from statelog.extensions.operations.key_traces import (
+    KeyTrace,
+    Needs,
+    SoughtKey,
+    has_rows,
+    ranges_needing,
+    staged_rows,
+    staged_table,
+)
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams, encode_streams
@@ -43,31 +47,12 @@ from statelog.model import (
 )
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state import recordings
-from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, SnapshotWriter
 from statelog.state.keys.state_key import StateKey
 from statelog.state.reader import StateReader
 from statelog.store import PATHS, ObjectStore
 from statelog.store.location_store import parse_parent_path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyTrace:
-    """
-    One object in which a key is stored.
-
-    Args:
-        path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", "output", or the folder of another kind.
-        checkpoints: The retained checkpoints that need it, ascending; none for an orphan.
-        pins: The tags, forks and readers that keep one of them, such as "tag before-upgrade".
-        leaves: When the object is deleted.
-    """
-
-    path: str
-    kind: str
-    checkpoints: tuple[int, ...]
-    pins: tuple[str, ...]
-    leaves: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,114 +87,6 @@ class ForgetReport:
     parents: tuple[str, ...] = ()
     outside: tuple[ParentRelease, ...] = ()
     dry_run: bool = False
-
-
-class Needs:
-    """
-    Which retained checkpoints need which objects.
-
-    Raises:
-        CheckpointError: A retained checkpoint is damaged or missing.
-
-    Blocks: On the store.
-    """
-
-    def __init__(self, store: ObjectStore, newest: CompletedCheckpoint) -> None:
-        self._newest = newest
-        ids = present_ids(store)
-        self.checkpoints = retained_ids(store, newest, ids)
-        self._by_path: dict[str, list[int]] = {}
-        self._handles: dict[str, FileStateHandle] = {}
-        for checkpoint_id in self.checkpoints:
-            checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
-            for path in objects_of(checkpoint):
-                self._by_path.setdefault(path, []).append(checkpoint_id)
-            snapshots = [each.handle for each in checkpoint.materialized]
-            record = BatchRecord.of(checkpoint)
-            attached = [attachment.handle for attachment in record.attachments]
-            for handle in (*snapshots, *record.staged_files(), *attached):
-                if isinstance(handle, FileStateHandle):
-                    self._handles[handle.path] = handle
-        attachments = BatchRecord.of(newest).attachments
-        self._aged = {each.path for each in attachments if _has_rows(each)}
-        self._pins: dict[int, list[str]] = {}
-        for tag in list_tags(store):
-            for checkpoint_id in self.checkpoints:
-                if tag.pin.holds(checkpoint_id, newest.checkpoint_id):
-                    name = f"{tag.kind.value} {tag.name}"
-                    self._pins.setdefault(checkpoint_id, []).append(name)
-
-    @property
-    def parent_objects(self) -> tuple[str, ...]:
-        """The objects of parents that the checkpoints need."""
-        return tuple(path for path in self._by_path if parse_parent_path(path) is not None)
-
-    def handle_of(self, path: str) -> FileStateHandle | None:
-        """Return the handle of a snapshot or of staged rows; None for another object, or an orphan."""
-        return self._handles.get(path)
-
-    def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:
-        """Return what pins any of the checkpoints."""
-        return tuple(
-            dict.fromkeys(
-                name for checkpoint in checkpoints for name in self._pins.get(checkpoint, ())
-            )
-        )
-
-    def trace(self, path: str, kind: str) -> KeyTrace:
-        """Return a trace with what makes it go away."""
-        needed = tuple(self._by_path.get(path, ()))
-        pins = self.pins_of(needed)
-        return KeyTrace(
-            path=path, kind=kind, checkpoints=needed, pins=pins, leaves=self._leaves(path, needed)
-        )
-
-    def _leaves(self, path: str, needed: tuple[int, ...]) -> str:
-        if parse_parent_path(path) is not None:
-            return "with the key in the parent of this fork: forget it there too"
-        if not needed:
-            return "with the next garbage collection (statelog gc --apply)"
-        pinned = [each for each in needed if self._pins.get(each)]
-        steps = []
-        newest = self._newest
-        kept = len(newest.retained)
-        if path in self._aged:
-            steps.append("the age of its newest row (sideOutputAge)")
-        if newest.checkpoint_id in needed:
-            groups = _ranges(path, newest)
-            if not groups:  # rows of its own micro-batch, and no state
-                steps.append(f"{kept} more {_checkpoints(kept)}")
-            else:
-                steps.append(
-                    f"the next snapshot of key groups {groups}, and {kept} more {_checkpoints(kept)}"
-                )
-        else:
-            after = sum(checkpoint_id > max(needed) for checkpoint_id in newest.retained)
-            more = max(kept - after, 1)
-            if any(each in newest.retained for each in needed):
-                steps.append(f"{more} more {_checkpoints(more)}")
-        if pinned:
-            steps.append(f"the end of {', '.join(self.pins_of(pinned))} (statelog untag)")
-        return "after " + ", and after ".join(steps)
-
-
-def _ranges(path: str, checkpoint: CompletedCheckpoint) -> str:
-    """Return the key groups for which a checkpoint needs an object."""
-    ranges = {
-        str(log.key_group_range)
-        for log in checkpoint.log
-        if any(getattr(entry.handle, "path", None) == path for entry in log.handles_and_offsets)
-    }
-    ranges |= {
-        str(each.key_group_range)
-        for each in checkpoint.materialized
-        if getattr(each.handle, "path", None) == path
-    }
-    return ", ".join(sorted(ranges))
-
-
-def _checkpoints(count: int) -> str:
-    return "checkpoint" if count == 1 else "checkpoints"
 
 
 def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:
@@ -308,9 +185,7 @@ class _Forgetting:
         """Commit the deletion of the key, and report its traces."""
         newest, checkpoint_id = self._base, None
         if self._removed and not dry_run:
-            edits = {self._key.key_group: GroupEdits()}
-            frozen = self._target.codec.key.freeze(self._key.values)
-            edits[self._key.key_group].delete(frozen, None)
+            edits = self._target.edits({}, [self._key.values])
             overlays, counts = self._target.overlays(edits)
             checkpoint_id = self._target.commit(session, overlays, counts).checkpoint_id
             newest = newest_checkpoint(self._store)
@@ -340,11 +215,8 @@ class _Forgetting:
             TaskStateSnapshot(snapshot.key_group_range, None, snapshot)
             for snapshot in self._snapshots(held, checkpoint_id)
         ]
-        if not changes:  # only older checkpoints, or rows of output, hold it
-            everything = KeyGroupRange(0, self._base.max_parallelism - 1)
-            changes = [TaskStateSnapshot(everything, None)]
         session.commit(
-            changes,
+            changes,  # none if only older checkpoints, or rows of output, hold it
             timers_changed=frozenset([self._target.position]),
             output=self._output(),
             attachments=tuple(self._attachments()),
@@ -429,16 +301,25 @@ class _Forgetting:
 
     def _snapshots(self, held: set[str], checkpoint_id: int) -> Iterator[MaterializedHandle]:
         """Write snapshots of all key groups for which the base needs an object in *held*."""
-        needed = _key_groups_of(self._base, held)
+        needed = {key_group for part in ranges_needing(self._base, held) for key_group in part}
         operators = BatchRecord.of(self._base).operators
         each = self._base.max_parallelism // len(operators)
         for position, operator in enumerate(operators):
             key_groups = KeyGroupRange(position * each, (position + 1) * each - 1)
             with StateReader(self._store, self._base, operator=operator.operator_id) as reader:
                 for part in _runs(sorted(needed & set(key_groups))):
-                    keep = partial(self._without_key, reader=reader)
-                    data = snapshot_of(reader, part, keep)
-                    yield put_snapshot(self._store, data, part, checkpoint_id)
+                    data = self._snapshot_without_key(reader, part)
+                    handle = self._put(PATHS.task_owned(random_name()), data)
+                    yield MaterializedHandle(part, checkpoint_id, handle)
+
+    def _snapshot_without_key(self, reader: StateReader, part: KeyGroupRange) -> bytes:
+        metadata = {SCHEMA_METADATA: OperatorCodec(reader.schema).metadata_change()}
+        writer = SnapshotWriter(reader.keys_schema().with_metadata(metadata))
+        for batch in reader.keys(key_groups=part, include_expired=True):
+            rows = pa.Table.from_batches([self._without_key(batch, reader)])
+            writer.write(rows.replace_schema_metadata(metadata))
+        data: bytes = writer.finish().to_pybytes()
+        return data
 
     def _without_key(self, batch: pa.RecordBatch, reader: StateReader) -> pa.RecordBatch:
         if reader.schema.operator_id != self._key.operator_id:
@@ -464,23 +345,25 @@ class _Forgetting:
             if kept is data:
                 files.append(handle)
                 continue
-            files.append(self._put_rows(kept))
+            files.append(self._put(PATHS.output(random_name()), kept))
         return StagedRows(encode_streams(inline) if inline else None, tuple(files))
 
     def _attachments(self) -> Iterator[Attachment]:
         """Yield what the checkpoint names besides its state, with rows of output without the key's."""
         for attachment in BatchRecord.of(self._base).attachments:
-            if _has_rows(attachment):
+            if has_rows(attachment):
                 data = read_stream(self._store, attachment.handle, what="rows of output")
                 kept = self._filtered(data)
                 if kept is not data:
-                    file, count = self._put_rows(kept), staged_table(kept).num_rows
+                    file, count = (
+                        self._put(PATHS.output(random_name()), kept),
+                        staged_table(kept).num_rows,
+                    )
                     place = {"path": file.path, "size": file.size_bytes, "crc": file.crc32c}
                     attachment = msgspec.structs.replace(attachment, count=count, **place)
             yield attachment
 
-    def _put_rows(self, data: bytes | memoryview) -> FileStateHandle:
-        path = PATHS.output(random_name())
+    def _put(self, path: str, data: bytes | memoryview) -> FileStateHandle:
         self._store.put(path, data)
         return FileStateHandle(path, len(data), checksum([data]))
 
@@ -494,27 +377,8 @@ class _Forgetting:
         return write_stream(left.to_batches(), table.schema)
 
 
-def _has_rows(attachment: Attachment) -> bool:
-    """Return whether an attachment has rows of output, by its folder."""
-    return attachment.path.partition("/")[0] == PATHS.output("")
-
-
-def _key_groups_of(checkpoint: CompletedCheckpoint, held: set[str]) -> set[int]:
-    """Return the key groups whose state in a checkpoint needs an object in *held*."""
-    key_groups: set[int] = set()
-    for log in checkpoint.log:
-        if any(getattr(entry.handle, "path", None) in held for entry in log.handles_and_offsets):
-            key_groups.update(log.key_group_range)
-    for snapshot in checkpoint.materialized:
-        if getattr(snapshot.handle, "path", None) in held:
-            key_groups.update(snapshot.key_group_range)
-    return key_groups
-
-
 def _runs(key_groups: list[int]) -> Iterator[KeyGroupRange]:
     """Yield the contiguous runs of ascending key groups."""
-    start = 0
-    for at in range(1, len(key_groups) + 1):
-        if at == len(key_groups) or key_groups[at] != key_groups[at - 1] + 1:
-            yield KeyGroupRange(key_groups[start], key_groups[at - 1])
-            start = at
+    for _, numbered in groupby(enumerate(key_groups), lambda each: each[1] - each[0]):
+        run = [key_group for _, key_group in numbered]
+        yield KeyGroupRange(run[0], run[-1])

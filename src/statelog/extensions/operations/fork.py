@@ -7,63 +7,65 @@ the checkpoint there; garbage collection of the fork deletes the tag once the fo
 needs itself.
 
 The order of the steps makes a crash harmless: first the reference to the parent, which names the fork,
-then the tag with the source position, the new checkpointLocation, and last the checkpoint, which is the
-point of no return.  A repeated call goes on where the first one ended, see `begun_fork`.
+then the tag with the source position, the new checkpointLocation, the copied objects, and last the
+checkpoint, which is the point of no return.  Each of them has the id of the fork or is derived from it,
+and the tag stores the files of the source position.  So a repeated call writes the same bytes, whatever
+the query of the parent has done meanwhile.
+
+A reference without a tag in the parent is ignored: the call that put it did not write anything else.
+Garbage collection of the fork deletes it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.checkpoint.at_time import LATEST, CheckpointName, given_checkpoint_id
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import release_parent
-from statelog.checkpoint.coordinator import prepare_commit, put_commit
-from statelog.checkpoint.history import Entries, StoredCheckpoint, exists
-from statelog.checkpoint.ownership import put_claim
+from statelog.checkpoint.edit import EditSession, edit_session
+from statelog.checkpoint.history import exists, open_state, present_ids, readable
 from statelog.checkpoint.query_files import StoredQuery
-from statelog.checkpoint.restore import keep_tag
-from statelog.checkpoint.tags import Tag, TagKind, find_tag, put_tag, read_tag
-from statelog.errors import FencedError, UsageError
-from statelog.extensions.operations.begun_fork import (
-    BegunFork,
-    begun_fork,
-    first_properties,
-    in_use,
-    is_own_claim,
-    owner_of,
-    query_id_of,
+from statelog.checkpoint.tags import Tag, TagKind, find_tag, list_tags
+from statelog.errors import FencedError, StatelogError, UsageError
+from statelog.extensions.operations.copy_plan import needed_objects, own_record, with_names
+from statelog.extensions.operations.position_files import missing_inputs, write_query
+from statelog.extensions.operations.savepoints import (
+    ForkSource,
+    Location,
+    OpenQuery,
+    client_options,
+    finished_source,
+    query_store,
+    tagged_source,
 )
-from statelog.extensions.operations.copy_plan import needed_objects, own_record
-from statelog.extensions.operations.position_files import position_files, write_query
-from statelog.format.checkpoint_metadata import RESERVED_TAGS
 from statelog.format.claim_record import ClaimRecord
-from statelog.model import (
-    ChangelogStateHandle,
-    CompletedCheckpoint,
-    FileStateHandle,
-    Json,
-    MaterializedHandle,
-    StreamStateHandle,
-)
+from statelog.model import CompletedCheckpoint
 from statelog.redaction import HIDDEN
-from statelog.runtime.clock import pause
+from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
-from statelog.store import PATHS, LocationStore, ObjectStore
+from statelog.store import PATHS, LocationStore, ObjectStore, open_location, open_store
 from statelog.store.conditional_put import create
-from statelog.store.location_store import parent_path
+from statelog.store.location_store import is_fork_id, parent_path, parse_parent_path
 from statelog.store.parents import ParentReference
+from statelog.store.paths import STATE_FOLDER
 
+FORKED_FROM: Final = "forked_from"
+"""Property of the first checkpoint of a fork: parent and checkpoint, as in the reference."""
+_OWNER: Final = "fork-"
 _CLAIM: Final = 0
 """The number of the claim of a fork: its location is empty."""
-_RECORDED: Final = {
-    field.name for kind in (BatchRecord, OperatorRecord) for field in msgspec.structs.fields(kind)
-}
-"""Properties that the record of the micro-batch writes again; others are kept as they are."""
+
+_log = logging.getLogger("statelog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,65 +101,157 @@ class Fork:
     missing_files: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkSource:
+def fork(
+    location: Location,
+    new_location: Location,
+    *,
+    checkpoint: CheckpointName | None = None,
+    tag: str | None = None,
+    checkpoint_location: Location | None = None,
+    new_checkpoint_location: Location | None = None,
+    state_only: bool = False,
+    copy: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+) -> Fork:
     """
-    What is forked.
+    Make a location from which a second query goes on, in constant time.
+
+    The new location refers to objects of the first, which a tag keeps there.  A query with the new
+    checkpointLocation and stateLocation reads what the first query reads after the checkpoint.  Both
+    run next to each other.  The same call repeated goes on where an interrupted one ended.
+
+    Example:
+        statelog.fork(
+            "s3://bucket/jobs/totals",
+            "s3://bucket/jobs/next",
+            checkpoint_location="s3://bucket/queries/totals",
+            new_checkpoint_location="s3://bucket/queries/next",
+        )
 
     Args:
-        store: The parent's location.
-        stored: The checkpoint.
-        files: The files of its source position; None to fork the state only.
+        location: Path or URL of the state location.
+        new_location: Path or URL of the new one, which must be empty.
+        checkpoint: Its id, "latest", "earliest", a tag, or a time of ISO 8601; None for the newest one.
+        tag: Instead of *checkpoint*: the name of a tag, whose position of the sources is used.
+        checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
+        new_checkpoint_location: The checkpointLocation of the new query.  May be left out if
+            *new_location* is its folder `statelog`.
+        state_only: Fork the state without the position of the sources, for a query with
+            `adopt=True`.
+        copy: Copy the objects of the checkpoint, so that the new location does not need the first.
+            Takes time and space by the size of the state.
+        storage_options: Options of the store's client, as for `open_store`, for both locations.
+
+    Raises:
+        CheckpointError: The checkpoint or tag does not exist or is not retained, or its micro-batch is
+            not finished yet ("in_progress"), or the files of the query do not match the state.
+        UsageError: A new location is in use, or an argument is missing.
+        CorruptionError: An object to copy is damaged.
+        StoreError: A store failed; repeat the call.
+
+    Blocks: On the stores; up to 10 s more until the sink of the micro-batch has taken its rows.
     """
+    place = _new_place(new_location, new_checkpoint_location, state_only)
+    store = open_state(location, options=storage_options)
+    new = open_location(new_location, options=storage_options)
+    new_query = None
+    if place is not None:
+        new_query = open_store(place, options=client_options(place, new, storage_options))
+    named, forked_id = _asked_for(store, checkpoint, tag)
+    begun = _begun(new, store, forked_id)
+    if begun is not None and begun.checkpoint is not None:
+        return _finished(begun, store, new, new_query, copy=copy)
 
-    store: LocationStore
-    stored: StoredCheckpoint
-    files: dict[str, bytes] | None
+    def open_query(recorded: str | None) -> ObjectStore:
+        return query_store(store, checkpoint_location, recorded, storage_options)
+
+    source = _source(store, begun, named, forked_id, None if state_only else open_query)
+    forked = apply_fork(source, new, new_query, wall_clock_ms, copy=copy)
+    return replace(forked, missing_files=_missing_files(source, new, open_query))
 
 
-def fork_source(
-    store: LocationStore, checkpoint_id: int, open_query: Callable[[str | None], ObjectStore | None]
+def _asked_for(
+    store: LocationStore, checkpoint: CheckpointName | None, tag: str | None
+) -> tuple[Tag | None, int | None]:
+    """Return the tag and the checkpoint that a caller names; None for the newest one."""
+    checkpoint = None if checkpoint == LATEST else checkpoint
+    if checkpoint is not None and tag is not None:
+        raise UsageError("give a checkpoint or a tag, not both")
+    if checkpoint in {each.name for each in list_tags(store) if each.kind is TagKind.TAG}:
+        tag = str(checkpoint)
+    if tag is None:
+        return None, given_checkpoint_id(store, checkpoint)
+    named = find_tag(store, tag, TagKind.TAG)
+    return named, named.checkpoint_id
+
+
+def _source(
+    store: LocationStore,
+    begun: _Begun | None,
+    named: Tag | None,
+    forked_id: int | None,
+    open_query: OpenQuery | None,
 ) -> ForkSource:
-    """
-    Read a checkpoint and the position of its sources.
-
-    Args:
-        store: The parent's location.
-        checkpoint_id: A retained checkpoint.
-        open_query: Opens the checkpointLocation, given what the checkpoint records as its place;
-            returns None to fork the state only.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, or was not made by a query, or the files are not
-            those of the state; see `position_files`.
-        StoreError: A store failed.
-
-    Blocks: On both stores.
-    """
-    stored = Entries(store).load(checkpoint_id)
-    record = BatchRecord.of(stored.checkpoint)
-    query = open_query(record.checkpoint_location)
-    files = None if query is None else position_files(StoredQuery(query), record)
-    return ForkSource(store=store, stored=stored, files=files)
+    """Read what is forked: what an earlier call stored, a tag, or a checkpoint and its query."""
+    if begun is not None and begun.tag is not None:
+        source = tagged_source(store, begun.tag)
+        if source.files is not None:
+            return source
+    if named is not None:
+        source = tagged_source(store, named)
+        if source.files is None and open_query is not None:
+            raise UsageError(
+                f"the tag {named.name!r} of {store.url} has no position of the sources; fork with "
+                "state_only=True"
+            )
+        return source
+    checkpoint_id = forked_id if begun is None else begun.checkpoint_id
+    return finished_source(store, checkpoint_id, open_query or (lambda recorded: None))
 
 
-def tagged_source(store: LocationStore, name: str) -> ForkSource:
-    """
-    Read a tagged checkpoint and the position that the tag holds.
+def _missing_files(
+    source: ForkSource, new: LocationStore, open_query: Callable[[str | None], ObjectStore]
+) -> tuple[str, ...]:
+    """Return the input files that the new query has to read, and that are gone."""
+    missing: tuple[str, ...] = ()
+    if source.files is None:
+        return missing
+    record = source.record
+    with suppress(StatelogError):  # the query of a tag may be deleted by now
+        query = source.query or StoredQuery(open_query(record.checkpoint_location))
+        missing = missing_inputs(query, record)
+    if missing:
+        _log.warning(
+            "the query of the fork %s has to read %d input files that no longer exist, and continues "
+            "without their rows; first %s",
+            new.url,
+            len(missing),
+            missing[0],
+        )
+    return missing
 
-    Raises:
-        CheckpointError: There is no such tag.
-        StoreError: The store failed.
 
-    Blocks: On the store.
-    """
-    tag = find_tag(store, name, TagKind.TAG)
-    content = read_tag(store, tag)
-    return ForkSource(
-        store=store,
-        stored=Entries(store).load(tag.checkpoint_id),
-        files=content.files or None,
-    )
+def _new_place(
+    new_location: Location, new_checkpoint_location: Location | None, state_only: bool
+) -> Location | None:
+    """Return where the new checkpointLocation is; None without one."""
+    if state_only:
+        if new_checkpoint_location is not None:
+            raise UsageError(
+                "state_only (--state-only) makes no checkpointLocation; leave out it or "
+                "new_checkpoint_location (--new-checkpoint-location)"
+            )
+        return None
+    if new_checkpoint_location is None:
+        folder, _, name = os.fspath(new_location).rstrip("/").rpartition("/")
+        if name != STATE_FOLDER or not folder:
+            raise UsageError(
+                "a fork needs a checkpointLocation for the new query: give new_checkpoint_location "
+                "(on the command line --new-checkpoint-location), or "
+                f"a new location that ends with /{STATE_FOLDER}, which is then inside it"
+            )
+        return folder
+    return new_checkpoint_location
 
 
 def apply_fork(
@@ -187,107 +281,77 @@ def apply_fork(
 
     Blocks: On the stores; without *copy* the requests do not depend on the size of the state.
     """
-    checkpoint = source.stored.checkpoint
-    batch_id = BatchRecord.of(checkpoint).batch_id
-    if HIDDEN in source.store.url:
+    parent = source.store
+    if HIDDEN in parent.url:
         raise UsageError(
-            f"the URL of the location contains a secret ({source.store.url}), which a fork would have "
+            f"the URL of the location contains a secret ({parent.url}), which a fork would have "
             "to store to find its parent: give credentials by store options or the environment"
         )
-    new.name_parent(source.store.url)
-    checkpoint_id = checkpoint.checkpoint_id
-    begun = begun_fork(new, source.store, checkpoint_id)
-    if begun is not None and begun.checkpoint is not None:
-        return finished_fork(begun, source.store, new, new_query, copy=copy)
-    fork_id = os.urandom(8).hex() if begun is None else begun.fork_id
-    reference = ParentReference(location=source.store.url, checkpoint_id=checkpoint_id)
-    if not exists(new, PATHS.parent(fork_id)):
-        create(new, PATHS.parent(fork_id), reference.encoded())
+    new.name_parent(parent.url)
+    begun = _begun(new, parent, source.checkpoint_id)
+    if begun is None:
+        begun = _Begun(fork_id=os.urandom(8).hex(), checkpoint_id=source.checkpoint_id)
+    elif begun.checkpoint is not None:
+        return _finished(begun, parent, new, new_query, copy=copy)
+    with (
+        edit_session(parent, "fork", clock_ms=clock_ms, fork=new.url, copy=copy) as pinning,
+        edit_session(new, "fork", clock_ms=clock_ms, parent=parent.url, copy=copy) as session,
+    ):
+        query = _prepared(source, begun, pinning, new, new_query)
+        first = _first_checkpoint(source, begun, query)
+        if copy:
+            _copy_objects(new, first)
+            first = own_record(first)
+        fail_point("fork-copied")
+        _commit(session, begun, first, source, new)
+        if copy:
+            release_parent(new, begun.fork_id)
+        for each in (pinning, session):
+            each.result(fork_id=begun.fork_id, checkpoint_id=source.checkpoint_id)
+    return begun.to_fork(parent, new, source.record.batch_id, query)
+
+
+def _prepared(
+    source: ForkSource,
+    begun: _Begun,
+    pinning: EditSession,
+    new: LocationStore,
+    new_query: ObjectStore | None,
+) -> NewQuery | None:
+    """Refer to the parent, pin the checkpoint there, and write the new checkpointLocation."""
+    if not exists(new, PATHS.parent(begun.fork_id)):
+        create(new, PATHS.parent(begun.fork_id), begun.reference(source.store).encoded())
     fail_point("fork-referred")
-    _pin(source, fork_id, begun, new.url, clock_ms)
+    tag = Tag(kind=TagKind.FORK, name=begun.fork_id, checkpoint_id=source.checkpoint_id)
+    pinning.pin(begun.tag or tag, facts={"location": new.url}, files=source.files)
     fail_point("fork-pinned")
     query = None
     if new_query is not None and source.files is not None:
-        query = NewQuery(query_id_of(fork_id), new_query.url)
+        query = NewQuery(begun.query_id, new_query.url)
         write_query(new_query, source.files, query.query_id)
     fail_point("fork-query-written")
-    first = _moved_checkpoint(checkpoint, fork_id, reference, query)
-    if copy:
-        _copy_objects(new, first)
-        first = own_record(first)
-    fail_point("fork-copied")
-    _commit(fork_id, first, source.stored.sections, new, clock_ms)
-    if copy:
-        release_parent(new, fork_id)
-    return Fork(
-        fork_id=fork_id,
-        parent=source.store.url,
-        location=new.url,
-        checkpoint_id=checkpoint_id,
-        batch_id=batch_id,
-        query=query,
+    return query
+
+
+def _first_checkpoint(
+    source: ForkSource, begun: _Begun, query: NewQuery | None
+) -> CompletedCheckpoint:
+    """Return the checkpoint as the first one of the fork, which refers to the parent."""
+    checkpoint = source.stored.checkpoint
+    record: dict[str, object] = {"went_back_to": None, "attachments": ()}
+    if query is not None:
+        record |= {"query_id": query.query_id, "checkpoint_location": query.checkpoint_location}
+    moved = with_names(checkpoint, partial(parent_path, begun.fork_id), **record)
+    origin = msgspec.to_builtins(begun.reference(source.store))
+    return replace(
+        moved,
+        parent_id=None,
+        owner_id=begun.owner_id,
+        epoch=_CLAIM,
+        timeline=checkpoint.timeline.continued(begun.fork_id, _CLAIM, checkpoint.checkpoint_id),
+        retained=(checkpoint.checkpoint_id,),
+        properties={**moved.properties, FORKED_FROM: origin},
     )
-
-
-def finished_fork(
-    begun: BegunFork,
-    parent: LocationStore,
-    new: LocationStore,
-    new_query: ObjectStore | None,
-    *,
-    copy: bool,
-) -> Fork:
-    """
-    Return a fork that an earlier call of the same arguments committed, and release its parent.
-
-    Args:
-        begun: Result of `begun_fork`, with a checkpoint.
-        parent: The parent's location.
-        new: The new location.
-        new_query: The new checkpointLocation; None to fork the state only.
-        copy: Whether the new location must not need the parent.
-
-    Raises:
-        UsageError: The earlier call had other arguments.
-        StoreError: A store failed; repeat the call.
-
-    Blocks: On both stores.
-    """
-    place = None if new_query is None else new_query.url
-    if begun.checkpoint is None or not begun.is_of(place) or (copy and begun.needs_parent):
-        raise in_use(new)
-    new.name_parent(parent.url)
-    if copy:
-        release_parent(new, begun.fork_id)
-    record = BatchRecord.of(begun.checkpoint)
-    return Fork(
-        fork_id=begun.fork_id,
-        parent=parent.url,
-        location=new.url,
-        checkpoint_id=begun.checkpoint_id,
-        batch_id=record.batch_id,
-        query=None if place is None else NewQuery(record.query_id, place),
-    )
-
-
-def _pin(
-    source: ForkSource,
-    fork_id: str,
-    begun: BegunFork | None,
-    location: str,
-    clock_ms: Callable[[], int],
-) -> None:
-    """Put the tag of the fork into the parent, unless an earlier call did."""
-    if begun is not None and begun.tag is not None:
-        keep_tag(source.store, begun.tag)
-        return
-    tag = Tag(
-        kind=TagKind.FORK,
-        name=fork_id,
-        checkpoint_id=source.stored.checkpoint.checkpoint_id,
-    )
-    facts: dict[str, Json] = {"location": location}
-    put_tag(source.store, tag, clock_ms=clock_ms, facts=facts, files=source.files)
 
 
 def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:
@@ -297,106 +361,190 @@ def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:
             new.put(needed_object.path, needed_object.content(new.get(needed_object.source)))
 
 
-def _moved_checkpoint(
-    checkpoint: CompletedCheckpoint,
-    fork_id: str,
-    reference: ParentReference,
-    query: NewQuery | None,
-) -> CompletedCheckpoint:
-    """Return a checkpoint as the first one of a fork, which refers to the parent."""
-    return replace(
-        checkpoint,
-        parent_id=None,
-        timeline=checkpoint.timeline.continued(fork_id, _CLAIM, checkpoint.checkpoint_id),
-        materialized=tuple(_moved_snapshot(each, fork_id) for each in checkpoint.materialized),
-        log=tuple(_moved_log(each, fork_id) for each in checkpoint.log),
-        retained=(checkpoint.checkpoint_id,),
-        properties={
-            **{name: each for name, each in checkpoint.properties.items() if name not in _RECORDED},
-            **_own_record(BatchRecord.of(checkpoint), fork_id, query).to_properties(),
-            **first_properties(reference),
-        },
-    )
-
-
 def _commit(
-    fork_id: str,
-    checkpoint: CompletedCheckpoint,
-    sections: Mapping[bytes, bytes],
+    session: EditSession,
+    begun: _Begun,
+    first: CompletedCheckpoint,
+    source: ForkSource,
     new: LocationStore,
-    clock_ms: Callable[[], int],
 ) -> None:
-    """
-    Put the first checkpoint of the new location, under the number that it has in the parent.
-
-    The claim before it says that the numbers up to there are left out, so that a query which starts here
-    meanwhile wants the same number.
-    """
-    owner = owner_of(fork_id)
-    _leave_out(new, fork_id, checkpoint.checkpoint_id, clock_ms)
-    prepared = prepare_commit(
-        replace(checkpoint, parent_id=None, owner_id=owner, epoch=_CLAIM),
-        {tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS},
-        compress=True,
-    )
+    """Put the first checkpoint of the new location, under the number that it has in the parent."""
+    # Number 0 is the next one of an empty location.
+    if (
+        first.checkpoint_id != _CLAIM
+        and not begun.is_claimed
+        and not session.leave_out(
+            _CLAIM, first.checkpoint_id, owner_id=begun.owner_id, location_id=begun.fork_id
+        )
+    ):
+        raise FencedError(f"{new.url} was claimed by another owner at the same time")
     fail_point("fork-claimed")
     try:
-        put_commit(new, prepared, pause)
+        session.commit_first(first, source.stored.sections)
     except FencedError as conflict:
         raise FencedError(
             f"{new.url} was forked into by another call at the same time: {conflict}"
         ) from conflict
 
 
-def _leave_out(
-    new: LocationStore, fork_id: str, checkpoint_id: int, clock_ms: Callable[[], int]
-) -> None:
-    """Put the claim after which *checkpoint_id* is the next number, unless an earlier call did."""
-    owner = owner_of(fork_id)
-    if checkpoint_id == _CLAIM:
-        return  # it is the next number of an empty location
-    claim = ClaimRecord(
-        number=_CLAIM,
-        owner_id=owner,
-        attempt=os.urandom(8).hex(),
-        created_at_ms=clock_ms(),
-        newest=None,
-        next_number=checkpoint_id,
-        location_id=fork_id,
-    )
-    if is_own_claim(new, owner) or put_claim(new, claim):
-        return
-    raise FencedError(f"{new.url} was claimed by another owner at the same time")
+# Recognize a fork that an earlier call began or finished.
 
 
-def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> BatchRecord:
-    """Return the record of a micro-batch as a record of the new query."""
-    files = [_moved(staged_file, fork_id).to_json() for staged_file in record.staged_files()]
-    new = msgspec.structs.replace(
-        record,
-        output_files=files,
-        went_back_to=None,
-        attachments=(),
-    )
-    if query is None:
-        return new
-    return msgspec.structs.replace(
-        new, query_id=query.query_id, checkpoint_location=query.checkpoint_location
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """
+    A fork of this call or of an earlier one.
+
+    Args:
+        fork_id: Its id.
+        checkpoint_id: The checkpoint that is forked.
+        tag: The tag in the parent; None if it was not put yet, or was released.
+        is_claimed: Whether the claim of the new location is the one of this fork.
+        checkpoint: The first checkpoint of the new location; None if it was not committed yet.
+    """
+
+    fork_id: str
+    checkpoint_id: int
+    tag: Tag | None = None
+    is_claimed: bool = False
+    checkpoint: CompletedCheckpoint | None = None
+
+    @property
+    def owner_id(self) -> str:
+        """The owner of the claim and of the first checkpoint."""
+        return _OWNER + self.fork_id
+
+    @property
+    def query_id(self) -> str:
+        """The id of the new query, the same when the call is repeated."""
+        digits = hashlib.sha256(self.fork_id.encode()).hexdigest()
+        return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
+
+    def reference(self, parent: LocationStore) -> ParentReference:
+        """Return what the new location stores about its parent."""
+        return ParentReference(location=parent.url, checkpoint_id=self.checkpoint_id)
+
+    def to_fork(
+        self, parent: LocationStore, new: LocationStore, batch_id: int, query: NewQuery | None
+    ) -> Fork:
+        """Return what was made."""
+        return Fork(
+            fork_id=self.fork_id,
+            parent=parent.url,
+            location=new.url,
+            checkpoint_id=self.checkpoint_id,
+            batch_id=batch_id,
+            query=query,
+        )
 
 
-def _moved(handle: StreamStateHandle, fork_id: str) -> StreamStateHandle:
-    if not isinstance(handle, FileStateHandle):
-        return handle
-    return replace(handle, path=parent_path(fork_id, handle.path))
+def _begun(new: LocationStore, parent: LocationStore, checkpoint_id: int | None) -> _Begun | None:
+    """
+    Return the fork that an earlier call of the same arguments began in *new*; None without one.
+
+    Args:
+        new: The new location.
+        parent: The parent's location.
+        checkpoint_id: The checkpoint to fork; None for the newest one.
+
+    Raises:
+        UsageError: The location is in use, or a fork of something else was begun in it.
+        CheckpointError: A reference to a parent is damaged.
+        StoreError: A store failed.
+
+    Blocks: On both stores.
+    """
+    # A folder on local disk may stay without an object.
+    numbers = [each for each in present_ids(new) if exists(new, PATHS.metadata(each))]
+    entries = {number: readable(new, number) for number in numbers}
+    owners = {entry.owner_id for entry in entries.values() if isinstance(entry, ClaimRecord)}
+    checkpoints = [each for each, entry in entries.items() if not isinstance(entry, ClaimRecord)]
+    if checkpoints:
+        finished = _committed(new, parent, checkpoints[0]) if len(checkpoints) == 1 else None
+        if finished is None or checkpoint_id not in (None, finished.checkpoint_id):
+            raise _in_use(new)
+        return finished
+    begun = _referred(new, parent, checkpoint_id)
+    # The claim of a fork says which number is the next one, so that only this fork can go on here.
+    if owners and (begun is None or owners != {begun.owner_id}):
+        raise _in_use(new)
+    return None if begun is None else replace(begun, is_claimed=bool(owners))
 
 
-def _moved_snapshot(snapshot: MaterializedHandle, fork_id: str) -> MaterializedHandle:
-    return replace(snapshot, handle=_moved(snapshot.handle, fork_id))
+def _referred(
+    new: LocationStore, parent: LocationStore, checkpoint_id: int | None
+) -> _Begun | None:
+    """Return the fork whose reference is in *new*, where no checkpoint was committed yet."""
+    tags = {tag.name: tag for tag in list_tags(parent) if tag.kind is TagKind.FORK}
+    begun = None
+    for info in list(new.list(PATHS.parents)):
+        fork_id = info.path.removeprefix(f"{PATHS.parents}/")
+        if not is_fork_id(fork_id):
+            continue
+        reference, tag = ParentReference.read(new, fork_id), tags.get(fork_id)
+        is_same = checkpoint_id in (None, reference.checkpoint_id)
+        if reference.location != parent.url or (tag is not None and not is_same):
+            raise UsageError(
+                f"a fork of checkpoint {reference.checkpoint_id} of {reference.location} was begun in "
+                f"{new.url} and not finished; repeat that call, or use another location. `statelog "
+                f"untag {reference.location} {fork_id} --kind fork` lets the parent delete the "
+                "checkpoint"
+            )
+        if tag is not None:
+            return _Begun(fork_id=fork_id, checkpoint_id=tag.checkpoint_id, tag=tag)
+        if checkpoint_id is not None and is_same:
+            begun = _Begun(fork_id=fork_id, checkpoint_id=checkpoint_id)
+    return begun
 
 
-def _moved_log(log: ChangelogStateHandle, fork_id: str) -> ChangelogStateHandle:
-    entries = tuple(
-        replace(entry, handle=_moved(entry.handle, fork_id)) for entry in log.handles_and_offsets
-    )
-    return replace(log, handles_and_offsets=entries)
+def _committed(new: LocationStore, parent: LocationStore, checkpoint_id: int) -> _Begun | None:
+    """Return the fork of *parent* whose first checkpoint is the only one of *new*."""
+    stored = readable(new, checkpoint_id)
+    if stored is None or isinstance(stored, ClaimRecord):
+        return None
+    checkpoint = stored.checkpoint
+    fork_id = checkpoint.owner_id.removeprefix(_OWNER)
+    begun = _Begun(fork_id=fork_id, checkpoint_id=checkpoint_id, checkpoint=checkpoint)
+    origin = msgspec.to_builtins(begun.reference(parent))
+    is_fork = checkpoint.properties.get(FORKED_FROM) == origin
+    return begun if is_fork and checkpoint.owner_id == begun.owner_id else None
+
+
+def _finished(
+    begun: _Begun,
+    parent: LocationStore,
+    new: LocationStore,
+    new_query: ObjectStore | None,
+    *,
+    copy: bool,
+) -> Fork:
+    """
+    Return a fork that an earlier call of the same arguments committed, and release its parent.
+
+    Raises:
+        UsageError: The earlier call had other arguments.
+        StoreError: A store failed; repeat the call.
+
+    Blocks: On both stores.
+    """
+    checkpoint = begun.checkpoint
+    if checkpoint is None:
+        raise _in_use(new)
+    record = BatchRecord.of(checkpoint)
+    needs_parent = any(map(parse_parent_path, checkpoint.referenced_paths()))
+    if new_query is None:
+        is_same = record.query_id != begun.query_id
+    else:
+        is_same = record.checkpoint_location == new_query.url
+    if not is_same or (copy and needs_parent):
+        raise _in_use(new)
+    new.name_parent(parent.url)
+    if copy:
+        with edit_session(new, "fork", parent=parent.url, copy=copy):
+            release_parent(new, begun.fork_id)
+    query = None if new_query is None else NewQuery(record.query_id, new_query.url)
+    return begun.to_fork(parent, new, record.batch_id, query)
+
+
+def _in_use(new: ObjectStore) -> UsageError:
+    return UsageError(f"{new.url} holds state already; fork into an empty location")

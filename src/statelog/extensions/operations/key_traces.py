@@ -8,26 +8,37 @@ values of the key occur in it.  Recordings are found by `statelog.state.recordin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import pyarrow as pa
 
+from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import present_ids, read_checkpoint
+from statelog.checkpoint.restore import objects_of
 from statelog.checkpoint.state_stream import check_stream
+from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
 from statelog.format.arrow_data import open_parquet, python_rows, read_stream_table
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams
 from statelog.format.segment import Segment, parse_whole_file
-from statelog.model import METADATA_KEY_GROUP, FileStateHandle, KeyGroupRange
+from statelog.model import (
+    METADATA_KEY_GROUP,
+    CompletedCheckpoint,
+    FileStateHandle,
+    KeyGroupRange,
+)
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, rows_of_groups
 from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import Values
 from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import ObjectStore, read_verified
+from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.location_store import parse_parent_path
 
 CHECKPOINT, CHANGELOG, SNAPSHOT, OUTPUT = "checkpoint", "changelog", "snapshot", "output"
@@ -211,3 +222,135 @@ def _leaves(value: object) -> Iterable[object]:
             yield from _leaves(each)
     else:
         yield value
+
+
+# What still holds a key, and when it is deleted.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTrace:
+    """
+    One object in which a key is stored.
+
+    Args:
+        path: Its name.
+        kind: "checkpoint", "changelog", "snapshot", "output", or the folder of another kind.
+        checkpoints: The retained checkpoints that need it, ascending; none for an orphan.
+        pins: The tags, forks and readers that keep one of them, such as "tag before-upgrade".
+        leaves: When the object is deleted.
+    """
+
+    path: str
+    kind: str
+    checkpoints: tuple[int, ...]
+    pins: tuple[str, ...]
+    leaves: str
+
+
+class Needs:
+    """
+    Which retained checkpoints need which objects.
+
+    Raises:
+        CheckpointError: A retained checkpoint is damaged or missing.
+
+    Blocks: On the store.
+    """
+
+    def __init__(self, store: ObjectStore, newest: CompletedCheckpoint) -> None:
+        self._newest = newest
+        ids = present_ids(store)
+        self.checkpoints = retained_ids(store, newest, ids)
+        self._by_path: dict[str, list[int]] = {}
+        self._handles: dict[str, FileStateHandle] = {}
+        for checkpoint_id in self.checkpoints:
+            checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
+            for path in objects_of(checkpoint):
+                self._by_path.setdefault(path, []).append(checkpoint_id)
+            snapshots = [each.handle for each in checkpoint.materialized]
+            record = BatchRecord.of(checkpoint)
+            attached = [attachment.handle for attachment in record.attachments]
+            for handle in (*snapshots, *record.staged_files(), *attached):
+                if isinstance(handle, FileStateHandle):
+                    self._handles[handle.path] = handle
+        attachments = BatchRecord.of(newest).attachments
+        self._aged = {each.path for each in attachments if has_rows(each)}
+        self._pins: dict[int, list[str]] = {}
+        for tag in list_tags(store):
+            for checkpoint_id in self.checkpoints:
+                if tag.pin.holds(checkpoint_id, newest.checkpoint_id):
+                    name = f"{tag.kind.value} {tag.name}"
+                    self._pins.setdefault(checkpoint_id, []).append(name)
+
+    @property
+    def parent_objects(self) -> tuple[str, ...]:
+        """The objects of parents that the checkpoints need."""
+        return tuple(path for path in self._by_path if parse_parent_path(path) is not None)
+
+    def handle_of(self, path: str) -> FileStateHandle | None:
+        """Return the handle of a snapshot or of staged rows; None for another object, or an orphan."""
+        return self._handles.get(path)
+
+    def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:
+        """Return what pins any of the checkpoints."""
+        return tuple(
+            dict.fromkeys(
+                name for checkpoint in checkpoints for name in self._pins.get(checkpoint, ())
+            )
+        )
+
+    def trace(self, path: str, kind: str) -> KeyTrace:
+        """Return a trace with what makes it go away."""
+        needed = tuple(self._by_path.get(path, ()))
+        pins = self.pins_of(needed)
+        return KeyTrace(
+            path=path, kind=kind, checkpoints=needed, pins=pins, leaves=self._leaves(path, needed)
+        )
+
+    def _leaves(self, path: str, needed: tuple[int, ...]) -> str:
+        if parse_parent_path(path) is not None:
+            return "with the key in the parent of this fork: forget it there too"
+        if not needed:
+            return "with the next garbage collection (statelog gc --apply)"
+        pinned = [each for each in needed if self._pins.get(each)]
+        steps = []
+        newest = self._newest
+        kept = len(newest.retained)
+        if path in self._aged:
+            steps.append("the age of its newest row (sideOutputAge)")
+        if newest.checkpoint_id in needed:
+            groups = ", ".join(sorted({str(part) for part in ranges_needing(newest, {path})}))
+            if not groups:  # rows of its own micro-batch, and no state
+                steps.append(f"{kept} more {_checkpoints(kept)}")
+            else:
+                steps.append(
+                    f"the next snapshot of key groups {groups}, and {kept} more {_checkpoints(kept)}"
+                )
+        else:
+            after = sum(checkpoint_id > max(needed) for checkpoint_id in newest.retained)
+            more = max(kept - after, 1)
+            if any(each in newest.retained for each in needed):
+                steps.append(f"{more} more {_checkpoints(more)}")
+        if pinned:
+            steps.append(f"the end of {', '.join(self.pins_of(pinned))} (statelog untag)")
+        return "after " + ", and after ".join(steps)
+
+
+def ranges_needing(checkpoint: CompletedCheckpoint, paths: Container[str]) -> list[KeyGroupRange]:
+    """Return the ranges of key groups whose state in a checkpoint needs an object in *paths*."""
+    handles = [
+        (log.key_group_range, entry.handle)
+        for log in checkpoint.log
+        for entry in log.handles_and_offsets
+    ]
+    handles += [(each.key_group_range, each.handle) for each in checkpoint.materialized]
+    return [part for part, handle in handles if getattr(handle, "path", None) in paths]
+
+
+def _checkpoints(count: int) -> str:
+    return "checkpoint" if count == 1 else "checkpoints"
+
+
+def has_rows(attachment: Attachment) -> bool:
+    """Return whether an attachment has rows of output, by its folder."""
+    return attachment.path.partition("/")[0] == PATHS.output("")

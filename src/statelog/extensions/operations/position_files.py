@@ -1,5 +1,5 @@
 """
-The files of a checkpointLocation that hold how far a query has read its sources.
+How far a query has read its sources: the files of its checkpointLocation, and whether they fit the state.
 
 They are what a tag keeps and what a fork starts from: the offsets of one micro-batch, its entry in the
 commit log, and the logs of the sources up to it.  The log of a file source is reduced to one compact
@@ -10,8 +10,10 @@ Source: Spark's OffsetSeqLog, CommitLog, FileStreamSourceLog, CompactibleFileStr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Final
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -22,14 +24,15 @@ from statelog.checkpoint.query_files import (
     METADATA,
     OFFSETS,
     StoredQuery,
+    entries_digest,
     files_upto,
+    number_of,
 )
-from statelog.core.source_position import FileEntry
-from statelog.errors import CheckpointError, UsageError
-from statelog.extensions.operations.rewind import check_sources, kept_entries
+from statelog.core.source_position import FileEntry, log_entry, parse_files, position_of
+from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.store import ObjectStore
 
-_SOURCES: Final = "sources"
+SOURCES: Final = "sources"
 _VERSION: Final = b"v1"
 
 
@@ -102,11 +105,11 @@ def batch_files(
     logs = kept_entries(folders, offsets)
     for folder, entry in logs.items():
         if entry >= 0:
-            name = f"{_SOURCES}/{folder}/{entry}{COMPACT}"
+            name = f"{SOURCES}/{folder}/{entry}{COMPACT}"
             files[name] = _compact(files_upto(query, folder, entry))
-    for folder in query.folders(_SOURCES):
+    for folder in query.folders(SOURCES):
         if folder not in logs:  # where the source began, which it reads at each restart
-            files |= _whole(query, f"{_SOURCES}/{folder}")
+            files |= _whole(query, f"{SOURCES}/{folder}")
     return files
 
 
@@ -150,3 +153,123 @@ def _whole(query: StoredQuery, folder: str) -> dict[str, bytes]:
     names = (name for name in query.names(folder) if not name.startswith("."))
     read = {f"{folder}/{os.path.basename(name)}": query.read(f"{folder}/{name}") for name in names}
     return {name: data for name, data in read.items() if data is not None}
+
+
+def check_sources(query: StoredQuery, record: BatchRecord, batch_id: int) -> tuple[str | None, ...]:
+    """
+    Return the offsets of a micro-batch if the state of *record* is the one after it.
+
+    Raises:
+        CheckpointError: It is not ("gap", "subsumed"), or the offsets are missing ("not_found").
+        IncompatibleFormatError: The offsets have another form than Spark 4.0 to 4.3 write for
+            sources without names.
+
+    Blocks: On the files.
+    """
+    entry = query.offsets(batch_id)
+    if entry is None:
+        planned = query.numbers(OFFSETS)
+        refuse(
+            f"{query.url} has no offsets of batch {batch_id} "
+            f"(of {_span(planned)}), so the sources cannot go back to it",
+            "not_found",
+        )
+    offsets = entry.offsets
+    if offsets is None:
+        raise IncompatibleFormatError(
+            f"{query.url}/{OFFSETS}/{batch_id} gives the offsets by the names of the sources (version "
+            "v2); a rewind needs them in their order (version v1)",
+            path=f"{OFFSETS}/{batch_id}",
+        )
+    if record.position is None:
+        same = record.batch_id == batch_id
+    else:
+        same = record.position in _positions(record, offsets)
+    if not same and record.batch_id < batch_id:
+        refuse(
+            f"the state after batch {batch_id} is not retained: the newest retained one before it "
+            f"is that of batch {record.batch_id}, and the sources were read in between",
+            "subsumed",
+        )
+    if not same or not _same_logs(query, record):
+        refuse(
+            f"batch {batch_id} was planned again: its offsets, or the logs of its sources, are not "
+            "those of the state after it. Rewind to an earlier batch",
+            "gap",
+        )
+    return offsets
+
+
+def _positions(record: BatchRecord, offsets: Sequence[str | None]) -> set[str]:
+    """Return the digest of the user's source offsets; two if their number is unknown."""
+    if record.source_folders:
+        return {position_of(offsets[: len(record.source_folders)])}
+    whole = position_of(offsets)
+    # The last source may be statelog's own, which does not count.
+    return {whole, position_of(offsets[:-1])} if len(offsets) > 1 else {whole}
+
+
+def _same_logs(query: StoredQuery, record: BatchRecord) -> bool:
+    return all(
+        entries_digest(query, log.folder, log.after, log.upto) == log.digest
+        for log in record.source_logs or ()
+    )
+
+
+def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -> dict[str, int]:
+    """Return for the log of each file source the last entry that is kept."""
+    names = folders or [str(at) for at in range(len(offsets))]
+    kept = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
+    return {name: entry for name, entry in kept if entry is not None}
+
+
+def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
+    """
+    Return the input files that a query reads again after the micro-batch of *record*, and that are gone.
+
+    Only files on local disk are looked for.
+
+    Raises:
+        CheckpointError, CorruptionError, StoreError: As `check_sources`.
+
+    Blocks: On the files.
+    """
+    offsets = check_sources(query, record, record.batch_id)
+    return missing_files(read_again(query, kept_entries(record.source_folders, offsets))[1])
+
+
+def read_again(query: StoredQuery, kept: Mapping[str, int]) -> tuple[list[str], set[str]]:
+    """Return the log entries after those that are kept, and the input files that only they name."""
+    logs: list[str] = []
+    names: set[str] = set()
+    for folder, entry in kept.items():
+        for path in query.files_above(f"{SOURCES}/{folder}", entry):
+            logs.append(path)
+            if number_of(os.path.basename(path)) is None:  # a checksum
+                continue
+            with suppress(CorruptionError):  # truncated: deleted, and its files are listed again
+                files = parse_files(query.read(path) or b"v1", path)
+                names.update(file.path for file in files if file.batch_id > entry)
+    return logs, names
+
+
+def missing_files(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the input files that are gone; only files on local disk are looked for."""
+    gone = []
+    for path in paths:
+        url = urllib.parse.urlsplit(path)
+        if url.scheme == "file" and not os.path.exists(urllib.parse.unquote(url.path)):
+            gone.append(path)
+    return tuple(sorted(gone))
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return f"batches {numbers[0]} to {numbers[-1]}" if numbers else "no batch"
+
+
+def refuse(what: str, reason: str) -> NoReturn:
+    """Raise the error of a rewind that is not possible."""
+    advice = ""
+    if reason == "active":
+        advice = ". Stop it, wait until it has ended, and repeat the rewind"
+    raise CheckpointError(f"{what}{advice}", reason=reason)

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.checkpoint.audit import audited
 from statelog.checkpoint.clean_up import (
     CleanUpReport,
     delete_objects,
@@ -159,15 +158,15 @@ def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
     Blocks: On the store.
     """
     staged = [repair.path for repair in plan.repairs if repair.kind == STAGED]
-    with audited(store, "repair") as line:
+    with edit_session(store, "repair") as session:
         if staged:  # they are no objects of the store
-            line.begin()
+            session.begin()
         removed = _remove_files(store, staged)
         report = delete_objects(
             store, [repair.path for repair in plan.repairs if repair.kind != STAGED]
         )
         report = removed.merged(report)
-        line.result(deleted=len(report.deleted), not_deleted=len(report.failed))
+        session.result(deleted=len(report.deleted), not_deleted=len(report.failed))
     return report
 
 
@@ -274,14 +273,11 @@ def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[],
     Blocks: On the store.
     """
     plan = plan_give_up(store, checkpoint_id)
-    point = find_restore_point(Entries(store), checkpoint_id)
-    if point.checkpoint is None or max(present_ids(store)) < plan.lost[-1].checkpoint_id:
+    if max(present_ids(store)) < plan.lost[-1].checkpoint_id:
         raise CheckpointError("the location changed meanwhile; try again", reason="active")
-    went_back = point.checkpoint.properties.get("went_back_to")
-    went_back_to = went_back if isinstance(went_back, int) else None
     with edit_session(store, "repair", clock_ms=clock_ms, give_up_after=checkpoint_id) as session:
-        session.claim_location(point.checkpoint.max_parallelism, len(point.checkpoint.retained))
-        committed = session.commit_older(checkpoint_id, went_back_to).checkpoint_id
+        session.claim_older(checkpoint_id)
+        committed = session.commit_older(checkpoint_id).checkpoint_id
         session.clean_up()
         lost = [each.checkpoint_id for each in plan.lost]
         session.result(checkpoint_id=committed, given_up=lost)

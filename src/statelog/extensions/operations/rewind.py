@@ -12,27 +12,26 @@ sources were read; and the rewind can be repeated.
 
 from __future__ import annotations
 
-import os
-import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NoReturn
 
-import msgspec
-
-from statelog.checkpoint.batch_record import BatchRecord, check_source_folders
-from statelog.checkpoint.edit import EditSession, edit_session
-from statelog.checkpoint.history import Entries, read_checkpoint
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.edit import edit_session
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
-from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery, entries_digest, number_of
+from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery
 from statelog.checkpoint.restore import find_restore_point
-from statelog.core.source_position import SourceLog, log_entry, parse_files, position_of
-from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError
-from statelog.model import Json
+from statelog.errors import CheckpointError, CorruptionError
+from statelog.extensions.operations.position_files import (
+    SOURCES,
+    check_sources,
+    kept_entries,
+    missing_files,
+    read_again,
+    refuse,
+)
 from statelog.runtime.fail_points import fail_point
 from statelog.store import ObjectStore
-
-_LOGS: Final = "sources"
 
 __all__ = [
     "RewindPlan",
@@ -97,16 +96,6 @@ class RewindPlan:
         return (*self.commits, *self.offsets, *self.logs)
 
 
-class _Record(msgspec.Struct):
-    """The part of a micro-batch's record that a rewind needs; see `batch_record`."""
-
-    query_id: str
-    batch_id: int
-    position: str | None = None
-    source_logs: list[SourceLog] | None = None
-    source_folders: list[str] | None = None
-
-
 def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
     """
     Return the micro-batches whose state is retained, ascending, with obstacles.
@@ -167,61 +156,32 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
     commits = query.files_above(COMMITS, batch_id)
     if query.read(f"{COMMITS}/{batch_id}") == b"":  # truncated: deleted, so the batch is repeated
         commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
-    logs = []
-    for folder, entry in kept_entries(record.source_folders, offsets).items():
+    kept = kept_entries(record.source_folders, offsets)
+    for folder, entry in kept.items():
         _check_log(query, folder, entry)
-        logs += query.files_above(f"{_LOGS}/{folder}", entry)
-    listed = _input_files(query, logs)
-    missing = _missing(listed)
+    logs, listed = read_again(query, kept)
+    newest_id = Entries(state).newest_id()  # it may be damaged
     return RewindPlan(
         batch_id=batch_id,
         checkpoint_id=summary.checkpoint_id,
-        newest_id=_newest_id(state, summary.checkpoint_id),
+        newest_id=summary.checkpoint_id if newest_id is None else newest_id,
         newest_batch_id=max(query.numbers(OFFSETS)),
         commits=tuple(commits),
         offsets=tuple(query.files_above(OFFSETS, batch_id)),
         logs=tuple(logs),
         input_files=len(listed),
-        missing_files=missing,
+        missing_files=missing_files(listed),
     )
 
 
-def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
-    """
-    Return the input files that a query reads again after the micro-batch of *record*, and that are gone.
-
-    Only files on local disk are looked for.
-
-    Raises:
-        CheckpointError, CorruptionError, StoreError: As `check_sources`.
-
-    Blocks: On the files.
-    """
-    offsets = check_sources(query, record, record.batch_id)
-    logs: list[str] = []
-    for folder, entry in kept_entries(record.source_folders, offsets).items():
-        logs += query.files_above(f"{_LOGS}/{folder}", entry)
-    return _missing(_input_files(query, logs))
-
-
-def _missing(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(path for path in paths if _is_gone(path)))
-
-
-def _newest_id(state: ObjectStore, checkpoint_id: int) -> int:
-    """Return the newest checkpoint, which may be damaged."""
-    newest = Entries(state).newest_id()
-    return checkpoint_id if newest is None else newest
-
-
-def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary, _Record]]:
+def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary, BatchRecord]]:
     """Return the checkpoints of the query that can be restored, ascending."""
     others = set()
     checkpoints = []
     for summary in list_checkpoints(state):
         if summary.state is not CheckpointState.RETAINED or summary.is_given_up:
             continue  # a batch number names a micro-batch of the query's history
-        record = _record(summary.properties)
+        record = _record(summary)
         if record is not None and record.query_id == query_id:
             checkpoints.append((summary, record))
         elif record is not None:
@@ -236,18 +196,16 @@ def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary
     return checkpoints
 
 
-def _record(properties: Mapping[str, Json]) -> _Record | None:
+def _record(summary: CheckpointSummary) -> BatchRecord | None:
     try:
-        record = msgspec.convert(dict(properties), _Record)
-    except msgspec.ValidationError:
-        return None
-    check_source_folders(record.source_folders, record.source_logs)
-    return record
+        return BatchRecord.of_properties(summary.properties, summary.checkpoint_id)
+    except CheckpointError:
+        return None  # not made by a query
 
 
 def _state_after(
     query: StoredQuery, state: ObjectStore, batch_id: int
-) -> tuple[CheckpointSummary, _Record]:
+) -> tuple[CheckpointSummary, BatchRecord]:
     """Return the newest retained checkpoint at or before a micro-batch."""
     checkpoints = _retained(state, query.query_id())
     before = [each for each in checkpoints if each[1].batch_id <= batch_id]
@@ -261,128 +219,18 @@ def _state_after(
     return before[-1]
 
 
-def check_sources(
-    query: StoredQuery, record: _Record | BatchRecord, batch_id: int
-) -> tuple[str | None, ...]:
-    """
-    Return the offsets of a micro-batch if the state of *record* is the one after it.
-
-    Raises:
-        CheckpointError: It is not ("gap", "subsumed"), or the offsets are missing ("not_found").
-        IncompatibleFormatError: The offsets have another form than Spark 4.0 to 4.3 write for
-            sources without names.
-
-    Blocks: On the files.
-    """
-    entry = query.offsets(batch_id)
-    if entry is None:
-        planned = query.numbers(OFFSETS)
-        refuse(
-            f"{query.url} has no offsets of batch {batch_id} "
-            f"(of {_span(planned)}), so the sources cannot go back to it",
-            "not_found",
-        )
-    offsets = entry.offsets
-    if offsets is None:
-        raise IncompatibleFormatError(
-            f"{query.url}/{OFFSETS}/{batch_id} gives the offsets by the names of the sources (version "
-            "v2); a rewind needs them in their order (version v1)",
-            path=f"{OFFSETS}/{batch_id}",
-        )
-    if record.position is None:
-        same = record.batch_id == batch_id
-    else:
-        same = record.position in _positions(record, offsets)
-    if not same and record.batch_id < batch_id:
-        refuse(
-            f"the state after batch {batch_id} is not retained: the newest retained one before it "
-            f"is that of batch {record.batch_id}, and the sources were read in between",
-            "subsumed",
-        )
-    if not same or not _same_logs(query, record):
-        refuse(
-            f"batch {batch_id} was planned again: its offsets, or the logs of its sources, are not "
-            "those of the state after it. Rewind to an earlier batch",
-            "gap",
-        )
-    return offsets
-
-
-def _positions(record: _Record | BatchRecord, offsets: Sequence[str | None]) -> set[str]:
-    """Return the digest of the user's source offsets; two if their number is unknown."""
-    if record.source_folders:
-        return {position_of(offsets[: len(record.source_folders)])}
-    whole = position_of(offsets)
-    # The last source may be statelog's own, which does not count.
-    return {whole, position_of(offsets[:-1])} if len(offsets) > 1 else {whole}
-
-
-def _same_logs(query: StoredQuery, record: _Record | BatchRecord) -> bool:
-    return all(
-        entries_digest(query, log.folder, log.after, log.upto) == log.digest
-        for log in record.source_logs or ()
-    )
-
-
-def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -> dict[str, int]:
-    """Return for the log of each file source the last entry that is kept."""
-    names = folders or [str(at) for at in range(len(offsets))]
-    kept = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
-    return {name: entry for name, entry in kept if entry is not None}
-
-
 def _check_log(query: StoredQuery, folder: str, entry: int) -> None:
     """Check that Spark can read a source's log up to *entry* without later entries."""
-    names = set(query.names(f"{_LOGS}/{folder}"))
+    names = set(query.names(f"{SOURCES}/{folder}"))
     at = entry
     while at >= 0 and f"{at}.compact" not in names:
         if str(at) not in names:
             refuse(
-                f"the log of a source, {query.url}/{_LOGS}/{folder}, cannot be rewound to entry "
+                f"the log of a source, {query.url}/{SOURCES}/{folder}, cannot be rewound to entry "
                 f"{entry}: entry {at} is missing",
                 "not_found",
             )
         at -= 1
-
-
-def _input_files(query: StoredQuery, logs: Sequence[str]) -> set[str]:
-    """Return the input files that only log entries to be deleted name."""
-    above = {
-        folder: min(_entries(logs, folder)) for folder in {os.path.dirname(log) for log in logs}
-    }
-    names: set[str] = set()
-    for path in logs:
-        folder, name = os.path.split(path)
-        if number_of(name) is None:  # a checksum
-            continue
-        try:
-            files = parse_files(query.read(path) or b"v1", path)
-        except CorruptionError:  # truncated: the entry is deleted, and its files are listed again
-            continue
-        names.update(file.path for file in files if file.batch_id >= above[folder])
-    return names
-
-
-def _entries(logs: Sequence[str], folder: str) -> list[int]:
-    numbers = (number_of(os.path.basename(log)) for log in logs if os.path.dirname(log) == folder)
-    return [number for number in numbers if number is not None] or [0]
-
-
-def _is_gone(path: str) -> bool:
-    url = urllib.parse.urlsplit(path)
-    return url.scheme == "file" and not os.path.exists(urllib.parse.unquote(url.path))
-
-
-def _span(numbers: Sequence[int]) -> str:
-    return f"batches {numbers[0]} to {numbers[-1]}" if numbers else "no batch"
-
-
-def refuse(what: str, reason: str) -> NoReturn:
-    """Raise the error of a rewind that is not possible."""
-    advice = ""
-    if reason == "active":
-        advice = ". Stop it, wait until it has ended, and repeat the rewind"
-    raise CheckpointError(f"{what}{advice}", reason=reason)
 
 
 def apply_rewind(
@@ -408,35 +256,36 @@ def apply_rewind(
 
     Blocks: On both stores.
     """
-    newest = _newest_readable(state)
+    readable = [each for each in list_checkpoints(state) if not each.problem]
     with edit_session(
         state,
         "rewind",
-        retained=max(1, len(newest.retained)),
+        retained=max(1, sum(each.is_retained for each in readable)),
         clock_ms=clock_ms,
         batch_id=plan.batch_id,
         checkpoint_location=query.store.url,
     ) as session:
-        goes_on_from = _rewound(query, state, plan, session, newest.went_back_to)
+        session.claim_older(plan.checkpoint_id)
+        if plan_rewind(query, state, plan.batch_id) != plan:
+            refuse("the query ran after the rewind was planned", "active")
+        goes_on_from = plan.checkpoint_id
+        if plan.changes_state or plan.offsets:
+            # Also without a later checkpoint: a sink may have rows of a micro-batch that was not committed.
+            went_back_to = readable[-1].properties.get("went_back_to")
+            committed = session.commit_older(plan.checkpoint_id, went_back_to=went_back_to)
+            goes_on_from = committed.checkpoint_id
+        _delete_files(query, plan)
         session.result(checkpoint_id=goes_on_from, files_deleted=len(plan.files))
     return goes_on_from
 
 
-def _rewound(
-    query: StoredQuery,
-    state: ObjectStore,
-    plan: RewindPlan,
-    session: EditSession,
-    went_back_to: int | None,
-) -> int:
-    stored = read_checkpoint(state, plan.checkpoint_id).checkpoint
-    session.claim_location(stored.max_parallelism, len(stored.retained))
-    if plan_rewind(query, state, plan.batch_id) != plan:
-        refuse("the query ran after the rewind was planned", "active")
-    goes_on_from = plan.checkpoint_id
-    if plan.changes_state or plan.offsets:
-        # Also without a later checkpoint: a sink may have rows of a micro-batch that was not committed.
-        goes_on_from = session.commit_older(plan.checkpoint_id, went_back_to).checkpoint_id
+def _delete_files(query: StoredQuery, plan: RewindPlan) -> None:
+    """
+    Delete Spark's files of later micro-batches, newest first.
+
+    Given-up checkpoints are left to garbage collection: an active run needs its own until its next
+    commit, where it is fenced.
+    """
     fail_point("rewind-committed")
     query.delete(plan.commits)
     fail_point("rewind-commits-deleted")
@@ -444,23 +293,5 @@ def _rewound(
     fail_point("rewind-offsets-deleted")
     query.delete(plan.logs)
     fail_point("rewind-logs-deleted")
-    # Given-up checkpoints are left to garbage collection: an active run needs its own until its next
-    # commit, where it is fenced.
     if query.files_above(OFFSETS, plan.batch_id) or query.files_above(COMMITS, plan.batch_id):
         refuse("the query planned micro-batches during the rewind", "active")
-    return goes_on_from
-
-
-@dataclass(frozen=True, slots=True)
-class _Newest:
-    retained: tuple[int, ...]
-    went_back_to: int | None
-
-
-def _newest_readable(state: ObjectStore) -> _Newest:
-    checkpoints = [checkpoint for checkpoint in list_checkpoints(state) if not checkpoint.problem]
-    retained = tuple(
-        each.checkpoint_id for each in checkpoints if each.state is CheckpointState.RETAINED
-    )
-    went_back_to = checkpoints[-1].properties.get("went_back_to") if checkpoints else None
-    return _Newest(retained, went_back_to if isinstance(went_back_to, int) else None)

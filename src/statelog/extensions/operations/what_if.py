@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,19 +19,19 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from statelog.checkpoint.audit import audited
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.edit import edit_session, newest_checkpoint
 from statelog.checkpoint.history import Entries, StoredCheckpoint, read_checkpoint
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.state_stream import read_stream
-from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
+from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags
 from statelog.errors import CheckpointError, UsageError
-from statelog.extensions.operations.fork import Fork, apply_fork, fork_source
+from statelog.extensions.operations.fork import Fork, apply_fork
 from statelog.extensions.operations.key_traces import staged_rows as values_of
-from statelog.extensions.operations.position_files import batch_files
-from statelog.extensions.operations.rewind import check_sources
-from statelog.extensions.operations.savepoints import query_store
+from statelog.extensions.operations.position_files import batch_files, check_sources
+from statelog.extensions.operations.savepoints import fork_source, query_store
 from statelog.format.checkpoint_metadata import decode_streams
+from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.types import from_ipc
@@ -179,27 +178,22 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
         The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*), and
         those of the tables.
     """
-    counts = [Counter(map(_frozen, values_of(table))) for table in (before, after)]
+    mine, theirs = (Counter(map(_frozen, values_of(table))) for table in (before, after))
     parts = []
-    for change, table, mine, other in (
-        (ONLY_BEFORE, before, counts[0], counts[1]),
-        (ONLY_AFTER, after, counts[1], counts[0]),
+    for change, table, left in (
+        (ONLY_BEFORE, before, mine - theirs),
+        (ONLY_AFTER, after, theirs - mine),
     ):
-        left = mine - other
         rows = []
         for at, row in enumerate(values_of(table)):
             key = _frozen(row)
             if left[key] > 0:
                 left[key] -= 1
                 rows.append(at)
-        taken = table.take(pa.array(rows, pa.int64()))
-        leading = [pa.array([batch_id] * len(rows), pa.int64()), pa.array([change] * len(rows))]
         if rows:
-            parts.append(
-                pa.Table.from_arrays(
-                    [*leading, *taken.columns], names=["batch_id", "change", *taken.column_names]
-                )
-            )
+            part = table.take(pa.array(rows, pa.int64()))
+            part = part.add_column(0, "change", pa.array([change] * len(rows)))
+            parts.append(part.add_column(0, "batch_id", pa.array([batch_id] * len(rows))))
     return pa.concat_tables(parts, promote_options="permissive") if parts else pa.table({})
 
 
@@ -422,14 +416,10 @@ class _Run:
 @contextlib.contextmanager
 def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoint]:
     """Keep a checkpoint of the running query while it is compared."""
-    newest = Entries(parent).newest()
-    if newest is None:
-        raise CheckpointError(f"{parent.url} has no checkpoint", reason="not_found")
-    checkpoint_id = newest.checkpoint_id if until is None else until
+    checkpoint_id = newest_checkpoint(parent).checkpoint_id if until is None else until
     name = f"what-if-{os.urandom(8).hex()}"
-    expected = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
-    with audited(parent, "what-if", checkpoint_id=checkpoint_id):
-        tag = put_tag(parent, expected, clock_ms=lambda: time.time_ns() // 1_000_000)
+    with edit_session(parent, "what-if", checkpoint_id=checkpoint_id) as session:
+        tag = session.pin(Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id))
         try:
             yield read_checkpoint(parent, checkpoint_id)
         finally:
@@ -443,7 +433,7 @@ def _second_fork(source: _Source, fork: Fork) -> Iterator[Fork]:
     store = open_location(location, options=source.options)
     query = open_store(f"{location}-query")
     begin = fork_source(source.store, fork.checkpoint_id, lambda recorded: source.query.store)
-    new = apply_fork(begin, store, query, lambda: time.time_ns() // 1_000_000)
+    new = apply_fork(begin, store, query, wall_clock_ms)
     try:
         yield new
     finally:
@@ -484,9 +474,7 @@ def _state(
     parent: LocationStore, last: StoredCheckpoint, fork: LocationStore
 ) -> dict[str, pa.Table]:
     """Return by operator the keys whose state differs."""
-    newest = Entries(fork).newest()
-    if newest is None:
-        raise CheckpointError(f"{fork.url} has no checkpoint", reason="not_found")
+    newest = newest_checkpoint(fork)
     states = {}
     for operator in BatchRecord.of(last.checkpoint).operators:
         name = operator.operator_id

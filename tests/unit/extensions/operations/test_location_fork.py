@@ -115,6 +115,21 @@ def test_a_fork_that_needs_nothing_more_releases_its_parent(query: Query) -> Non
     assert values(store) == [b"5"]
 
 
+def test_the_checkpoint_location_of_the_parent_is_opened_once(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    open_files = savepoints.open_query_files
+
+    def counted(place, *, options=None):  # type: ignore[no-untyped-def]
+        opened.append(place)
+        return open_files(place, options=options)
+
+    monkeypatch.setattr(savepoints, "open_query_files", counted)
+    forked(query, checkpoint=4)
+    assert opened == [str(query.folder)]
+
+
 def test_the_new_query_begins_where_the_micro_batch_ended(query: Query) -> None:
     made = forked(query, checkpoint=4)
     assert made.query is not None
