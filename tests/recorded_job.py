@@ -22,6 +22,7 @@ from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
 from statelog.extensions.bad_records.driver import BadRecords, letter_policy
 from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
+from statelog.extensions.broadcasts.stored import BROADCAST
 from statelog.extensions.recordings.driver import Recordings, recording_policy
 from statelog.extensions.side_outputs.driver import SIDE_OUTPUTS, SideOutputs, side_output_policy
 from statelog.metrics.table import BatchFigures
@@ -48,7 +49,6 @@ from statelog.spark.worker.protocol import (
 )
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_groups import key_group_of
-from statelog.state.reader.broadcasts import BROADCAST
 from statelog.state.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.store import open_store
 

@@ -207,6 +207,7 @@ escape_records()
 explain_names([PoolFuture, *globals().values()])
 
 if TYPE_CHECKING:
+    from statelog.extensions.broadcasts.stored import BroadcastVersion
     from statelog.extensions.operations.copy_location import CopyProgress, CopyReport
     from statelog.extensions.operations.copy_location import copy as copy
     from statelog.extensions.operations.edit_keys import EditCounts, EditReport, edit
@@ -221,14 +222,11 @@ if TYPE_CHECKING:
         publish,
         publisher,
     )
-    from statelog.state.reader import (
-        KeptSideOutput,
-        KeyVersion,
-        LocationState,
-        Replica,
-        ReplicaStatus,
-    )
-    from statelog.state.reader import open as open
+    from statelog.extensions.read.history import KeyVersion
+    from statelog.extensions.read.location_state import LocationState
+    from statelog.extensions.read.location_state import open as open
+    from statelog.extensions.read.replica import Replica, ReplicaStatus
+    from statelog.extensions.side_outputs.stored import KeptSideOutput
 else:
     # A program that only writes a changelog does not need the tables of state, nor the rest.
     __getattr__ = names_on_first_use(
@@ -242,7 +240,11 @@ else:
             "statelog.extensions.publish.publisher": "PublishReport TablePublisher publish publisher",
             "statelog.extensions.operations.savepoints": "Tag tag tags untag",
             "statelog.extensions.operations.unfreeze": "unfreeze",
-            "statelog.state.reader": "BroadcastVersion KeptSideOutput KeyVersion LocationState Replica ReplicaStatus open",
+            "statelog.extensions.broadcasts.stored": "BroadcastVersion",
+            "statelog.extensions.read.history": "KeyVersion",
+            "statelog.extensions.read.location_state": "LocationState open",
+            "statelog.extensions.read.replica": "Replica ReplicaStatus",
+            "statelog.extensions.side_outputs.stored": "KeptSideOutput",
         },
         unknown_name,
     )

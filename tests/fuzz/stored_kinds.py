@@ -32,7 +32,10 @@ from statelog.checkpoint.query_files import (
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError
+from statelog.extensions.broadcasts.stored import read_broadcast
 from statelog.extensions.operations.key_traces import staged_rows as python_rows
+from statelog.extensions.read.location_state import LocationState
+from statelog.extensions.side_outputs.stored import read_side_rows
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import (
@@ -60,9 +63,6 @@ from statelog.state.encoding.snapshot_file import (
     snapshot_row_count,
     snapshot_tables,
 )
-from statelog.state.reader import LocationState
-from statelog.state.reader.broadcasts import read_broadcast
-from statelog.state.reader.side_outputs import read_side_rows
 from statelog.state.recordings.format import decode_file
 from statelog.state.recordings.step import steps_of
 from statelog.state.schema.descriptors import OperatorStateSchema

@@ -15,9 +15,9 @@ from tests.unit.state.reader.histories import Rows, rows_of
 import statelog
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.publish.publisher import TablePublisher
+from statelog.extensions.read.replica import Replica
 from statelog.extensions.spark_source.source import StateSource
 from statelog.model import CheckpointPosition, CompletedCheckpoint
-from statelog.state.reader.replica import Replica
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import open_location
 

@@ -11,8 +11,8 @@ from statelog.cli.options import CheckpointOption, JsonLinesOption, LocationArgu
 from statelog.cli.output import progress
 from statelog.cli.state_rows import LimitOption, ToOption, open_state, show_or_write, show_rows
 from statelog.errors import UsageError
-from statelog.state.reader import LocationState
-from statelog.state.reader.broadcasts import BroadcastVersion
+from statelog.extensions.broadcasts.stored import BroadcastVersion
+from statelog.extensions.read.location_state import LocationState
 
 _LISTED: Final = ("checkpoint", "name", "version", "since", "rows", "size_bytes")
 

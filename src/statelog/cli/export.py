@@ -19,7 +19,6 @@ from statelog.cli.state_rows import open_state
 from statelog.errors import StatelogError, StoreError, UsageError
 from statelog.redaction import redacted
 from statelog.state.reader import StateReader
-from statelog.state.reader.chain import as_of_ms
 from statelog.store.local_disk import check_named_file
 
 _SUFFIX = ".parquet"
@@ -61,7 +60,7 @@ def export(
             "statelog.location": redacted(location),
             "statelog.checkpoint": str(reader.checkpoint_id),
             "statelog.operator": reader.schema.operator_id,
-            "statelog.as_of_ms": str(as_of_ms(reader.checkpoint)),
+            "statelog.as_of_ms": str(reader.as_of_ms),
         }
         _check_absent(files, facts, overwrite=overwrite)
         with progress("exporting") as update:
@@ -146,7 +145,7 @@ def _write(
             path.parent.mkdir(parents=True, exist_ok=True)
             schema = schemas[name].with_metadata(_metadata(facts, name))
             writers[name] = pq.ParquetWriter(path, schema, compression="zstd")
-        for name, batch in reader.rows(list(files), now_ms=as_of_ms(reader.checkpoint)):
+        for name, batch in reader.rows(list(files), now_ms=reader.as_of_ms):
             writers[name].write_batch(batch.replace_schema_metadata(writers[name].schema.metadata))
             counts[name] += batch.num_rows
             group = batch.column(0)[-1].as_py() - reader.key_groups.start + 1

@@ -17,10 +17,10 @@ from statelog.cli.options import (
 from statelog.cli.output import EXIT_FINDING, console, plural, print_error, progress, utc
 from statelog.cli.state_rows import LimitOption, open_state, row_limit, rows_of, show_rows
 from statelog.errors import UsageError
+from statelog.extensions.read.history import KeyVersion, key_history
+from statelog.extensions.read.location_state import LocationState
 from statelog.state.keys.state_key import key_from_text
-from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.location_state import LocationState
-from statelog.state.reader.lookup import KeyVersion, key_history, rows_of_key
+from statelog.state.reader.location import rows_of_key
 from statelog.state.reader.state_reader import StateReader
 
 _VariableAndKey = Annotated[
@@ -53,7 +53,7 @@ def read(
     with open_state(location, operator) as state:
         reader = state.reader(checkpoint, variable=variable)
         names = [each.name for each in reader.variables()] if variable is None else [variable]
-        time_ms = as_of_ms(reader.checkpoint)
+        time_ms = reader.as_of_ms
         for name in names:
             show_rows(
                 rows_of(reader.batches(name, now_ms=time_ms)),
@@ -82,7 +82,7 @@ def get(
     with open_state(location, operator) as state:
         reader = state.reader(checkpoint, variable=words[0])
         names, key = _variables_and_key(reader, words)
-        time_ms = as_of_ms(reader.checkpoint)
+        time_ms = reader.as_of_ms
         with progress("reading"):
             tables = {name: rows_of_key(reader, name, key, time_ms) for name in names}
     if not any(table.num_rows for table in tables.values()):

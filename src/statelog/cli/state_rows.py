@@ -26,8 +26,8 @@ from statelog.cli.output import (
     progress,
 )
 from statelog.errors import CorruptionError, UsageError
+from statelog.extensions.read.location_state import LocationState
 from statelog.format.arrow_data import python_rows
-from statelog.state.reader import LocationState
 from statelog.state.recordings.location import UnreadableRecording
 
 ROWS_SHOWN: Final = 20

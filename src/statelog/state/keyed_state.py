@@ -8,7 +8,7 @@ names the keys it will use (`prepare`), and they are moved into the dict tables 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -25,7 +25,6 @@ from statelog.state.encoding.snapshot_file import (
     parquet_of,
     read_snapshot,
     snapshot_row_count,
-    snapshot_table,
     snapshot_tables,
     write_snapshot,
 )
@@ -151,26 +150,6 @@ class KeyedState(StateCache[_Writes]):
     def table(self, key_group_range: KeyGroupRange) -> pa.Table:
         """Return all state of these key groups in the columns of a snapshot."""
         return self._runs.table(key_group_range)
-
-    def table_of_keys(self, keys: Mapping[int, Collection[Key]]) -> pa.Table:
-        """
-        Return the state of some keys in the columns of a snapshot; no row for a key without any.
-
-        Args:
-            keys: The keys by key group, at least one.
-        """
-        self.borrow(keys)
-        try:
-            chosen = {}
-            for key_group, of_group in keys.items():
-                group = self.groups[key_group]
-                chosen[key_group] = part = KeyGroupState(self.codec.kinds, group.version)
-                for mine, table in zip(part.tables, group.tables, strict=True):
-                    mine.update((key, table[key]) for key in of_group if key in table)
-            span = KeyGroupRange(min(chosen), max(chosen))
-            return snapshot_table(self.codec, chosen, {}, span, now_ms=-1)
-        finally:
-            self.give_back()
 
     def snapshot(
         self, key_group_range: KeyGroupRange, overlays: Mapping[int, Overlay], now_ms: int

@@ -17,8 +17,8 @@ from tests.unit.state.reader.histories import NAMES, History, key_of
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.restore import LEFTOVERS_MAX
+from statelog.extensions.read.location_state import LocationState
 from statelog.model import KeyGroupRange, TaskStateSnapshot
-from statelog.state.reader.location_state import LocationState
 from statelog.store import ObjectStore, open_store
 from statelog.testing.faulty_store import FaultyStore
 

@@ -447,7 +447,7 @@ def test_starting_up_imports_nothing_of_spark():
 def test_a_verb_imports_nothing_of_other_verbs(tmp_path):
     code = (
         "import sys; from statelog.cli.main import run; run(['checkpoints', sys.argv[1]]);"
-        "bad = {'statelog.extensions.report', 'statelog.extensions.operations', 'statelog.state.reader'} & set(sys.modules);"
+        "bad = {'statelog.extensions.report', 'statelog.extensions.operations', 'statelog.extensions.read', 'statelog.state.reader'} & set(sys.modules);"
         "sys.exit(str(bad) if bad else 0)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -11,7 +11,7 @@ from tests.unit.state.reader.histories import History, key_of, rows_of
 
 from statelog.cli import export as export_module
 from statelog.errors import StoreError
-from statelog.state.reader import LocationState
+from statelog.extensions.read.location_state import LocationState
 from statelog.store import open_store
 
 

@@ -17,6 +17,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import sanitize_column_names
 from pyiceberg.table import Table
+from tests.unit.extensions.read.test_location_state import live_names
 from tests.unit.state.reader.histories import (
     NAMES,
     History,
@@ -25,7 +26,6 @@ from tests.unit.state.reader.histories import (
     group_of,
     key_of,
 )
-from tests.unit.state.reader.test_location_state import live_names
 
 import statelog
 from statelog.extensions.publish.publisher import PublishReport, TablePublisher

@@ -24,9 +24,9 @@ from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.edit import edit_session
 from statelog.errors import UsageError
 from statelog.extensions.side_outputs import driver as side_outputs
+from statelog.extensions.side_outputs.stored import SIDE_OUTPUT
 from statelog.spark.query.declared_state import DriverHandle
 from statelog.spark.query.settings import QuerySettings
-from statelog.state.reader.side_outputs import SIDE_OUTPUT
 
 pytestmark = pytest.mark.job
 

@@ -16,6 +16,7 @@ from typing import Final
 from statelog.checkpoint.attachments import Attachment, in_force, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import ObjectNotFoundError
+from statelog.extensions.broadcasts.stored import BROADCAST, decode_broadcast, stored_version
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.runtime.clock import RandomIds, pause, wall_clock_ms
@@ -33,7 +34,6 @@ from statelog.spark.query.broadcast import (
     version_of,
 )
 from statelog.spark.query.settings import QuerySettings
-from statelog.state.reader.broadcasts import BROADCAST, decode_broadcast, stored_version
 from statelog.state.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.conditional_put import put_or_find

@@ -8,9 +8,9 @@ from typing import Final
 
 from statelog.checkpoint.attachments import Attachment
 from statelog.errors import InvariantError
+from statelog.extensions.broadcasts.stored import read_broadcast, stored_version
 from statelog.spark.query.broadcast import BroadcastTable, BroadcastTables, broadcast_in
 from statelog.spark.worker.extension import TaskExtension, TaskTools
-from statelog.state.reader.broadcasts import read_broadcast, stored_version
 from statelog.store import ObjectStore
 
 _KEPT: Final = 16

@@ -42,13 +42,11 @@ from statelog.extensions.publish.table import (
     PublishedTable,
     Replacement,
 )
-from statelog.model import CheckpointPosition, CompletedCheckpoint, KeyGroupRange
+from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.state.reader import StateReader
-from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.changed_groups import changed_groups
-from statelog.state.reader.replica import newest_after
+from statelog.state.reader.chain import newest_after
 from statelog.store import LocationStore, open_store
 
 _ATTEMPTS: Final = 10
@@ -242,7 +240,7 @@ class TablePublisher:
         self._retain = whole_number(retain, "retain", low=1)
         self._variables = None if variables is None else list(variables)
         self._published: CompletedCheckpoint | None = None
-        self._base: CheckpointPosition | None = None
+        self._base: CompletedCheckpoint | None = None
         """The newest checkpoint of the table, if the location still has it."""
         self._written_rows = 0
         self._failure: StatelogError | None = None
@@ -325,7 +323,7 @@ class TablePublisher:
                 tagged = find_checkpoint(self._store, checkpoint_id)
                 due_reader = StateReader(self._store, tagged, operator=self._operator)
             published = self._commit(due_reader, published, tags)
-            self._base = due_reader.checkpoint.position
+            self._base = due_reader.checkpoint
         published = self._table.tidy(tags, self._retain)
         at = published.newest
         if at is not None:
@@ -362,10 +360,10 @@ class TablePublisher:
         entry = None if published.newest is None else readable(self._store, published.newest)
         if entry is None:
             return
-        position = entry.checkpoint.position if isinstance(entry, StoredCheckpoint) else None
-        if position is None or position.to_text() != published.facts[POSITION]:
+        checkpoint = entry.checkpoint if isinstance(entry, StoredCheckpoint) else None
+        if checkpoint is None or checkpoint.position.to_text() != published.facts[POSITION]:
             raise self._restored(published)
-        self._base = position
+        self._base = checkpoint
 
     def _check_ahead(self, published: PublishedTable, target: CompletedCheckpoint) -> None:
         """Check that the table is not ahead of the newest checkpoint of the location."""
@@ -437,16 +435,17 @@ class TablePublisher:
             **source,
             CHECKPOINT: str(reader.checkpoint_id),
             POSITION: reader.checkpoint.position.to_text(),
-            "statelog.as-of-ms": str(as_of_ms(reader.checkpoint)),
+            "statelog.as-of-ms": str(reader.as_of_ms),
             _ATTEMPT: os.urandom(16).hex(),
             _SCHEMA: hashlib.sha256(described.encode()).hexdigest(),
         }
         is_new_schema = published is None or published.facts.get(_SCHEMA) != facts[_SCHEMA]
         expires = any(variables[name].ttl_ms is not None for name in names)
-        groups = None
+        groups, base = None, self._base
         is_current = published is not None and published.is_current
-        if self._base is not None and is_current and not (is_new_schema or expires):
-            groups = changed_groups(reader, self._base)
+        if base is not None and is_current and not (is_new_schema or expires):
+            continues = reader.checkpoint.continues(base.position)
+            groups = reader.changed_groups(base) if continues else None
         return Replacement(
             schema=schema,
             is_new_schema=is_new_schema,
@@ -464,7 +463,7 @@ class TablePublisher:
         key_groups: Sequence[KeyGroupRange] | None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some key groups, without keys that lack state in the variables."""
-        now_ms = as_of_ms(reader.checkpoint)
+        now_ms = reader.as_of_ms
         try:
             for part in [reader.key_groups] if key_groups is None else key_groups:
                 for batch in reader.keys(key_groups=part, now_ms=now_ms):

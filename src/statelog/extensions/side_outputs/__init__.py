@@ -4,4 +4,5 @@ Rows that processors emit by name, next to their output.
     declaration    the side outputs that a processor declares
     driver         the rows as attachments, and their delivery
     worker         the rows that a task emits
+    stored         the rows that a checkpoint names
 """

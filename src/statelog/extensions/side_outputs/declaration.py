@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Final, NoReturn
 
+import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.extensions.side_outputs.stored import SIDE_BATCH, SIDE_CHECKPOINT
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.query.side_output import (
-    SIDE_COLUMNS,
-    SideSchema,
-    SideSchemas,
-    emitted_too_early,
-    is_name,
-)
+from statelog.spark.query.side_output import is_name
 from statelog.spark.query.state_variables import SchemaLike
 from statelog.spark.rows.types import arrow_schema
+
+SIDE_COLUMNS: Final = (pa.field(SIDE_CHECKPOINT, pa.int64()), pa.field(SIDE_BATCH, pa.int64()))
+"""The columns that stored rows have before their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideSchema:
+    """
+    The columns of a side output.
+
+    Args:
+        columns: As Spark has them.
+        arrow: The same in Arrow's types.
+    """
+
+    columns: StructType
+    arrow: pa.Schema
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The columns of stored rows: their checkpoint and micro-batch, then their own."""
+        return pa.schema([*SIDE_COLUMNS, *self.arrow])
+
+    @property
+    def stored_columns(self) -> StructType:
+        """The same as Spark has them."""
+        struct = StructType()
+        for field in SIDE_COLUMNS:
+            struct.add(field.name, "long")
+        return StructType([*struct.fields, *self.columns.fields])
+
+
+SideSchemas = Mapping[str, SideSchema]
+"""The side outputs of an operator, by name."""
 
 
 class DeclaredSideOutputs:
@@ -108,3 +139,32 @@ def _check(schemas: Sequence[SideSchemas]) -> None:
                 f"two operators of the query declare the side output {shared!r}: rename it in one"
             )
         names |= declared.keys()
+
+
+def emitted_too_early(name: str) -> UsageError:
+    """Return the error of a row that is emitted in `init` or `close`."""
+    return UsageError(
+        f"side output {name!r}: emit rows while rows or timers are handled, not in init() or close()"
+    )
+
+
+def operator_of(name: str, schemas: Sequence[SideSchemas]) -> int:
+    """
+    Return the index of the operator that declares a side output.
+
+    Args:
+        name: Its name.
+        schemas: The side outputs of each operator of a query.
+
+    Raises:
+        UsageError: No operator of the query declares it.
+    """
+    for index, declared in enumerate(schemas):
+        if name in declared:
+            return index
+    names = ", ".join(each for declared in schemas for each in declared)
+    listed = f"it declares {names}" if names else "it declares none"
+    raise UsageError(
+        f"the query does not have the side output {name!r}: {listed}. A processor declares one in init() "
+        "by handle.sideOutput(name, schema)"
+    )

@@ -12,6 +12,13 @@ from pyspark.sql import DataFrame
 
 from statelog.checkpoint.attachments import Attachment, AttachmentPolicy, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.extensions.side_outputs.declaration import SideSchemas, operator_of
+from statelog.extensions.side_outputs.stored import (
+    SIDE_BATCH,
+    SIDE_CHECKPOINT,
+    SIDE_OUTPUT,
+    read_side_rows,
+)
 from statelog.format.arrow_data import write_stream
 from statelog.format.arrow_limits import batches_of
 from statelog.model.handles import FileStateHandle
@@ -21,15 +28,8 @@ from statelog.spark.driver.extension import Answers, AttachingExtension, DriverC
 from statelog.spark.query.delivery import Sink, of_side_output
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.query.side_output import SideSchemas, operator_of
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.protocol import part_of
-from statelog.state.reader.side_outputs import (
-    SIDE_BATCH,
-    SIDE_CHECKPOINT,
-    SIDE_OUTPUT,
-    read_side_rows,
-)
 from statelog.store import PATHS, open_location
 
 SIDE_OUTPUTS: Final = "side_outputs"

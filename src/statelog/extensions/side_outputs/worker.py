@@ -16,7 +16,7 @@ from pyspark.sql import Row
 
 from statelog.checkpoint.attachments import Addition
 from statelog.errors import InvariantError, UsageError
-from statelog.spark.query.side_output import SideSchema, emitted_too_early
+from statelog.extensions.side_outputs.declaration import SideSchema, emitted_too_early
 from statelog.spark.query.state_variables import SchemaLike
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.interface import Output, RowLike

@@ -3,7 +3,8 @@ The data source `spark.read.format("statelog")`: state and checkpoints as rows.
 
     options      the options of a read, checked
     source       which checkpoint and which columns a read has, chosen once
-    readers      the parts of a read, in tasks; the key groups that the filters of a query leave
+    readers      the location, and the parts of a read, in tasks; the key groups that filters leave
+    changes      the view "changes", of a batch and of a stream
     columns      flat columns of state as Spark's structs
 
 Spark finds it by the package `pyspark_statelog`.  docs/how-to/read-state-on-spark.md has examples.

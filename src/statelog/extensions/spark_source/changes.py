@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,13 +15,14 @@ from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import check_continues, find_checkpoint
 from statelog.checkpoint.tags import ReaderPosition
 from statelog.errors import CheckpointError, UsageError
+from statelog.extensions.read.feed import feed_of
 from statelog.extensions.spark_source.columns import spark_batch
-from statelog.extensions.spark_source.opened import Location
+from statelog.extensions.spark_source.readers import Location
 from statelog.model import CheckpointPosition, CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit
-from statelog.state.reader import LocationState
 from statelog.state.reader.chain import chain_before
+from statelog.store import ObjectStore
 
 _Offset = dict[str, int | str]
 """An offset of the stream: the number of a checkpoint, for people, and its position."""
@@ -153,7 +155,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             position.move(begin)
         self._begin = _BEFORE_ALL
         if begin is not None:
-            self._begin = _offset_of(find_checkpoint(self._read.location.store(), begin))
+            self._begin = _offset_of(find_checkpoint(self._store(), begin))
         return self._begin
 
     def getDefaultReadLimit(self) -> Any:
@@ -162,7 +164,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note the newest checkpoint, at which the query ends."""
-        self._last = self._read.location.newest()
+        self._last = find_checkpoint(self._store())
 
     def latestOffset(self, start: _Offset | None = None, limit: object = None) -> _Offset:
         """
@@ -177,11 +179,12 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         """
         begin = self._begin if start is None else start
         most = self._limit if limit is None else limit_of(limit)
-        last = self._read.location.newest() if self._last is None else self._last
+        last = find_checkpoint(self._store()) if self._last is None else self._last
         end = _offset_of(last)
         if begin is not None and begin != _BEFORE_ALL:
             position = _position_in(begin)
-            self._check_continues(last, position)
+            with self._behind(position.checkpoint_id):
+                check_continues(self._store(), last, position)
             if position == last.position:
                 return begin
             if most is not None:
@@ -195,7 +198,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
 
     def reportLatestOffset(self) -> _Offset | None:
         """Return the newest checkpoint, for the progress of the query."""
-        return _offset_of(self._read.location.newest())
+        return _offset_of(find_checkpoint(self._store()))
 
     def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
         """Return one partition for each range of key groups."""
@@ -224,66 +227,61 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         if position is not None and end != _BEFORE_ALL:
             upto = _position_in(end)
             self._check_stored(upto)
-            try:
+            with self._behind(upto.checkpoint_id):
                 position.move(upto.checkpoint_id)
-            except CheckpointError as error:
-                raise self._behind(upto.checkpoint_id, error) from error
             if (starting := self._position(_STARTING)) is not None:
                 starting.remove()
 
     def _chain(self, after: CheckpointPosition, upto: int) -> list[CompletedCheckpoint]:
         """Return the checkpoints after one, up to another."""
-        store = self._read.location.store()
-        try:
+        store = self._store()
+        with self._behind(after.checkpoint_id):
             # Its state is where the changes begin.
             check_continues(store, find_checkpoint(store, after.checkpoint_id), after)
-            with self._read.location.reader(upto, self._read.operator) as last:
-                chain = chain_before(store, last.checkpoint, after.checkpoint_id)
-        except CheckpointError as error:
-            raise self._behind(after.checkpoint_id, error) from error
-        return [*chain[1:], last.checkpoint]
-
-    def _check_continues(
-        self, checkpoint: CompletedCheckpoint, position: CheckpointPosition
-    ) -> None:
-        try:
-            check_continues(self._read.location.store(), checkpoint, position)
-        except CheckpointError as error:
-            raise self._behind(position.checkpoint_id, error) from error
+            last = find_checkpoint(store, upto)
+            return [*chain_before(store, last, after.checkpoint_id)[1:], last]
 
     def _check_stored(self, position: CheckpointPosition) -> None:
         """Check that a planned checkpoint is the location's, and not another one of its number."""
-        try:
-            checkpoint_id_of(self._read.location.store(), position.to_text())
-        except CheckpointError as error:
-            raise self._behind(position.checkpoint_id, error) from error
+        with self._behind(position.checkpoint_id):
+            checkpoint_id_of(self._store(), position.to_text())
 
-    def _behind(self, after: int, error: CheckpointError) -> CheckpointError:
-        """Return the error for a stream that cannot go on, with what to do about it."""
-        if error.reason not in ("subsumed", "not_found", "not_newer"):
-            return error
-        location = self._read.location.store()
-        newest = Entries(location).newest()
-        newest_text = "" if newest is None else f"; the newest checkpoint is {newest.checkpoint_id}"
-        name, anew = "the stream", "with another checkpointLocation"
-        keep = "give it a name by the option reader"
-        if self._reader is not None:
-            name, anew = f"the reader {self._reader[0]!r}", f"{anew} and another name"
-            keep = f"raise readerMaxCheckpoints, which is {self._reader[1]}"
-        return CheckpointError(
-            f"{name} has read up to checkpoint {after} of {location.url} and cannot go on from "
-            f"there{newest_text}. Begin again {anew}; to keep checkpoints until they are read, {keep}. "
-            f"({error})",
-            reason=error.reason,
-            checkpoint_id=after,
-        )
+    @contextmanager
+    def _behind(self, after: int) -> Iterator[None]:
+        """Say what to do where the stream cannot go on after a checkpoint."""
+        try:
+            yield
+        except CheckpointError as error:
+            if error.reason not in ("subsumed", "not_found", "not_newer"):
+                raise
+            location = self._store()
+            newest = Entries(location).newest()
+            newest_text = ""
+            if newest is not None:
+                newest_text = f"; the newest checkpoint is {newest.checkpoint_id}"
+            name, anew = "the stream", "with another checkpointLocation"
+            keep = "give it a name by the option reader"
+            if self._reader is not None:
+                name, anew = f"the reader {self._reader[0]!r}", f"{anew} and another name"
+                keep = f"raise readerMaxCheckpoints, which is {self._reader[1]}"
+            raise CheckpointError(
+                f"{name} has read up to checkpoint {after} of {location.url} and cannot go on from "
+                f"there{newest_text}. Begin again {anew}; to keep checkpoints until they are read, "
+                f"{keep}. ({error})",
+                reason=error.reason,
+                checkpoint_id=after,
+            ) from error
+
+    def _store(self) -> ObjectStore:
+        # Opened for each call: Spark sends this object to tasks.
+        return self._read.location.open().store
 
     def _position(self, suffix: str = "") -> ReaderPosition | None:
         if self._reader is None:
             return None
         name, newest = self._reader
         return ReaderPosition(
-            store=self._read.location.store(),
+            store=self._store(),
             name=name + suffix,
             newest=newest,
             clock_ms=wall_clock_ms,
@@ -295,16 +293,15 @@ def read_part(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the changes of a partition."""
     after, upto, key_groups = partition.value
-    store = read.location.store()
-    with LocationState(store, operator=read.operator) as state:
-        for batch in state.feed(after, upto, read.variable, key_groups=key_groups):
+    with read.location.open(read.operator) as state:
+        for batch in feed_of(state, after, upto, read.variable, key_groups):
             if batch.schema.names != read.columns.names or batch.schema.types != read.columns.types:
                 number = upto
                 if isinstance(upto, str):
                     number = CheckpointPosition.from_text(upto).checkpoint_id
                 raise CheckpointError(
                     f"the state schema of operator {read.operator} changed with checkpoint {number} of "
-                    f"{store.url} or before: start the query again, and its frame has the new columns",
+                    f"{state.store.url} or before: start the query again, and its frame has the new columns",
                     reason="incompatible",
                     checkpoint_id=number,
                 )

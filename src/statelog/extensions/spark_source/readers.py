@@ -1,29 +1,98 @@
-"""The parts of a read, which tasks read each on its own."""
+"""The location that a read is of, and its parts, which tasks read each on its own."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.checkpoint.history import open_state
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
+from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
 from statelog.extensions.spark_source.columns import spark_batch, state_path
-from statelog.extensions.spark_source.opened import Location
 from statelog.model import KeyGroupRange
+from statelog.runtime.clock import utc_time
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
+from statelog.state.keys.key_groups import key_group_of
+from statelog.state.reader import LocationReader, StateReader
+from statelog.state.reader.state_reader import stored_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter  # from Spark 4.1 on
 
+_PARTITION_BYTES: Final = 32 * 1024 * 1024
 
-from statelog.errors import UsageError
-from statelog.runtime.clock import utc_time
-from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
-from statelog.state.keys.key_groups import key_group_of
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A state location, which tasks open each on their own."""
+
+    path: str
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+    def open(self, operator: str | None = None) -> LocationReader:
+        """Open it; raises `UsageError` if there is no such directory, and blocks on the store."""
+        return LocationReader(open_state(self.path, options=self.options), operator=operator)
+
+
+def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
+    """
+    Return the newest retained checkpoint that a micro-batch committed, in the query's history.
+
+    Raises:
+        CheckpointError: No retained checkpoint is of that micro-batch (`reason` "not_found").
+
+    Blocks: On the store.
+    """
+    retained = [each for each in state.checkpoints() if each.is_retained and not each.is_given_up]
+    for each in reversed(retained):
+        if each.batch_id == batch_id:
+            return each.checkpoint_id
+    batches = ", ".join(str(each.batch_id) for each in retained) or "none"
+    raise CheckpointError(
+        f"{state.store.url} does not retain a checkpoint of micro-batch {batch_id} (micro-batches of "
+        f"the retained ones: {batches})",
+        reason="not_found",
+    )
+
+
+def ranges_of(
+    reader: StateReader, given: KeyGroupRange | None, partitions: int | None
+) -> tuple[KeyGroupRange, ...]:
+    """
+    Return the key groups of each partition of a read.
+
+    Raises:
+        InvalidOptionsError: *given* are not all key groups of the operator.
+    """
+    key_groups = given or reader.key_groups
+    if key_groups.intersection(reader.key_groups) != key_groups:
+        raise InvalidOptionsError(
+            f"keyGroups {key_groups} is not inside {reader.key_groups}, the key groups of "
+            f"operator {reader.schema.operator_id}"
+        )
+    stored = int(sum(stored_bytes(reader.checkpoint)))
+    return key_groups.split(partitions or 1 + stored // _PARTITION_BYTES)
+
+
+def only_variable(reader: StateReader) -> str:
+    """Return the variable of an operator that has only one; timers do not count."""
+    variables = reader.variables()
+    declared = [variable.name for variable in variables if not variable.kind.rules.fires]
+    names = declared or [each.name for each in variables]
+    if len(names) != 1:
+        texts = ", ".join(each.name for each in variables) or "none"
+        raise InvalidOptionsError(
+            f"operator {reader.schema.operator_id} has the state variables {texts}; name one by "
+            "the option stateVarName"
+        )
+    return names[0]
+
 
 # Find the key group that the filters of a query leave.
 
@@ -159,8 +228,8 @@ class StateRows(DataSourceReader):
         key_groups: KeyGroupRange = partition.value
         if not len(key_groups):
             return
-        with read.location.reader(read.checkpoint_id, read.operator) as reader:
-            batches = reader.batches(
+        with read.location.open(read.operator) as state:
+            batches = state.reader(read.checkpoint_id).batches(
                 read.variable, key_groups=key_groups, now_ms=read.now_ms, flatten=read.flatten
             )
             for batch in batches:
@@ -195,7 +264,7 @@ class CheckpointRows(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all checkpoints."""
-        summaries = list_checkpoints(self._location.store())
+        summaries = self._location.open().checkpoints()
         created = {summary.checkpoint_id: summary.created_at_ms for summary in summaries}
         rows = [_row(summary, created) for summary in summaries]
         yield spark_batch(pa.RecordBatch.from_pylist(rows, schema=CHECKPOINT_COLUMNS), self._target)

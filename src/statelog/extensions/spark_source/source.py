@@ -10,21 +10,25 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from statelog.checkpoint.at_time import given_checkpoint_id
 from statelog.errors import InvalidOptionsError, UsageError
+from statelog.extensions.read.feed import ChangeFeed
 from statelog.extensions.spark_source.changes import ChangeRows, ChangesRead, ChangeStream
 from statelog.extensions.spark_source.columns import selected_columns, spark_schema
-from statelog.extensions.spark_source.opened import Location, only_variable, ranges_of
 from statelog.extensions.spark_source.options import CHANGES_VIEW, CHECKPOINTS_VIEW, SourceOptions
 from statelog.extensions.spark_source.readers import (
     CHECKPOINT_COLUMNS,
     CheckpointRows,
     FilteredStateRows,
+    Location,
     StateRead,
     StateRows,
+    checkpoint_of_batch,
+    only_variable,
+    ranges_of,
 )
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.types import arrow_schema
-from statelog.state.reader.feed import ChangeFeed
 from statelog.store.location import is_known, normalize_url
 
 
@@ -109,10 +113,11 @@ class StateSource:
 
 def _state(options: SourceOptions, location: Location) -> _View:
     """Return what is read of state."""
-    chosen = location.checkpoint(options.checkpoint)
-    if options.batchId is not None:
-        chosen = location.checkpoint_of_batch(options.batchId)
-    with location.reader(chosen, options.operatorId) as reader:
+    with location.open(options.operatorId) as state:
+        chosen: int | str | None = options.checkpoint
+        if options.batchId is not None:
+            chosen = checkpoint_of_batch(state, options.batchId)
+        reader = state.reader(chosen)
         variable = options.stateVarName or only_variable(reader)
         flatten = options.flattenCollections
         columns = selected_columns(reader.arrow_schema(variable, flatten=flatten), options.columns)
@@ -134,9 +139,9 @@ def _state(options: SourceOptions, location: Location) -> _View:
 
 def _changes(options: SourceOptions, location: Location) -> _View:
     """Return what is read of changes."""
-    upto = location.checkpoint(options.checkpoint)
-    after = location.checkpoint(options.sinceCheckpoint)
-    with location.reader(upto, options.operatorId) as reader:
+    with location.open(options.operatorId) as state:
+        reader = state.reader(options.checkpoint)
+        after = given_checkpoint_id(state.store, options.sinceCheckpoint)
         if options.stateVarName is not None:
             reader.arrow_schema(options.stateVarName)  # raises: it names the variables
         names = None if options.stateVarName is None else [options.stateVarName]
@@ -171,7 +176,7 @@ def _changes(options: SourceOptions, location: Location) -> _View:
 
 def _checkpoints(options: SourceOptions, location: Location) -> _View:
     """Return what is read of checkpoints."""
-    location.store()  # raises: there must be such a directory
+    location.open()  # raises: there must be such a directory
     return _View(CHECKPOINT_COLUMNS, partial(CheckpointRows, location))
 
 

@@ -22,6 +22,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.extensions.side_outputs.declaration import operator_of
 from statelog.extensions.testing.key_state import (
     cells_given,
     expiry_shown,
@@ -44,7 +45,6 @@ from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.processor_checks import pickled
 from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
-from statelog.spark.query.side_output import operator_of
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import OutputCollector, RowLike
 from statelog.spark.rows.key_types import grouping_keys

@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.history import open_state
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
+from statelog.extensions.broadcasts.stored import read_broadcast
 from statelog.extensions.testing.find_processor import find_processor, refuse_no_processor
 from statelog.extensions.testing.replay_tester import ReplayTester, StepResult
 from statelog.extensions.testing.tester_rows import rows_in
@@ -35,7 +36,6 @@ from statelog.model.handles import checked_path
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.worker.failures import error_text
-from statelog.state.reader.broadcasts import read_broadcast
 from statelog.state.recordings import Failure, RecordedStep, UnreadableRecording, steps_of_key
 from statelog.store import ObjectStore
 

@@ -11,9 +11,9 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.extensions.side_outputs.declaration import SIDE_COLUMNS
 from statelog.format.buffers import Buffers
 from statelog.runtime.clock import RandomIds
-from statelog.spark.query.side_output import SIDE_COLUMNS
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.layout import InputLayout

@@ -304,6 +304,24 @@ class ChangesReader:
                 batches.setdefault(state_id, []).append((key_group, batch))
         return batches
 
+    def in_present_schema(
+        self, changes: Mapping[int, list[tuple[int, pa.RecordBatch]]]
+    ) -> Mapping[int, list[tuple[int, pa.RecordBatch]]]:
+        """Return changes of `batches` as the codec's own schema has them, by its state ids."""
+        if self.is_present:
+            return changes
+        # Through the values, which are converted one by one.
+        converted: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        for state_id, parts in changes.items():
+            for part in parts:  # a key group may have several
+                for key_group, overlay in self.overlays({state_id: [part]}).items():
+                    for present_id in self._codec.live:
+                        if overlay[present_id]:
+                            state = self._codec.states[present_id]
+                            operations = state.batch(state.operations(overlay[present_id]))
+                            converted.setdefault(present_id, []).append((key_group, operations))
+        return converted
+
     def overlays(
         self, changes: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
     ) -> dict[int, Overlay]:

@@ -1,12 +1,75 @@
-"""The checkpoints between two, each the parent of the next, and the time of each."""
+"""The newest checkpoint, those between two, each the parent of the next, and the time of each."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import Entries, read_checkpoint
+from statelog.checkpoint.history import (
+    Entries,
+    StoredCheckpoint,
+    present_ids,
+    read_checkpoint,
+    readable,
+)
 from statelog.errors import CheckpointError, ObjectNotFoundError, StatelogError, UsageError
 from statelog.model import CompletedCheckpoint
-from statelog.store import PATHS, ObjectStore
+from statelog.store import PATHS, ObjectStore, ask_both
+
+ATTEMPTS: Final = 5
+"""How often a checkpoint is looked for again that was deleted while it was read."""
+
+
+def newest_after(
+    store: ObjectStore, held: CompletedCheckpoint | None
+) -> CompletedCheckpoint | None:
+    """
+    Return the newest checkpoint, or None if it is the one held.
+
+    Without a newer one, that costs two requests at once: a listing, and the entry of the one held,
+    because a location that was made again may have another checkpoint of its number.
+
+    Args:
+        store: Where the location is.
+        held: The checkpoint held; None for none.
+
+    Raises:
+        CheckpointError: There is no checkpoint (`reason` "not_found"), or the newest is damaged.
+        IncompatibleFormatError: A newer statelog wrote the newest one.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    for _ in range(ATTEMPTS):
+        ids, is_stored = ask_both(store, lambda: _present(store), lambda: _is_stored(store, held))
+        if held is not None and is_stored and ids[-1:] == [held.checkpoint_id]:
+            return None
+        newest = Entries(store, ids).newest() if ids else None
+        if newest is not None:
+            is_same = held is not None and newest.position == held.position
+            return None if is_same else newest
+        if not ids:
+            break
+        # The query may have deleted every checkpoint of the listing before one could be read.
+    text = "has no checkpoint"
+    if held is not None:
+        text = f"no longer has a checkpoint; {held.checkpoint_id} was the last one read"
+    raise CheckpointError(f"{store.url} {text}", reason="not_found")
+
+
+def _is_stored(store: ObjectStore, held: CompletedCheckpoint | None) -> bool:
+    """Return whether the location still has the checkpoint held, and not another one of its number."""
+    if held is None:
+        return False
+    entry = readable(store, held.checkpoint_id)
+    return isinstance(entry, StoredCheckpoint) and entry.checkpoint.position == held.position
+
+
+def _present(store: ObjectStore) -> list[int]:
+    try:
+        return present_ids(store)
+    except ObjectNotFoundError:  # the directory was deleted
+        return []
 
 
 def chain_before(

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.arguments import instance
+from statelog.changelog.reader import read_logs
 from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.history import open_state
@@ -33,10 +34,13 @@ from statelog.errors import (
 )
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
+from statelog.state.columnar.run_set import contiguous
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.memory import MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
+from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.changes import Changes, own_log
 from statelog.state.reader.rows import CollectionRows, VariableRows, snapshot_rows, whole_snapshots
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import CachedStore, ObjectStore
@@ -169,6 +173,44 @@ class StateReader:
     def checkpoint_id(self) -> int:
         """Its id."""
         return self._checkpoint.checkpoint_id
+
+    @property
+    def batch_id(self) -> int:
+        """Number of the micro-batch that made it."""
+        return BatchRecord.of(self._checkpoint).batch_id
+
+    @property
+    def as_of_ms(self) -> int:
+        """The time by which its values have expired, see `chain.as_of_ms`."""
+        return as_of_ms(self._checkpoint)
+
+    def changed_groups(self, since: CompletedCheckpoint) -> list[KeyGroupRange]:
+        """
+        Return the key groups whose state may differ from another checkpoint, ascending.
+
+        Raises:
+            Exception: As `batches`.
+
+        Blocks: On the store; reads the log after the other checkpoint.
+        """
+        changes = Changes.of(since, self._checkpoint, self.key_groups)
+        with self.explained():
+            return contiguous(sorted(changes.key_groups(self.store)))
+
+    def own_changes(self, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """
+        Yield what the checkpoint itself changed, from its log, as `read_change_batches` does.
+
+        Raises:
+            Exception: As `batches`.
+
+        Blocks: On the store, between batches.
+        """
+        log = own_log(self._checkpoint, key_groups)
+        parts = [(each, each.key_group_range.intersection(key_groups)) for each in log]
+        with self.explained():
+            for batches in read_logs(self.store, parts):
+                yield from batches
 
     @property
     def schema(self) -> OperatorStateSchema:

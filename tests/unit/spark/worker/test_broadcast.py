@@ -39,6 +39,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.extensions.broadcasts.driver import BroadcastVersions
+from statelog.extensions.broadcasts.stored import BROADCAST, stored_version
 from statelog.extensions.testing.replay import recorded_steps, replay
 from statelog.spark.query.broadcast import (
     Broadcast,
@@ -48,7 +49,6 @@ from statelog.spark.query.broadcast import (
 )
 from statelog.spark.query.record import RecordRule
 from statelog.spark.query.settings import QuerySettings
-from statelog.state.reader.broadcasts import BROADCAST, stored_version
 from statelog.testing import ProcessorTester
 
 pytestmark = pytest.mark.job

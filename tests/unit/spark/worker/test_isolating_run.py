@@ -38,6 +38,7 @@ from statelog.errors import InvariantError, ProcessorError, StoreError, UsageErr
 from statelog.extensions.bad_records import dead_letters
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of, is_bad_record
 from statelog.extensions.broadcasts.driver import kept_broadcasts
+from statelog.extensions.broadcasts.stored import BROADCAST
 from statelog.extensions.testing.replay import replay
 from statelog.format.recording_file import unpack_recording
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
@@ -47,7 +48,6 @@ from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
-from statelog.state.reader.broadcasts import BROADCAST
 from statelog.state.recordings import (
     StoredRecording,
     decode_file,

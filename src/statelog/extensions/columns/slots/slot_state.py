@@ -8,7 +8,7 @@ that a change that is applied twice does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -151,23 +151,6 @@ class SlotState(StateCache[Writes]):
 
     def _take(self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int]) -> None:
         """Apply the changes of one set to the key groups in *old*."""
-        kept = changes_of(reader, batch, old)
-        if not reader.is_present:
-            kept = self._in_present_schema(reader, kept)
-        for state_id, part in kept.items():
+        for state_id, part in reader.in_present_schema(changes_of(reader, batch, old)).items():
             if part:
                 self.table.apply(state_id, part)
-
-    def _in_present_schema(
-        self, reader: ChangesReader, changes: Mapping[int, list[tuple[int, pa.RecordBatch]]]
-    ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return changes that an earlier schema wrote as changes of the present one."""
-        converted: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
-        overlays = reader.overlays({at: part for at, part in changes.items() if part})
-        for key_group, overlay in overlays.items():
-            for state_id in self.table.columns:
-                if overlay[state_id]:
-                    state = self.codec.states[state_id]
-                    operations = state.batch(state.operations(overlay[state_id]))
-                    converted.setdefault(state_id, []).append((key_group, operations))
-        return converted

@@ -1,64 +1,47 @@
 """
-The state of a location in Python: tables, single keys, their history, and what changed.
+The state of a location in Python: all that can be asked of it.
 
-`LocationState` answers questions about any retained checkpoint with a `StateReader` for each, of
-which it keeps the last ones, because questions about one checkpoint come together.
+`LocationState` adds to the tables and keys of checkpoints what the features of statelog read: the
+history of a key, what changed, SQL, a live replica, and what checkpoints name besides state.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.arguments import text
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
-from statelog.checkpoint.history import open_state, read_checkpoint
-from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
+from statelog.checkpoint.history import open_state
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.errors import ClosedError, ObjectNotFoundError
-from statelog.model import CompletedCheckpoint, KeyGroupRange
-from statelog.notebook import facts_as_html
-from statelog.state.reader.broadcasts import (
+from statelog.extensions.broadcasts.stored import (
     BroadcastVersion,
     broadcast_table,
     broadcast_versions,
 )
-from statelog.state.reader.chain import as_of_ms, chain_before
-from statelog.state.reader.differences import Differences
-from statelog.state.reader.feed import ChangeFeed
-from statelog.state.reader.lookup import (
-    KeyVersion,
-    has_variable,
-    key_history,
-    operator_with,
-    rows_of_key,
-    state_of_key,
-)
-from statelog.state.reader.replica import Replica
-from statelog.state.reader.side_outputs import (
+from statelog.extensions.read.differences import Differences
+from statelog.extensions.read.feed import feed_of
+from statelog.extensions.read.history import KeyVersion, key_history
+from statelog.extensions.read.replica import Replica
+from statelog.extensions.read.sql import run_sql_on
+from statelog.extensions.side_outputs.stored import (
     KeptSideOutput,
     kept_side_outputs,
     side_output_rows,
 )
-from statelog.state.reader.sql import run_sql_on, run_sql_on_all
+from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.location import LocationReader, has_variable
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.recordings.dead_letters import ChosenLetters, letters_rows, letters_table
 from statelog.state.recordings.location import UnreadableRecording
-from statelog.state.schema.descriptors import StateDescriptor
-from statelog.store import ObjectStore
-
-_READERS: Final = 2
-"""Readers kept open; `changes` needs two."""
 
 
-class LocationState:
+class LocationState(LocationReader):
     """
-    The state of one operator of a location, as of any retained checkpoint.
+    The state of one operator of a location, as of any retained checkpoint, and what it changed.
 
     Made by `statelog.open`.  Nothing is claimed, locked or written: a query may write to the
     location meanwhile, and may delete a checkpoint that is read, which raises `CheckpointError`
@@ -73,182 +56,6 @@ class LocationState:
 
     Thread: one at a time.
     """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        *,
-        operator: str | None = None,
-    ) -> None:
-        self._store = store
-        self._operator = None if operator is None else text(operator, "operator")
-        self._readers: dict[tuple[int, str | None], StateReader] | None = {}
-
-    def __repr__(self) -> str:
-        operator = "" if self._operator is None else f", operator {self._operator}"
-        return (
-            f"<state of {self._store.url}{operator}{', closed' if self._readers is None else ''}>"
-        )
-
-    def _repr_html_(self) -> str:
-        readers = {} if self._readers is None else self._readers
-        every = [variable for reader in readers.values() for variable in reader.variables()]
-        variables = {variable.name: variable.kind_text for variable in every}
-        facts = {
-            "operator": self._operator,
-            "read last": ", ".join(f"checkpoint {each}" for each, _ in readers),
-            "variables": ", ".join(f"{name} ({kind})" for name, kind in variables.items()),
-            "closed": "yes" if self._readers is None else "",
-        }
-        return facts_as_html(f"state of {self._store.url}", facts)
-
-    def __enter__(self) -> LocationState:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Forget what was read; no more can be read.  Further calls do nothing."""
-        readers, self._readers = self._readers or {}, None
-        for reader in readers.values():
-            reader.close()
-
-    def checkpoints(self) -> list[CheckpointSummary]:
-        """
-        Return all checkpoints, ascending by id; those that are `is_retained` can be read.
-
-        Raises:
-            ClosedError: The state is closed.
-            StoreError: The store failed.
-
-        Blocks: On the store, about two requests for each checkpoint.
-        """
-        self._open_readers()
-        return list_checkpoints(self._store)
-
-    def variables(self, checkpoint: CheckpointName | None = None) -> tuple[StateDescriptor, ...]:
-        """Return the state variables; arguments, errors and `Blocks:` are those of `reader`."""
-        return self.reader(checkpoint).variables()
-
-    def reader(
-        self, checkpoint: CheckpointName | None = None, *, variable: str | None = None
-    ) -> StateReader:
-        """
-        Return the reader of a checkpoint, which yields batches of rows.
-
-        It is closed with this state, or when two other checkpoints were asked for.
-
-        Args:
-            checkpoint: Its id, "latest", "earliest", the name of a tag, or a time: a `datetime`, or text of
-                ISO 8601, UTC without a zone.  None for the newest one.
-            variable: Where the query has several operators and none was named, the one that alone
-                has this variable is read.
-
-        Raises:
-            CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is
-                damaged, or no longer retained.
-            UsageError: The query has several operators and none was named, or has no such one.
-            IncompatibleFormatError: A newer statelog wrote the checkpoint.
-            ClosedError: The state is closed.
-            StoreError: The store failed.
-
-        Blocks: On the store.
-        """
-        stored, operator = self._checkpoint(checkpoint), self._operator
-        if operator is None and variable is not None:
-            operator = operator_with(variable, stored)
-        return self._reader_of(stored, operator)
-
-    def _checkpoint(self, name: CheckpointName | None) -> CompletedCheckpoint:
-        """Return a checkpoint, from a reader of it where there is one; blocks on the store."""
-        readers = self._open_readers()
-        if name is None:
-            return find_checkpoint(self._store)
-        number = checkpoint_id_of(self._store, name)
-        if any(of_reader == number for of_reader, _ in readers):
-            with suppress(ObjectNotFoundError):
-                return read_checkpoint(self._store, number).checkpoint
-        return find_checkpoint(self._store, number)
-
-    def _reader_of(self, stored: CompletedCheckpoint, operator: str | None) -> StateReader:
-        readers, at = self._open_readers(), (stored.checkpoint_id, operator)
-        reader = readers.pop(at, None)
-        if reader is None or reader.checkpoint.position != stored.position:
-            reader = StateReader(self._store, stored, operator=operator)
-        readers[at] = reader  # the last one used is at the end
-        while len(readers) > _READERS:
-            readers.pop(next(iter(readers))).close()
-        return reader
-
-    def table(
-        self,
-        variable: str,
-        checkpoint: CheckpointName | None = None,
-        *,
-        key: object = None,
-        now_ms: int | None = None,
-    ) -> pa.Table:
-        """
-        Return the rows of a variable: values, list elements, map entries or timers.
-
-        Their columns are described in docs/reference/state-variables.md.
-
-        Args:
-            variable: Its name; `$timers` for timers.
-            checkpoint: As for `reader`; None for the newest one.
-            key: Only the rows of this key, see `get`; None for all.
-            now_ms: What expires at or before this time is left out; None is the time of the
-                checkpoint's micro-batch.
-
-        Raises:
-            UsageError: There is no such variable, or *key* is no key of the operator.
-            CorruptionError: An object is damaged.
-            CheckpointError: As `reader`; or the query deleted the checkpoint meanwhile.
-
-        Blocks: On the store.
-        """
-        reader = self.reader(checkpoint, variable=variable)
-        now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
-        if key is None:
-            return reader.table(variable, now_ms=now_ms)
-        return rows_of_key(reader, variable, key, now_ms)
-
-    def get(
-        self,
-        variable: str | None = None,
-        key: object = (),
-        checkpoint: CheckpointName | None = None,
-        *,
-        now_ms: int | None = None,
-    ) -> Any:
-        """
-        Return the state of one key; only its key group is restored.
-
-        A value is a dict of its fields, or None.  A list is a list of dicts.  A map is a dict from
-        map keys to dicts; a map key of several columns is a tuple.  Timers are an ascending list of
-        times in milliseconds.
-
-        Args:
-            variable: Its name; `$timers` for timers.  None for a dict of all variables.
-            key: The values of the key columns as a tuple; for one column the value alone will do.
-            checkpoint: As for `reader`; None for the newest one.
-            now_ms: As for `table`.
-
-        Raises:
-            UsageError: There is no such variable, *key* has other columns or types, or a column of
-                a type whose key group only Spark computes.
-            CorruptionError: An object is damaged.
-            CheckpointError: As `reader`; or the query deleted the checkpoint meanwhile.
-
-        Blocks: On the store.
-        """
-        reader = self.reader(checkpoint, variable=variable)
-        now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
-        if variable is not None:
-            return state_of_key(reader, variable, key, now_ms)
-        names = [each.name for each in reader.variables()]
-        return {name: state_of_key(reader, name, key, now_ms) for name in names}
 
     def history(self, variable: str, key: object, *, now_ms: int | None = None) -> list[KeyVersion]:
         """
@@ -353,18 +160,7 @@ class LocationState:
         Blocks: On the store, here and between batches.  Held are a few key groups of the state
             *since_checkpoint*, once, and the changes of some checkpoints in them.
         """
-        last = self.reader(checkpoint)
-        if variable is not None:
-            last.arrow_schema(variable)  # raises: it names the variables
-        names = None if variable is None else [variable]
-        if since_checkpoint is None:
-            return ChangeFeed(last, [], names).batches(key_groups)
-        after = checkpoint_id_of(self._store, since_checkpoint, "since_checkpoint")
-        if after == last.checkpoint_id:
-            return iter(())
-        first = find_checkpoint(self._store, after)
-        chain = chain_before(self._store, last.checkpoint, first.checkpoint_id)
-        return ChangeFeed(last, chain, names).batches(key_groups)
+        return feed_of(self, since_checkpoint, checkpoint, variable, key_groups)
 
     def follow(
         self, *, key_groups: KeyGroupRange | None = None, interval: float | None = 1.0
@@ -392,7 +188,7 @@ class LocationState:
         """
         self._open_readers()
         return Replica(
-            self._store,
+            self.store,
             operator=self._operator,
             key_groups=key_groups,
             interval_s=interval,
@@ -423,10 +219,12 @@ class LocationState:
         Blocks: On the store, and while the statement runs.
         """
         stored = self._checkpoint(checkpoint)
-        if self._operator is None and len(BatchRecord.of(stored).operators) > 1:
-            return run_sql_on_all(self._store, stored, statement, allow_files=allow_files)
-        reader = self._reader_of(stored, self._operator)
-        return run_sql_on([reader], statement, allow_files=allow_files)
+        names = [operator.operator_id for operator in BatchRecord.of(stored).operators]
+        if self._operator is None and len(names) > 1:
+            readers = [StateReader(self.store, stored, operator=name) for name in names]
+        else:
+            readers = [self._reader_of(stored, self._operator)]
+        return run_sql_on(readers, statement, allow_files=allow_files)
 
     def dead_letters(
         self,
@@ -458,7 +256,7 @@ class LocationState:
         Blocks: On the store.
         """
         stored, since = self._kept_by(checkpoint, since_checkpoint)
-        return letters_table(ChosenLetters(self._store, stored, self._operator, since, unreadable))
+        return letters_table(ChosenLetters(self.store, stored, self._operator, since, unreadable))
 
     def dead_letter_rows(
         self,
@@ -480,7 +278,7 @@ class LocationState:
         Blocks: On the store.
         """
         stored, since = self._kept_by(checkpoint, since_checkpoint)
-        return letters_rows(ChosenLetters(self._store, stored, self._operator, since, unreadable))
+        return letters_rows(ChosenLetters(self.store, stored, self._operator, since, unreadable))
 
     def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
         """
@@ -519,7 +317,7 @@ class LocationState:
         Blocks: On the store.
         """
         stored, since = self._kept_by(checkpoint, since_checkpoint)
-        return side_output_rows(self._store, stored, name, self._operator, since)
+        return side_output_rows(self.store, stored, name, self._operator, since)
 
     def broadcasts(self, checkpoint: CheckpointName | None = None) -> tuple[BroadcastVersion, ...]:
         """
@@ -548,25 +346,20 @@ class LocationState:
 
         Blocks: On the store.
         """
-        return broadcast_table(self._store, self._kept_by(checkpoint, None)[0], name)
+        return broadcast_table(self.store, self._kept_by(checkpoint, None)[0], name)
 
     def _kept_by(
         self, checkpoint: CheckpointName | None, since: CheckpointName | None
     ) -> tuple[CompletedCheckpoint, int]:
         self._open_readers()
-        name = None if checkpoint is None else checkpoint_id_of(self._store, checkpoint)
+        name = None if checkpoint is None else checkpoint_id_of(self.store, checkpoint)
         first = -1
         if since is not None:
-            first = checkpoint_id_of(self._store, since, "since_checkpoint")
-        stored = find_checkpoint(self._store, name)
+            first = checkpoint_id_of(self.store, since, "since_checkpoint")
+        stored = find_checkpoint(self.store, name)
         if self._operator is not None:  # raises: it names the operators
-            operator_index(self._operator, BatchRecord.of(stored), self._store.url)
+            operator_index(self._operator, BatchRecord.of(stored), self.store.url)
         return stored, first
-
-    def _open_readers(self) -> dict[tuple[int, str | None], StateReader]:
-        if self._readers is None:
-            raise ClosedError(f"the state of {self._store.url} is closed; open it again")
-        return self._readers
 
 
 def open(

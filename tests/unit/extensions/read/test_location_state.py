@@ -30,10 +30,11 @@ from tests.unit.state.reader.histories import (
 import statelog as sl
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CheckpointError, ClosedError, UsageError
+from statelog.extensions.read.location_state import LocationState
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.keys.state_key import StateKey, key_from_text
 from statelog.state.kinds import StateKind
-from statelog.state.reader import LocationState, StateReader, location_state, state_reader
+from statelog.state.reader import StateReader, location, state_reader
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.store import open_store
 from statelog.testing.faulty_store import FaultyStore
@@ -224,7 +225,7 @@ def test_changes_applied_to_one_checkpoint_give_the_other(seed: int) -> None:
 
 
 def test_nan_is_no_change_and_minus_zero_is_one() -> None:
-    from statelog.state.reader.joining import comparable
+    from statelog.extensions.read.joining import comparable
 
     assert comparable({"a": math.nan, "b": None}) == comparable({"a": float("nan")})
     assert comparable([0.0]) != comparable([-0.0])
@@ -260,7 +261,7 @@ def test_a_variable_that_one_operator_has_needs_no_name_of_it(
     timers = [each for each in first.states if each.name == "$timers"]
     other = StateDescriptor("other", StateKind.VALUE, pa.schema([("n", pa.int64())]))
     checkpoint = with_two_operators(history, replace(first, states=(*timers, other)))
-    monkeypatch.setattr(location_state, "find_checkpoint", lambda *_: checkpoint)
+    monkeypatch.setattr(location, "find_checkpoint", lambda *_: checkpoint)
     key = key_of(1)
     with LocationState(history.store) as state:
         named = LocationState(history.store, operator="op")
@@ -438,7 +439,7 @@ def test_a_history_passes_over_a_checkpoint_that_is_deleted_meanwhile(
     listed = state.checkpoints()
     ids = [one.checkpoint_id for one in listed if one.is_retained]
     history.micro_batch()
-    monkeypatch.setattr(location_state, "list_checkpoints", lambda *_: listed)
+    monkeypatch.setattr(location, "list_checkpoints", lambda *_: listed)
     found = [one.checkpoint_id for one in state.history(TIMERS_NAME, key_of(1))]
     assert ids[1:] == found
 

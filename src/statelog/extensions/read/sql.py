@@ -12,19 +12,14 @@ connects to nothing, and the statement cannot change that.  The caller may allow
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, Final
 
 import pyarrow as pa
 
 from statelog import extras
-from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import UsageError
-from statelog.model import CompletedCheckpoint
-from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import TIMERS_NAME
-from statelog.store import ObjectStore
 
 _TIMERS_ALIAS: Final = "timers"
 """Another name of the timers, as `$timers` needs quotes."""
@@ -109,24 +104,12 @@ def run_sql_on(readers: Sequence[StateReader], statement: str, *, allow_files: b
         for reader in readers:
             of_reader = [name for name in names if owner[name] is reader]
             if of_reader:
-                now_ms = as_of_ms(reader.checkpoint)
+                now_ms = reader.as_of_ms
                 tables |= reader.tables(variables=of_reader, now_ms=now_ms)
         return tables
 
     schemas = {name: reader.arrow_schema(name) for name, reader in owner.items()}
     return run_sql(statement, schemas, read, allow_files=allow_files)
-
-
-def run_sql_on_all(
-    store: ObjectStore, checkpoint: CompletedCheckpoint, statement: str, *, allow_files: bool
-) -> pa.Table:
-    """Return the result of a statement over the state of all operators of a query; see `run_sql_on`."""
-    with ExitStack() as stack:
-        readers = [
-            stack.enter_context(StateReader(store, checkpoint, operator=operator.operator_id))
-            for operator in BatchRecord.of(checkpoint).operators
-        ]
-        return run_sql_on(readers, statement, allow_files=allow_files)
 
 
 def _used(

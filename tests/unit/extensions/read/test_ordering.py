@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from statelog.state.reader.joining import hash_order, numbered, stable_order
+from statelog.extensions.read.joining import hash_order, numbered, stable_order
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -26,9 +26,9 @@ from statelog.errors import (
     StatelogError,
     UsageError,
 )
+from statelog.extensions.read.location_state import LocationState
 from statelog.format.checkpoint_metadata import encode_record
 from statelog.format.segment import SegmentWriter
-from statelog.state.reader import LocationState
 from statelog.store import open_store
 
 VERBS: dict[str, list[str]] = {
@@ -303,7 +303,7 @@ def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys:
 
 
 def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
-    from tests.unit.state.reader.test_replica import Calm
+    from tests.unit.state.reader.histories import Calm
 
     history = Calm("empty", open_store(str(tmp_path / "sta te ☃"), fsync=False))
     history.change = lambda codec, state, part: {}  # type: ignore[method-assign]

@@ -20,24 +20,22 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from statelog.extensions.read.differences import change_words
+from statelog.extensions.read.joining import (
+    any_valid,
+    equal_rows,
+    lengths_of,
+    numbered,
+    numbered_keys,
+    stable_order,
+)
 from statelog.format.arrow_limits import joined_arrays, joined_batches, take_rows
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.heap.tables import Overlay
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import OP_ADD_ELEMENT, OP_CLEAR, OP_PUT, RowNumbers, Times
-from statelog.state.reader.differences import change_words
-from statelog.state.reader.joining import (
-    Mask,
-    equal_rows,
-    numbered,
-    numbered_keys,
-    stable_order,
-    valid_rows,
-)
 
 NO_ROW: Final = -1
 
@@ -176,7 +174,7 @@ class _Gathered:
         ops = batch.column(width).to_numpy()
         element = column.type.value_type
         added = state.kind.operation_elements(batch.columns[width + 1 :], element)
-        lengths = _lengths(column)
+        lengths = lengths_of(column)
         held = column.flatten()
         elements = joined_arrays([held, added], _what(state))
         owners = np.full(len(column), NO_ROW, np.int64)
@@ -262,20 +260,15 @@ def _live(state: StateCodec, column: pa.Array, times: Times | None) -> pa.Array:
     if times is None:
         return column
     if pa.types.is_list(column.type):
-        times = np.repeat(times, _lengths(column))
+        times = np.repeat(times, lengths_of(column))
     return state.kind.live_column(column, times)
-
-
-def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
-    lengths: npt.NDArray[np.int64] = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    return lengths
 
 
 def _list_sizes(column: pa.Array, rows: RowNumbers) -> npt.NDArray[np.int64]:
     """Return the number of elements of the cells at *rows*."""
     if not pa.types.is_list(column.type):
         return np.zeros(len(rows), np.int64)
-    sizes = np.concatenate((_lengths(column), [0]))
+    sizes = np.concatenate((lengths_of(column), [0]))
     return sizes[rows]  # the last one is that of no row
 
 
@@ -304,26 +297,11 @@ class LoggedOperations:
             CorruptionError: A change cannot be read.
             IncompatibleFormatError: A newer statelog wrote it.
         """
-        reader = self._reader
-        batches = reader.batches(changes.column(0).to_pylist(), changes.column(1).to_pylist())
-        if reader.is_present:
-            for state_id, parts in batches.items():
-                self._parts.setdefault(state_id, []).extend(
-                    (checkpoint, key_group, batch) for key_group, batch in parts
-                )
-            return
-        # Of an earlier schema: through the values, which are converted one by one.
-        for state_id, parts in batches.items():
-            for part in parts:
-                for key_group, overlay in reader.overlays({state_id: [part]}).items():
-                    self._add_deltas(checkpoint, key_group, overlay)
-
-    def _add_deltas(self, checkpoint: int, key_group: int, overlay: Overlay) -> None:
-        for state_id, deltas in enumerate(overlay):
-            codec = self._codec.states[state_id]
-            if deltas:
-                batch = codec.batch(codec.operations(deltas))
-                self._parts.setdefault(state_id, []).append((checkpoint, key_group, batch))
+        batches = self._reader.batches(changes.column(0).to_pylist(), changes.column(1).to_pylist())
+        for state_id, parts in self._reader.in_present_schema(batches).items():
+            self._parts.setdefault(state_id, []).extend(
+                (checkpoint, key_group, batch) for key_group, batch in parts
+            )
 
     def operations(self) -> dict[int, Operations]:
         """Return the operations by state id."""
@@ -440,7 +418,7 @@ class Window:
             for state_id, old, new in zip(states, before, after, strict=True):
                 if state_id in self._operations:
                     same &= equal_rows(old, new)
-            was, there = _any_valid(before, len(some)), _any_valid(after, len(some))
+            was, there = any_valid(before, len(some)), any_valid(after, len(some))
             numbers = np.where(~was, 0, np.where(there, 1, 2)).astype(np.int8)
             rows = pa.array(self._rows[self._key_of[some]])
             columns = [
@@ -466,7 +444,7 @@ class Window:
             *(column.take(rows) for column in self._keys),
         ]
         cells = [self._variables[each].cells(last, True, None) for each in self._layout.columns]
-        some = pa.array(_any_valid(cells, len(last)))
+        some = pa.array(any_valid(cells, len(last)))
         schema = self._base.schema
         new = pa.RecordBatch.from_arrays([*changed, *cells], schema=schema).filter(some)
         kept = np.ones(self._base.num_rows, np.bool_)
@@ -498,10 +476,3 @@ def _rows_with(hashes: Hashes, asked: Hashes) -> RowNumbers:
     marks[asked >> bits] = True
     rows: RowNumbers = np.flatnonzero(marks[hashes >> bits])
     return rows
-
-
-def _any_valid(columns: Sequence[pa.Array], rows: int) -> Mask:
-    some = np.zeros(rows, np.bool_)
-    for column in columns:
-        some |= valid_rows(column)
-    return some

@@ -19,13 +19,15 @@ from tests.unit.state.reader.histories import (
 
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, UsageError
+from statelog.extensions.read import feed, window
+from statelog.extensions.read.joining import comparable
+from statelog.extensions.read.location_state import LocationState
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
-from statelog.state.reader import LocationState, feed, state_reader, window
+from statelog.state.reader import state_reader
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.joining import comparable
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import PATHS
@@ -46,9 +48,9 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(window, "EVENTS", 3)
         monkeypatch.setattr(window, "_ELEMENTS", 5)
     elif request.param == "by comparison":
-        odd = feed._is_logged
+        odd = feed.is_logged
         monkeypatch.setattr(
-            feed, "_is_logged", lambda one, part: one.checkpoint_id % 2 == 1 and odd(one, part)
+            feed, "is_logged", lambda one, part: one.checkpoint_id % 2 == 1 and odd(one, part)
         )
     elif request.param == "in columns":
         monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
@@ -266,11 +268,11 @@ def test_a_checkpoint_whose_snapshot_took_the_place_of_its_log_is_found() -> Non
         found = find_checkpoint(history.store, one)
         own = [handle for handle in found.log if handle.checkpoint_id == one]
         covering = [each for each in found.materialized if each.checkpoint_id == one]
-        assert feed._is_logged(found, KeyGroupRange(0, GROUPS - 1)), "the log has all changes"
+        assert feed.is_logged(found, KeyGroupRange(0, GROUPS - 1)), "the log has all changes"
         # As an earlier statelog wrote it: without the log that its snapshot covers.
         old = replace(found, log=tuple(each for each in found.log if each not in own))
         for snapshot in covering:
-            assert not feed._is_logged(old, snapshot.key_group_range)
+            assert not feed.is_logged(old, snapshot.key_group_range)
             hidden += 1
     assert hidden > 2
 

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.extensions.read.test_location_state import as_python, live_names
 from tests.unit.state.reader.histories import (
     GROUPS,
     KEYS,
     NAMES,
     TTL_MS,
+    Calm,
     History,
     Tiny,
     group_of,
     key_of,
     rows_of,
 )
-from tests.unit.state.reader.test_location_state import as_python, live_names
 
 import statelog as sl
 from statelog.errors import (
@@ -34,11 +35,12 @@ from statelog.errors import (
     UnavailableError,
     UsageError,
 )
+from statelog.extensions.read import held_state
+from statelog.extensions.read import replica as replica_module
+from statelog.extensions.read.location_state import LocationState
+from statelog.extensions.read.replica import Replica
 from statelog.model import KeyGroupRange
 from statelog.state.kinds import StateKind
-from statelog.state.reader import LocationState, Replica, held_state
-from statelog.state.reader import replica as replica_module
-from statelog.state.reader.held_state import groups_to_reload
 from statelog.store import PATHS, open_store
 from statelog.testing.faulty_store import FaultyStore
 
@@ -210,20 +212,6 @@ def test_only_some_key_groups_are_held() -> None:
         LocationState(history.store).follow(key_groups=KeyGroupRange(0, 99))
 
 
-class Calm(History):
-    """A history without snapshots and other schemas, but those that are asked for."""
-
-    def __init__(self, name: str, store: Any, retained: int = 3) -> None:
-        super().__init__(name, store, retained)
-        outer = self.rng
-
-        class NoSnapshots(random.Random):
-            def random(self) -> float:
-                return max(outer.random(), 0.25)
-
-        self.rng = NoSnapshots(name)
-
-
 def test_a_micro_batch_costs_its_own_changes() -> None:
     """One behind: the commit of each micro-batch is read, once, and no snapshot or older log."""
     inner = FaultyStore()
@@ -287,24 +275,6 @@ def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
     assert repr(replica) == f"<replica of {history.store.url}, checkpoint {replica.checkpoint}>"
     replica.close()
     assert repr(replica) == f"<replica of {history.store.url}, closed>"
-
-
-def test_lineage_is_decided_for_each_key_group() -> None:
-    history = Calm("lineage", FaultyStore(), retained=5)
-    for _ in range(5):
-        history.micro_batch()
-    state = LocationState(history.store)
-    first, last = (state.reader(one).checkpoint for one in (1, 4))
-    everything = KeyGroupRange(0, GROUPS - 1)
-    assert groups_to_reload(first, last, everything) == ()
-    assert groups_to_reload(last, last, everything) == ()
-    touched = {kg for one in last.log if one.checkpoint_id > 1 for kg in one.key_group_range}
-    assert set(groups_to_reload(last, first, everything)) == touched
-    history.rewind(1)
-    history.micro_batch()
-    newest = LocationState(history.store).reader().checkpoint
-    assert set(groups_to_reload(last, newest, everything)) == touched
-    assert groups_to_reload(first, newest, everything) == ()
 
 
 def test_damage_is_told_until_a_refresh_succeeds() -> None:
@@ -517,9 +487,9 @@ def test_sql_reads_the_variables_it_names(monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[list[str]] = []
     original = held_state.HeldState.tables
 
-    def noted(self: Any, names: list[str], now_ms: int) -> Any:
-        asked.append(list(names))
-        return original(self, names, now_ms)
+    def noted(self: Any, *, variables: list[str], now_ms: int) -> Any:
+        asked.append(list(variables))
+        return original(self, variables=variables, now_ms=now_ms)
 
     monkeypatch.setattr(held_state.HeldState, "tables", noted)
     totals = history.model.rows("total", history.last_ms)

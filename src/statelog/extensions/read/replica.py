@@ -17,32 +17,27 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statelog.arguments import instance, number, text, whole_number
-from statelog.checkpoint.history import Entries, StoredCheckpoint, present_ids, readable
 from statelog.errors import (
     CheckpointError,
     ClosedError,
     ObjectNotFoundError,
     StatelogError,
     UnavailableError,
-    UsageError,
 )
+from statelog.extensions.read.held_state import HeldState
+from statelog.extensions.read.history import KeyVersion
+from statelog.extensions.read.sql import run_sql
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
 from statelog.runtime.clock import Clock, SystemClock, wall_clock_ms
 from statelog.runtime.lock import ThreadLock
 from statelog.runtime.pool import Poller
 from statelog.state.cache import CatchUp
-from statelog.state.reader.held_state import HeldState
-from statelog.state.reader.lookup import KeyVersion
-from statelog.state.reader.sql import run_sql
+from statelog.state.reader.chain import ATTEMPTS, newest_after
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
-from statelog.store import CachedStore, ObjectStore, ask_both
+from statelog.store import CachedStore, ObjectStore
 
-ATTEMPTS: Final = 5
-"""How often a checkpoint is looked for again that was deleted while it was read."""
-
-_CACHED_BYTES: Final = 128 * 1024 * 1024  # during a restore
 _CLOSE_S: Final = 10.0
 _OWN_INTERVAL_S: Final = 0.25
 """Between two looks of `wait_for`, without a thread that looks."""
@@ -76,58 +71,6 @@ class ReplicaStatus:
     replayed: int
     snapshots: int
     reloads: int
-
-
-def newest_after(
-    store: ObjectStore, held: CompletedCheckpoint | None
-) -> CompletedCheckpoint | None:
-    """
-    Return the newest checkpoint, or None if it is the one held.
-
-    Without a newer one, that costs two requests at once: a listing, and the entry of the one held,
-    because a location that was made again may have another checkpoint of its number.
-
-    Args:
-        store: Where the location is.
-        held: The checkpoint held; None for none.
-
-    Raises:
-        CheckpointError: There is no checkpoint (`reason` "not_found"), or the newest is damaged.
-        IncompatibleFormatError: A newer statelog wrote the newest one.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
-    for _ in range(ATTEMPTS):
-        ids, is_stored = ask_both(store, lambda: _present(store), lambda: _is_stored(store, held))
-        if held is not None and is_stored and ids[-1:] == [held.checkpoint_id]:
-            return None
-        newest = Entries(store, ids).newest() if ids else None
-        if newest is not None:
-            is_same = held is not None and newest.position == held.position
-            return None if is_same else newest
-        if not ids:
-            break
-        # The query may have deleted every checkpoint of the listing before one could be read.
-    text = "has no checkpoint"
-    if held is not None:
-        text = f"no longer has a checkpoint; {held.checkpoint_id} was the last one read"
-    raise CheckpointError(f"{store.url} {text}", reason="not_found")
-
-
-def _is_stored(store: ObjectStore, held: CompletedCheckpoint | None) -> bool:
-    """Return whether the location still has the checkpoint held, and not another one of its number."""
-    if held is None:
-        return False
-    entry = readable(store, held.checkpoint_id)
-    return isinstance(entry, StoredCheckpoint) and entry.checkpoint.position == held.position
-
-
-def _present(store: ObjectStore) -> list[int]:
-    try:
-        return present_ids(store)
-    except ObjectNotFoundError:  # the directory was deleted
-        return []
 
 
 class Replica:
@@ -187,14 +130,14 @@ class Replica:
 
     def __repr__(self) -> str:
         held = self._current
-        at = "closed" if held is None else f"checkpoint {held.checkpoint.checkpoint_id}"
+        at = "closed" if held is None else f"checkpoint {held.checkpoint_id}"
         return f"<replica of {self._store.url}, {at}>"
 
     def _repr_html_(self) -> str:
         held = self._current
         facts = {
             "operator": self._operator,
-            "checkpoint": "closed" if held is None else held.checkpoint.checkpoint_id,
+            "checkpoint": "closed" if held is None else held.checkpoint_id,
             "key groups": "all" if self._wanted is None else self._wanted,
         }
         return facts_as_html(f"replica of {self._store.url}", facts)
@@ -221,7 +164,7 @@ class Replica:
     @property
     def checkpoint(self) -> int:
         """Id of the checkpoint whose state is held; raises `ClosedError`."""
-        return self._held().checkpoint.checkpoint_id
+        return self._held().checkpoint_id
 
     @property
     def lag(self) -> float:
@@ -233,7 +176,7 @@ class Replica:
         with self._lock:
             held = self._held()
             return ReplicaStatus(
-                checkpoint_id=held.checkpoint.checkpoint_id,
+                checkpoint_id=held.checkpoint_id,
                 batch_id=held.batch_id,
                 as_of_ms=held.as_of_ms,
                 checked_s=(self._clock.now_ns() - self._checked_ns) / 1e9,
@@ -251,7 +194,7 @@ class Replica:
     @property
     def key_schema(self) -> pa.Schema:
         """The key columns of the operator; raises `ClosedError`."""
-        return self._held().key_schema
+        return self._held().schema.key_schema
 
     def refresh(self) -> int:
         """
@@ -283,7 +226,7 @@ class Replica:
                 self._error = None
                 self._checked_ns = self._clock.now_ns()
                 self._lock.notify_all()
-                return self._held().checkpoint.checkpoint_id
+                return self._held().checkpoint_id
 
     def wait_for(self, checkpoint: int, timeout: float = 60.0) -> int:
         """
@@ -310,7 +253,7 @@ class Replica:
             step_s = left_s if self._poller is not None else min(left_s, _OWN_INTERVAL_S)
             with self._lock:
                 if self._lock.wait_for(lambda: self._is_over(checkpoint), max(step_s, 0)):
-                    held = self._held().checkpoint.checkpoint_id
+                    held = self._held().checkpoint_id
                     if held >= checkpoint:
                         return held
                     raise self._error or ClosedError("the replica is closed")
@@ -328,7 +271,7 @@ class Replica:
         if self._closed or self._current is None:
             return True
         gone = isinstance(self._error, CheckpointError) and self._error.reason == "not_found"
-        return gone or self._current.checkpoint.checkpoint_id >= checkpoint
+        return gone or self._current.checkpoint_id >= checkpoint
 
     def _poll(self) -> None:
         """Refresh; `refresh` keeps an error for `status` and for waits."""
@@ -372,49 +315,37 @@ class Replica:
         ) from gone
 
     def _advance(self, fetched: CachedStore, newest: CompletedCheckpoint) -> None:
-        reader = StateReader(fetched, newest, operator=self._operator)
-        key_groups = self._checked(reader)
         held = None if self._broken is not None else self._current
-        plan = None if held is None else held.plan(newest, reader.schema, key_groups)
-        if held is None or plan is None:
-            # Beside the state held, which is read meanwhile.  Large objects are not kept.
-            store = CachedStore(self._store, _CACHED_BYTES)
-            anew = HeldState(newest, reader.schema, key_groups, reader.key_groups, store)
+        changes = None
+        if held is not None:
+            changes = held.changes_to(StateReader(fetched, newest, operator=self._operator))
+        if held is None or changes is None:
+            # Beside the state held, which is read meanwhile.
+            again = HeldState(self._store, newest, operator=self._operator, key_groups=self._wanted)
             with self._lock:
                 self._check_open()
                 self._reloads += self._current is not None
-                self._broken, self._current = None, anew
-            self._took(anew.done)
+                self._broken, self._current = None, again
+            self._took(again.done)
             return
-        plan.fetch(fetched)
+        for path in changes.paths():
+            fetched.get(path)
         with self._lock:
             self._check_open()
             try:
-                done = held.apply(plan, fetched)
+                done = held.apply(changes, newest, fetched)
             except BaseException as error:
                 # Some key groups are half brought forward: what was held can no longer be read.
                 failed = StatelogError(f"a refresh failed: {error!r}")
                 self._broken = error if isinstance(error, StatelogError) else failed
                 raise
-            self._reloads += bool(plan.reload)
+            self._reloads += bool(changes.rewritten)
         self._took(done)
 
     def _took(self, done: CatchUp) -> None:
         self._checkpoints += 1
         self._replayed += done.replayed
         self._snapshots += done.restored
-
-    def _checked(self, reader: StateReader) -> KeyGroupRange:
-        """Return the key groups to hold."""
-        expected, present = self._wanted, reader.key_groups
-        if expected is None:
-            return present
-        if not len(expected) or expected.intersection(present) != expected:
-            raise UsageError(
-                f"key groups {expected} are not all in {present}, the key groups of "
-                f"{reader.schema.operator_id} in {self._store.url}"
-            )
-        return expected
 
     def get(self, variable: str, key: object, *, now_ms: int | None = None) -> Any:
         """
@@ -502,7 +433,8 @@ class Replica:
         Blocks: As `table`, and while the statement runs.
         """
         with self._lock:
-            schemas = self._whole().schemas()
+            held = self._whole()
+            schemas = {each.name: held.arrow_schema(each.name) for each in held.variables()}
         return run_sql(
             statement, schemas, lambda names: self._tables(names, now_ms), allow_files=allow_files
         )
@@ -511,7 +443,7 @@ class Replica:
         """Return the rows of variables, of one checkpoint."""
         with self._lock:
             held = self._whole()
-            return held.tables(names, _time(held, now_ms))
+            return held.tables(variables=names, now_ms=_time(held, now_ms))
 
     def _whole(self) -> HeldState:
         """Return what is held if it can be read."""

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from tests.unit.state.reader.histories import History
 
-from statelog.state.reader import LocationState, joining
+from statelog.extensions.read import joining
+from statelog.extensions.read.differences import Differences
+from statelog.extensions.read.joining import comparable, equal_rows, matching_rows
+from statelog.extensions.read.location_state import LocationState
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.differences import Differences
-from statelog.state.reader.joining import comparable, equal_rows, matching_rows
 from statelog.testing.faulty_store import FaultyStore
 
 Values = Callable[[random.Random], Any]

@@ -1,5 +1,5 @@
 """
-One key: its rows, and its state as Python values.
+The history of one key: its state as of each retained checkpoint.
 
 `KeyVersion` is what the state of one key was at a retained checkpoint.
 """
@@ -9,60 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import pyarrow as pa
-
-from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
 from statelog.errors import CheckpointError
-from statelog.model import CompletedCheckpoint
-from statelog.state.keys.state_key import StateKey
-from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.rows import python_states
-from statelog.state.reader.state_reader import StateReader
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.reader.location import LocationReader, has_variable, state_of_key
 
 _UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
 _GONE: Final = ("not_found", "subsumed")
-
-
-def has_variable(reader: StateReader, variable: str) -> bool:
-    """Return whether a checkpoint has a variable that can be read."""
-    return any(each.name == variable for each in reader.variables())
-
-
-def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> pa.Table:
-    """Return the rows of one key; raises `UsageError` for an unknown variable or another key."""
-    sought = StateKey(key, reader.schema.key_schema)
-    schema = reader.arrow_schema(variable)
-    batches = reader.batches(
-        variable, key_groups=sought.key_groups(reader.key_groups), now_ms=now_ms
-    )
-    return pa.Table.from_batches(map(sought.select, batches), schema=schema)
-
-
-def operator_with(variable: str, checkpoint: CompletedCheckpoint) -> str | None:
-    """Return the operator of a query that alone has a variable; None for none or several."""
-    operators = BatchRecord.of(checkpoint).operators
-    if len(operators) == 1:
-        return operators[0].operator_id
-    names = [
-        operator.operator_id
-        for operator in operators
-        for state in OperatorStateSchema.from_json(operator.schema).states
-        if state.name == variable and not state.dropped
-    ]
-    return names[0] if len(names) == 1 else None
-
-
-def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> object:
-    """Return the state of one key, see `python_states`; raises as `rows_of_key`."""
-    table = rows_of_key(reader, variable, key, now_ms)
-    (state,) = python_states(
-        table, reader.schema.states[reader.schema.state_id(variable)], [table.num_rows]
-    )
-    return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +71,9 @@ class KeyHistory:
         )
 
 
-class _Checkpoints(Protocol):
-    """Gives the checkpoints of a location, and a reader of each."""
-
-    def checkpoints(self) -> list[CheckpointSummary]: ...
-    def reader(
-        self, checkpoint: int | None = None, *, variable: str | None = None
-    ) -> StateReader: ...
-
-
-def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | None) -> KeyHistory:
+def key_history(
+    state: LocationReader, variable: str, key: object, now_ms: int | None
+) -> KeyHistory:
     """Return the state of one key as of each retained checkpoint; see `LocationState.history`."""
     versions: list[KeyVersion] = []
     was_present = False
@@ -136,14 +83,14 @@ def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | N
             continue
         with _unless_gone():
             reader = state.reader(entry.checkpoint_id, variable=variable)
-            time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
+            time_ms = reader.as_of_ms if now_ms is None else now_ms
             present = has_variable(reader, variable)
             value = state_of_key(reader, variable, key, time_ms) if present else None
             was_present = was_present or present
             versions.append(
                 KeyVersion(
                     checkpoint_id=entry.checkpoint_id,
-                    batch_id=BatchRecord.of(reader.checkpoint).batch_id,
+                    batch_id=reader.batch_id,
                     as_of_ms=time_ms,
                     value=value,
                 )

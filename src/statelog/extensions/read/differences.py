@@ -13,9 +13,7 @@ are::
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -24,18 +22,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import CapacityError
+from statelog.extensions.read.joining import Mask, any_valid, equal_rows, matching_rows
 from statelog.format.arrow_limits import joined_batches
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.reader.joining import Mask, equal_rows, matching_rows, valid_rows
-from statelog.state.reader.state_reader import StateReader
+from statelog.state.reader.state_reader import StateReader, portions, stored_bytes
 
 _WORDS: Final = ("insert", "update", "delete")
 _BEFORE: Final = 0
 _AFTER: Final = 1
-_ROWS: Final = 65_536
-"""Key groups are compared together up to about this many rows."""
+_PORTION_BYTES: Final = 16 * 1024 * 1024
+"""Key groups are compared together up to about this many stored bytes, one of them at least."""
 _WHAT: Final = "the state of one key group,"
 """What is compared, in the error that it is too large."""
 
@@ -96,34 +94,12 @@ class Differences:
 
         Blocks: On the store, between batches.
         """
-        parts = [self._key_groups(_BEFORE, before_ms), self._key_groups(_AFTER, after_ms)]
-        merged = heapq.merge(*parts, key=lambda part: part[0])
-        held: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
-        for _, same in groupby(merged, key=lambda part: part[0]):
-            for _, side, batch in same:
-                held[side].append(batch)
-            # Small key groups are compared together: a comparison costs the same for few rows.
-            if sum(batch.num_rows for batches in held for batch in batches) >= _ROWS:
-                yield from self._compared(*held)
-                held = ([], [])
-        yield from self._compared(*held)
-
-    def _key_groups(self, side: int, now_ms: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Yield each key group with state, its side and its keys, ascending."""
-        held: list[pa.RecordBatch] = []
-        held_group = -1
-        for batch in self._readers[side].keys(key_groups=self._only, now_ms=now_ms):
-            numbers = batch.column(0).to_numpy()
-            starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
-            for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
-                key_group = int(numbers[start])
-                if held and key_group != held_group:
-                    yield held_group, side, joined_batches(held, _WHAT)
-                    held = []
-                held_group = key_group
-                held.append(self._selected(batch.slice(start, stop - start), side))
-        if held:
-            yield held_group, side, joined_batches(held, _WHAT)
+        readers = self._readers
+        stored = (stored_bytes(reader.checkpoint) for reader in readers)
+        weights = [sum(both) for both in zip(*stored, strict=True)]
+        whole = readers[_AFTER].key_groups if self._only is None else self._only
+        for portion in portions(weights, whole, _PORTION_BYTES):
+            yield from self._compared(portion, (before_ms, after_ms))
 
     def _selected(self, batch: pa.RecordBatch, side: int) -> pa.RecordBatch:
         """Return the key and the variables to compare; by position, for keys may be renamed."""
@@ -134,16 +110,16 @@ class Differences:
         return pa.RecordBatch.from_arrays(columns, names=[*self._key_columns, *self._variables])
 
     def _compared(
-        self, before: Sequence[pa.RecordBatch], after: Sequence[pa.RecordBatch]
+        self, portion: KeyGroupRange, times_ms: tuple[int, int]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some key groups that differ."""
         try:
-            old = self._with_state(joined_batches([*before, self._empty(_BEFORE)], _WHAT))
-            new = self._with_state(joined_batches([*after, self._empty(_AFTER)], _WHAT))
+            old, new = (self._state(side, portion, now_ms) for side, now_ms in enumerate(times_ms))
         except CapacityError:
-            if max(len(before), len(after)) < 2:
+            if len(portion) < 2:
                 raise
-            yield from self._compared_apart(before, after)
+            for half in portion.split(2):
+                yield from self._compared(half, times_ms)
             return
         width = len(self._key_columns)
         matches = matching_rows(old.columns[1:width], new.columns[1:width], self._key_schema)
@@ -165,16 +141,6 @@ class Differences:
         # Of each key group first what there was before, then what is new.
         order = np.argsort(rows.column(1).to_numpy(), kind="stable")
         yield rows.take(pa.array(order))
-
-    def _compared_apart(
-        self, before: Sequence[pa.RecordBatch], after: Sequence[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield what differs, comparing one key group after another."""
-        sides = [{batch.column(0)[0].as_py(): batch for batch in side} for side in (before, after)]
-        for key_group in sorted(sides[0].keys() | sides[1].keys()):
-            yield from self._compared(
-                *([side[key_group]] if key_group in side else [] for side in sides)
-            )
 
     def _differing(
         self, old: pa.RecordBatch, new: pa.RecordBatch, at: RowNumbers, other: RowNumbers
@@ -208,17 +174,17 @@ class Differences:
             [words, *keys, *sides[0][width:], *sides[1][width:]], schema=self.schema
         )
 
-    def _with_state(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _state(self, side: int, portion: KeyGroupRange, now_ms: int) -> pa.RecordBatch:
         """Return the keys that have state in some variable."""
-        some = np.zeros(batch.num_rows, np.bool_)
-        for column in batch.columns[len(self._key_columns) :]:
-            some |= valid_rows(column)
-        return batch if some.all() else batch.filter(pa.array(some))
-
-    def _empty(self, side: int) -> pa.RecordBatch:
         kinds = [self.schema.field(name).type for name in self._key_columns]
         columns = [pa.nulls(0, kind) for kind in (*kinds, *self._types[side])]
-        return pa.RecordBatch.from_arrays(columns, names=[*self._key_columns, *self._variables])
+        names = [*self._key_columns, *self._variables]
+        batches = [pa.RecordBatch.from_arrays(columns, names=names)]
+        for batch in self._readers[side].keys(key_groups=portion, now_ms=now_ms):
+            batches.append(self._selected(batch, side))
+        whole = joined_batches(batches, _WHAT)
+        some = any_valid(whole.columns[len(self._key_columns) :], whole.num_rows)
+        return whole if some.all() else whole.filter(pa.array(some))
 
 
 def change_words(numbers: npt.NDArray[np.int8]) -> pa.Array:

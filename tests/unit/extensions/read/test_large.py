@@ -8,10 +8,10 @@ import pytest
 from tests.unit.state.reader.histories import History
 
 from statelog.errors import CapacityError
+from statelog.extensions.read.differences import Differences
+from statelog.extensions.read.location_state import LocationState
 from statelog.format import arrow_limits
-from statelog.state.reader import LocationState
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.differences import Differences
 from statelog.testing.faulty_store import FaultyStore
 
 

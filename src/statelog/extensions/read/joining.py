@@ -100,6 +100,14 @@ def valid_rows(column: pa.Array) -> Mask:
     return valid
 
 
+def any_valid(columns: Sequence[pa.Array], rows: int) -> Mask:
+    """Return for each row whether it is not null in some column."""
+    some = np.zeros(rows, np.bool_)
+    for column in columns:
+        some |= valid_rows(column)
+    return some
+
+
 def comparable(value: object) -> object:
     """
     Return a hashable form of a Python value that is equal for equal state.
@@ -161,7 +169,7 @@ def _equal_structs(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def _equal_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
-    lengths = [_lengths(each) for each in (left, right)]
+    lengths = [lengths_of(each) for each in (left, right)]
     equal: Mask = (lengths[0] == lengths[1]) & both
     compared = equal & (lengths[0] > 0)
     if not compared.any():
@@ -175,7 +183,7 @@ def _equal_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
     return equal
 
 
-def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+def lengths_of(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the length of each list; 0 for a null."""
     if pa.types.is_map(column.type):
         lengths: npt.NDArray[np.int64] = np.diff(column.offsets.to_numpy()).astype(np.int64)

@@ -18,18 +18,19 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.changelog.reader import read_change_batches
-from statelog.errors import check
+from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.extensions.read.differences import Differences, change_words
+from statelog.extensions.read.joining import any_valid
+from statelog.extensions.read.window import LoggedOperations, Window
 from statelog.format.arrow_limits import one_batch
-from statelog.model import ChangelogStateHandle, CompletedCheckpoint, KeyGroupRange
-from statelog.model.checkpoint import covered_checkpoints
+from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.differences import Differences, change_words
-from statelog.state.reader.joining import valid_rows
+from statelog.state.reader.chain import as_of_ms, chain_before
+from statelog.state.reader.changes import is_logged, own_log
+from statelog.state.reader.location import LocationReader
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.reader.window import LoggedOperations, Window
 
 _WINDOW_BYTES: Final = 32 * 1024 * 1024
 """Checkpoints are taken together up to about this many bytes of changes, one of them at least."""
@@ -103,9 +104,6 @@ class ChangeFeed:
         for batch in self._last.keys(key_groups=portion, now_ms=now_ms):
             rows = batch.num_rows
             cells = [batch.column(self._layout.columns[state_id]) for state_id in self._states]
-            some = np.zeros(rows, np.bool_)
-            for cell in cells:
-                some |= valid_rows(cell)
             columns = [
                 change_words(np.zeros(rows, np.int8)),
                 pa.array(np.full(rows, self._last.checkpoint_id, np.int64)),
@@ -113,7 +111,9 @@ class ChangeFeed:
                 *(pa.nulls(rows, cell.type) for cell in cells),
                 *cells,
             ]
-            inserts = pa.RecordBatch.from_arrays(columns, schema=self.schema).filter(pa.array(some))
+            inserts = pa.RecordBatch.from_arrays(columns, schema=self.schema).filter(
+                pa.array(any_valid(cells, rows))
+            )
             if inserts.num_rows:
                 yield inserts
 
@@ -122,7 +122,7 @@ class ChangeFeed:
         base: pa.RecordBatch | None = None
         at = 1
         while at < len(chain):
-            if not _is_logged(chain[at], portion):
+            if not is_logged(chain[at], portion):
                 yield from self._compared(chain[at - 1], chain[at], portion)
                 base = None
                 at += 1
@@ -141,12 +141,8 @@ class ChangeFeed:
         """Return the changes of some checkpoints; None if there are none."""
         logged = LoggedOperations(self._codec)
         for index, each in enumerate(self._chain[at:stop]):
-            reader = self._last.of(each)
-            for handle in own_log(each, portion):
-                part = handle.key_group_range.intersection(portion)
-                with reader.explained():
-                    for batch in read_change_batches(reader.store, handle, part):
-                        logged.add(index, batch)
+            for batch in self._last.of(each).own_changes(portion):
+                logged.add(index, batch)
         operations = logged.operations()
         if not operations:
             return None
@@ -162,7 +158,7 @@ class ChangeFeed:
         """Return where the checkpoints end that are taken together from *at* on."""
         size = 0.0
         for end in range(at, len(self._chain)):
-            if end > at and not _is_logged(self._chain[end], portion):
+            if end > at and not is_logged(self._chain[end], portion):
                 return end
             for handle in own_log(self._chain[end], portion):
                 share = len(handle.key_group_range.intersection(portion))
@@ -185,27 +181,23 @@ class ChangeFeed:
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def own_log(
-    checkpoint: CompletedCheckpoint, key_groups: KeyGroupRange
-) -> list[ChangelogStateHandle]:
-    """Return the log handles that a checkpoint itself made, for some key groups."""
-    return [
-        each
-        for each in checkpoint.log
-        if each.checkpoint_id == checkpoint.checkpoint_id
-        and len(each.key_group_range.intersection(key_groups))
-    ]
-
-
-def _is_logged(checkpoint: CompletedCheckpoint, portion: KeyGroupRange) -> bool:
-    """
-    Return whether the log of a checkpoint has all that it changed.
-
-    A snapshot of the checkpoint itself may have taken the place of the log, see `live_log`.
-    """
-    covered = covered_checkpoints(checkpoint.materialized, checkpoint.max_parallelism)
-    is_covered = covered == checkpoint.checkpoint_id
-    for each in own_log(checkpoint, portion):
-        is_covered[each.key_group_range.start : each.key_group_range.end + 1] = False
-    check(portion.end < len(is_covered), "a key group of the feed is not one of the checkpoint")
-    return not is_covered[portion.start : portion.end + 1].any()
+def feed_of(
+    state: LocationReader,
+    since_checkpoint: CheckpointName | None,
+    checkpoint: CheckpointName | None,
+    variable: str | None,
+    key_groups: KeyGroupRange | None,
+) -> Iterator[pa.RecordBatch]:
+    """Return what each checkpoint changed, from one to another; see `LocationState.feed`."""
+    last = state.reader(checkpoint)
+    if variable is not None:
+        last.arrow_schema(variable)  # raises: it names the variables
+    names = None if variable is None else [variable]
+    if since_checkpoint is None:
+        return ChangeFeed(last, [], names).batches(key_groups)
+    after = checkpoint_id_of(state.store, since_checkpoint, "since_checkpoint")
+    if after == last.checkpoint_id:
+        return iter(())
+    first = find_checkpoint(state.store, after)
+    chain = chain_before(state.store, last.checkpoint, first.checkpoint_id)
+    return ChangeFeed(last, chain, names).batches(key_groups)

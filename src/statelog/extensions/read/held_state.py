@@ -1,0 +1,183 @@
+"""
+The state of one checkpoint in memory, which can be brought to a newer one.
+
+What a `Replica` holds: tables as a task has them, and the rows of variables as far as they were
+asked for, by blocks of key groups, of which a newer checkpoint replaces those that changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.errors import UsageError
+from statelog.extensions.read.history import KeyVersion
+from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.state.cache import CatchUp
+from statelog.state.encoding.snapshot_file import snapshot_table
+from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
+from statelog.state.heap.tables import KeyGroupState
+from statelog.state.keyed_state import KeyedState
+from statelog.state.keys.state_key import StateKey
+from statelog.state.kinds import Key
+from statelog.state.reader.changes import Changes
+from statelog.state.reader.rows import VariableRows
+from statelog.state.reader.state_reader import StateReader
+from statelog.store import ObjectStore
+
+_BUDGET_BYTES: Final = 512 * 1024 * 1024
+"""See `MemoryLimits`: beyond a part of it the state is held in columns instead of dictionaries."""
+
+
+class HeldState(StateReader):
+    """
+    Reads the state of some key groups of an operator from memory.
+
+    Args:
+        store: Where the location is; it is read here and by `apply` only.
+        checkpoint: What to hold.
+        operator: Name of the operator; None for the only one.
+        key_groups: Which key groups to hold; None for all.
+
+    Raises:
+        UsageError: The operator is unknown, or has no such key groups.
+        CorruptionError: An object is damaged.
+        ObjectNotFoundError: An object was deleted.
+
+    Blocks: In the constructor, on the store.   Thread: one at a time.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        checkpoint: CompletedCheckpoint,
+        *,
+        operator: str | None,
+        key_groups: KeyGroupRange | None,
+    ) -> None:
+        super().__init__(store, checkpoint, operator=operator)
+        self._held = self._checked(key_groups)
+        if not len(self._held):
+            raise UsageError("a replica holds one key group at least; it was given none")
+        self._keyed = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
+        self._blocks: dict[int, pa.Table] = {}
+        self._rows: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+        self.done = self._catch_up(self.store, checkpoint.for_range(self._held))
+        self.close()  # the objects that were read are not needed again
+
+    def changes_to(self, newest: StateReader) -> Changes | None:
+        """Return what leads to a newer checkpoint; None if all must be restored again."""
+        if newest.key_groups != self.key_groups or newest.schema.to_json() != self.schema.to_json():
+            return None
+        changes = Changes.of(self.checkpoint, newest.checkpoint, self._held)
+        return None if len(changes.rewritten) == len(self._held) else changes
+
+    def apply(self, changes: Changes, newest: CompletedCheckpoint, store: ObjectStore) -> CatchUp:
+        """
+        Come to a newer checkpoint.
+
+        Raises:
+            CorruptionError: An object is damaged; the state can no longer be used.
+        """
+        self._keyed.changed.clear()
+        self._keyed.forget(changes.rewritten)
+        done = self._catch_up(store, changes.handle)
+        changed = {key_group // BLOCK for key_group in self._keyed.changed}
+        for block in changed:
+            self._blocks.pop(block, None)
+        self._rows = {at: rows for at, rows in self._rows.items() if at[1] not in changed}
+        self._checkpoint = newest
+        return done
+
+    def _catch_up(self, store: ObjectStore, handle: ChangelogStateBackendHandle) -> CatchUp:
+        return self._keyed.catch_up(self._held, handle.checkpoint_id, (), lambda: (store, handle))
+
+    def versions(
+        self, variables: Sequence[str], keys: Sequence[object], now_ms: int
+    ) -> list[KeyVersion]:
+        """
+        Return the state of keys; each value is a dict from variables to what `LocationState.get` returns.
+
+        What expires at or before *now_ms* is left out.
+        """
+        rows = {name: self._rows_of(name) for name in variables}
+        located = [self._located(key) for key in keys]
+        by_group: dict[int, dict[Key, None]] = {}
+        for key_group, key in located:
+            by_group.setdefault(key_group, {})[key] = None
+        batches = self._table_of_keys(by_group).to_batches() if located and rows else []
+        states: dict[Key, dict[str, object]] = {}
+        for batch in batches:
+            columns = {name: each.states(batch, now_ms) for name, each in rows.items()}
+            of_keys = (
+                dict(zip(rows, of_key, strict=True))
+                for of_key in zip(*columns.values(), strict=True)
+            )
+            states |= zip(
+                self._codec.key.decode(batch.columns[1 : 1 + len(self.schema.key_schema)]),
+                of_keys,
+                strict=True,
+            )
+        make = partial(
+            KeyVersion,
+            checkpoint_id=self.checkpoint_id,
+            batch_id=self.batch_id,
+            as_of_ms=now_ms,
+        )
+        return [
+            make(value=states.get(key) or {name: each.empty for name, each in rows.items()})
+            for _, key in located
+        ]
+
+    def _located(self, key: object) -> tuple[int, Key]:
+        """Return a key as the tables have it, and its key group."""
+        sought = StateKey(key, self.schema.key_schema)
+        key_group = sought.key_groups(self.key_groups).start
+        if key_group not in self._held:
+            raise UsageError(f"the key is in key group {key_group}; the replica holds {self._held}")
+        (frozen,) = self._codec.key.decode(sought.columns())
+        return key_group, frozen
+
+    def _table_of_keys(self, keys: Mapping[int, Collection[Key]]) -> pa.Table:
+        """Return the state of some keys in the columns of a snapshot; no row for a key without any."""
+        keyed = self._keyed
+        keyed.borrow(keys)
+        try:
+            chosen = {}
+            for key_group, of_group in keys.items():
+                group = keyed.groups[key_group]
+                chosen[key_group] = part = KeyGroupState(self._codec.kinds, group.version)
+                for mine, table in zip(part.tables, group.tables, strict=True):
+                    mine.update((key, table[key]) for key in of_group if key in table)
+            span = KeyGroupRange(min(chosen), max(chosen))
+            return snapshot_table(self._codec, chosen, {}, span, now_ms=-1)
+        finally:
+            keyed.give_back()
+
+    def _scan(
+        self, rows: Mapping[str, VariableRows], key_groups: KeyGroupRange, expired_ms: int | None
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield the rows of several variables, of the key groups held; made once where they can be."""
+        for part in blocks(self._held):
+            for name, variable in rows.items():
+                for batch in self._of_block(name, variable, part, expired_ms):
+                    yield name, batch
+
+    def _of_block(
+        self, name: str, rows: VariableRows, part: KeyGroupRange, expired_ms: int | None
+    ) -> list[pa.RecordBatch]:
+        block = part.start // BLOCK
+        batches = self._rows.get((name, block))
+        if batches is None:
+            keys = self._blocks.get(block)
+            if keys is None:
+                keys = self._blocks[block] = self._keyed.table(part)
+            parts = (rows.batches(batch, expired_ms) for batch in keys.to_batches())
+            batches = [batch for some in parts for batch in some]
+            if not rows.expires:  # else there may be fewer rows at a later time
+                self._rows[name, block] = batches
+        return batches
