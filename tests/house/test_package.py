@@ -95,7 +95,7 @@ def test_the_newest_section_of_the_changelog_is_of_this_version() -> None:
 def test_the_wheel_holds_the_modules_and_nothing_else(built: Built) -> None:
     info = f"statelog-{statelog.__version__}.dist-info"
     expected = {path.relative_to(SRC).as_posix() for path in modules()} | {"statelog/py.typed"}
-    expected |= {f"statelog/extensions/report/page.{ending}" for ending in ("css", "js")}
+    expected |= {f"statelog/extensions/report/page.{ending}" for ending in ("css", "html", "js")}
     inside = {name for name in built.names() if not name.startswith(f"{info}/")}
     assert expected == inside
     assert {"statelog"} <= {name.partition("/")[0] for name in inside}

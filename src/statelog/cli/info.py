@@ -65,7 +65,7 @@ def _print(summary: Summary, location: str) -> None:
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    figures, newest = summary.figures, summary.newest
+    figures, newest = summary.figures, summary.figures.newest
     if figures.query_id:
         yield "query", f"{figures.query_id}, {figures.delivery} delivery"
     for operator in summary.operators:

@@ -28,8 +28,7 @@ from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.operations.fork import Fork, apply_fork
 from statelog.extensions.operations.key_traces import staged_rows as values_of
-from statelog.extensions.operations.position_files import batch_files
-from statelog.extensions.operations.rewind import check_sources
+from statelog.extensions.operations.position_files import batch_files, check_sources
 from statelog.extensions.operations.savepoints import fork_source, query_store
 from statelog.extensions.read.differences import Differences
 from statelog.format.checkpoint_metadata import decode_streams

@@ -7,7 +7,7 @@ The report of a state location: its figures, and one HTML page that shows them.
     bill      requests and storage of a month at stated prices
     skew      keys and changes of each key group
     summary   what `statelog info` says: the figures without the log, and what to type next
-    page      figures -> the page: html (elements, the one escape), charts, sections, texts
+    page      figures -> the page: the template page.html, its style page.css, and page.js, which draws
 """
 
 from statelog.extensions.report.bill import PRICES, Prices

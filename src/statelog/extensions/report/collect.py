@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import datetime as dt
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 from statelog import __version__
 from statelog.checkpoint.batch_record import BatchRecord
@@ -27,8 +28,8 @@ from statelog.extensions.report.figures import (
     findings_of,
 )
 from statelog.extensions.report.restart import Speeds, restart_of
-from statelog.extensions.report.skew import KeyGroups, key_groups_of
-from statelog.model import CompletedCheckpoint, FileStateHandle
+from statelog.extensions.report.skew import key_groups_of
+from statelog.model import ChangelogStateHandle, CompletedCheckpoint, StreamStateHandle
 from statelog.runtime.clock import wall_clock_ms, wall_clock_seconds
 from statelog.store import PATHS, ObjectStore
 from statelog.store.paths import parse_checkpoint_folder
@@ -42,7 +43,7 @@ _KINDS: Final = {
     "tags": "tags",
 }
 _ORDER: Final = ("commits", "log", "snapshots", "output", "tags", "other")
-_Listing = Sequence[tuple[CheckpointSummary, CompletedCheckpoint | None]]
+_Listing: TypeAlias = Sequence[tuple[CheckpointSummary, CompletedCheckpoint | None]]
 
 
 def _quiet(message: str) -> None:
@@ -84,23 +85,30 @@ def collect(store: ObjectStore, location: str, plan: ReportPlan) -> Figures:
     Blocks: On the store: a listing, about four requests for each checkpoint, and with
         `plan.with_keys` the state of the newest one.
     """
+    return collect_with_newest(store, location, plan)[0]
+
+
+def collect_with_newest(
+    store: ObjectStore, location: str, plan: ReportPlan
+) -> tuple[Figures, CompletedCheckpoint | None]:
+    """Return what `collect` returns, and the newest retained checkpoint; None without one."""
     plan.progress("listing the objects")
     sizes = {info.path: info.size_bytes for info in store.list()}
     plan.progress("reading the checkpoints")
     listing = read_listing(store)
-    stored = _stored(sizes, _orphans(store))
+    newest = next((stored for summary, stored in reversed(listing) if summary.is_retained), None)
     figures = Figures(
         location=shown_location(location),
         made_at_ms=wall_clock_ms(),
         version=__version__,
-        checkpoints=_checkpoints(listing, sizes),
+        checkpoints=_checkpoints(listing),
         older_changes=_older_changes(listing),
-        stored=stored,
+        stored=_stored(sizes, _orphans(store)),
     )
-    newest = next((each for summary, each in reversed(listing) if summary.is_retained), None)
     if newest is not None:
-        figures = _with_newest(figures, newest, store, sizes, plan)
-    return replace(figures, findings=findings_of(figures))
+        figures = _with_newest(figures, newest, sizes, plan)
+        figures = _with_key_groups(figures, newest, store, plan)
+    return replace(figures, findings=findings_of(figures)), newest
 
 
 def shown_location(location: str) -> str:
@@ -113,65 +121,54 @@ def shown_location(location: str) -> str:
 
 
 def _with_newest(
-    figures: Figures,
-    newest: CompletedCheckpoint,
-    store: ObjectStore,
-    sizes: Mapping[str, int],
-    plan: ReportPlan,
+    figures: Figures, newest: CompletedCheckpoint, sizes: Mapping[str, int], plan: ReportPlan
 ) -> Figures:
-    """Add what is said of the newest checkpoint: query, restart, bill, key groups."""
+    """Add what the newest checkpoint says of the query, a restart and the bill."""
     record = _record_of(newest)
-    operators = (
-        () if record is None else tuple(operator.operator_id for operator in record.operators)
-    )
-    restart = restart_of(
-        newest,
-        sizes,
-        tasks=1 if record is None else record.tasks,
-        operators=max(len(operators), 1),
-        speeds=plan.speeds,
-    )
-    counted = [
+    if record is not None:
+        figures = replace(
+            figures,
+            query_id=record.query_id,
+            operators=tuple(operator.operator_id for operator in record.operators),
+            delivery=record.delivery,
+            time_mode=record.time_mode,
+        )
+    puts = [
         checkpoint.objects for checkpoint in figures.checkpoints if checkpoint.objects is not None
     ]
-    bill = bill_of(
-        puts_per_batch=sum(counted) / len(counted) if counted else 1.0,
-        seconds_per_batch=_seconds_per_batch(figures.checkpoints),
-        stored_bytes=sum(stored_kind.size_bytes for stored_kind in figures.stored),
-        prices=plan.prices,
-    )
-    skew, problem = _skew(store, newest, operators, plan)
     return replace(
         figures,
-        query_id="" if record is None else record.query_id,
-        operators=operators,
-        delivery="" if record is None else record.delivery,
-        time_mode="" if record is None else record.time_mode,
         key_groups=newest.max_parallelism,
         newest_id=newest.checkpoint_id,
-        restart=restart,
-        bill=bill,
-        skew=skew,
-        skew_problem=problem,
+        restart=restart_of(
+            newest,
+            sizes,
+            tasks=1 if record is None else record.tasks,
+            operators=max(len(figures.operators), 1),
+            speeds=plan.speeds,
+        ),
+        bill=bill_of(
+            puts_per_batch=sum(puts) / len(puts) if puts else 1.0,
+            seconds_per_batch=_seconds_per_batch(figures.checkpoints),
+            stored_bytes=sum(kind.size_bytes for kind in figures.stored),
+            prices=plan.prices,
+        ),
     )
 
 
-def _skew(
-    store: ObjectStore,
-    newest: CompletedCheckpoint,
-    operators: Sequence[str],
-    plan: ReportPlan,
-) -> tuple[tuple[KeyGroups, ...], str]:
-    """Return the key groups, or why they could not be counted."""
-    if not operators or not plan.with_key_groups:
-        return (), ""
+def _with_key_groups(
+    figures: Figures, newest: CompletedCheckpoint, store: ObjectStore, plan: ReportPlan
+) -> Figures:
+    """Add the key groups, or why they could not be counted."""
+    if not figures.operators or not plan.with_key_groups:
+        return figures
     try:
-        groups = key_groups_of(
-            store, newest, operators, with_keys=plan.with_keys, progress=plan.progress
+        skew = key_groups_of(
+            store, newest, figures.operators, with_keys=plan.with_keys, progress=plan.progress
         )
     except StatelogError as error:  # damage, or the query deleted the checkpoint meanwhile
-        return (), str(error).splitlines()[0]
-    return groups, ""
+        return replace(figures, skew_problem=str(error).splitlines()[0])
+    return replace(figures, skew=skew)
 
 
 def _record_of(checkpoint: CompletedCheckpoint) -> BatchRecord | None:
@@ -182,95 +179,77 @@ def _record_of(checkpoint: CompletedCheckpoint) -> BatchRecord | None:
         return None
 
 
-def _checkpoints(listing: _Listing, sizes: Mapping[str, int]) -> tuple[CheckpointFigures, ...]:
-    figures: list[CheckpointFigures] = []
-    readable = {each.checkpoint_id: each for _, each in listing if each is not None}
-    after_ms = _phases_after_commit(readable)
+def _checkpoints(listing: _Listing) -> tuple[CheckpointFigures, ...]:
+    readable = {stored.checkpoint_id: stored for _, stored in listing if stored is not None}
+    records = {number: _record_of(checkpoint) for number, checkpoint in readable.items()}
+    after = {checkpoint.parent_id: records[number] for number, checkpoint in readable.items()}
+    checkpoints = []
     for summary, checkpoint in listing:
-        if checkpoint is None:
-            figures.append(
-                CheckpointFigures(
-                    checkpoint_id=summary.checkpoint_id,
-                    state=summary.state.value,
-                    problem=summary.problem,
-                    commit_bytes=summary.size_bytes,
-                )
-            )
-            continue
-        each = _of_parts(summary, checkpoint, readable, sizes)
-        record = _record_of(checkpoint)
-        if record is not None:
-            parent = readable.get(-1 if checkpoint.parent_id is None else checkpoint.parent_id)
-            each = _of_record(each, record, None if parent is None else _record_of(parent))
-            later = after_ms.get(each.checkpoint_id, {})
-            each = replace(each, durations_ms={**each.durations_ms, **later})
-        figures.append(each)
-    return tuple(figures)
+        figures = CheckpointFigures(
+            checkpoint_id=summary.checkpoint_id,
+            state=summary.state.value,
+            problem=summary.problem,
+            created_at_ms=summary.created_at_ms,
+            epoch=summary.epoch,
+            commit_bytes=summary.size_bytes,
+        )
+        if checkpoint is not None:
+            parent = None if checkpoint.parent_id is None else readable.get(checkpoint.parent_id)
+            figures = _with_objects(figures, checkpoint, parent)
+            record = records[checkpoint.checkpoint_id]
+            if record is not None:
+                figures = _with_record(figures, record, after.get(checkpoint.checkpoint_id))
+        checkpoints.append(figures)
+    return tuple(checkpoints)
 
 
-def _phases_after_commit(
-    readable: Mapping[int, CompletedCheckpoint],
-) -> dict[int, dict[str, int]]:
-    """Return the phases from the commit on, which each micro-batch records for its parent."""
-    durations: dict[int, dict[str, int]] = {}
-    for each in readable.values():
-        record = _record_of(each)
-        if record is not None and record.previous_ms and each.parent_id is not None:
-            durations[each.parent_id] = record.previous_ms
-    return durations
-
-
-def _of_parts(
-    summary: CheckpointSummary,
-    checkpoint: CompletedCheckpoint,
-    readable: Mapping[int, CompletedCheckpoint],
-    sizes: Mapping[str, int],
+def _with_objects(
+    figures: CheckpointFigures, checkpoint: CompletedCheckpoint, parent: CompletedCheckpoint | None
 ) -> CheckpointFigures:
-    """Return what log and snapshots of a checkpoint say."""
-    own_id, parent_id = checkpoint.checkpoint_id, checkpoint.parent_id
-    parent = readable.get(-1 if parent_id is None else parent_id)
-    if parent is not None:
-        before = {each.handle for each in parent.materialized}
-        fresh = [each for each in checkpoint.materialized if each.handle not in before]
+    """Add what log and snapshots of a checkpoint say."""
+    number = checkpoint.checkpoint_id
+    snapshots = checkpoint.materialized
+    if parent is None:
+        fresh = [snapshot for snapshot in snapshots if snapshot.checkpoint_id == number]
     else:
-        fresh = [each for each in checkpoint.materialized if each.checkpoint_id == own_id]
-    commit = PATHS.metadata(own_id)
-    created = {commit} | {
-        entry.handle.path
-        for handle in checkpoint.log
-        if handle.checkpoint_id == own_id
-        for entry in handle.handles_and_offsets
-        if isinstance(entry.handle, FileStateHandle)
-    }
-    created |= {each.handle.path for each in fresh if isinstance(each.handle, FileStateHandle)}
-    return CheckpointFigures(
-        checkpoint_id=own_id,
-        state=summary.state.value,
-        created_at_ms=checkpoint.created_at_ms,
-        epoch=checkpoint.epoch,
-        commit_bytes=summary.size_bytes,
-        rewound=parent_id is not None and checkpoint.timeline.number > parent_id,
-        objects=len(created),
+        before = {snapshot.handle for snapshot in parent.materialized}
+        fresh = [snapshot for snapshot in snapshots if snapshot.handle not in before]
+    changes = tuple(handle for handle in checkpoint.log if handle.checkpoint_id == number)
+    new = replace(checkpoint, log=changes, materialized=tuple(fresh), properties={})
+    return replace(
+        figures,
+        rewound=checkpoint.parent_id is not None
+        and checkpoint.timeline.number > checkpoint.parent_id,
+        objects=len({PATHS.metadata(number), *new.referenced_paths()}),
         snapshots=len(fresh),
-        snapshot_bytes=sum(max(each.handle.size_bytes, 0) for each in fresh),
+        snapshot_bytes=_bytes_of(snapshot.handle for snapshot in fresh),
         log_handles=len(checkpoint.log),
-        log_bytes=sum(max(each.size_bytes, 0) for each in checkpoint.log),
-        full_snapshots=len(checkpoint.materialized),
-        full_snapshot_bytes=sum(max(each.handle.size_bytes, 0) for each in checkpoint.materialized),
+        log_bytes=_bytes_of(checkpoint.log),
+        full_snapshots=len(snapshots),
+        full_snapshot_bytes=_bytes_of(snapshot.handle for snapshot in snapshots),
     )
 
 
-def _of_record(
-    figures: CheckpointFigures, record: BatchRecord, parent: BatchRecord | None
+def _bytes_of(handles: Iterable[ChangelogStateHandle | StreamStateHandle]) -> int:
+    """Return the summed size of handles; an unknown one counts as 0."""
+    return sum(max(handle.size_bytes, 0) for handle in handles)
+
+
+def _with_record(
+    figures: CheckpointFigures, record: BatchRecord, after: BatchRecord | None
 ) -> CheckpointFigures:
-    """Add what the record of a micro-batch says."""
+    """
+    Add what the record of a micro-batch says.
+
+    Args:
+        figures: What log and snapshots say.
+        record: Of the micro-batch.
+        after: Of the micro-batch that continued it, which has the phases from the commit on.
+    """
     retries = record.retries or {}
     uploads = record.uploads or {}
-    objects = figures.objects or 1
-    if record.objects is not None:
-        objects = 1 + record.objects
-    else:
-        objects += len(record.output_files)
+    later = (after.previous_ms if after is not None else None) or {}
+    objects = (figures.objects or 1) + len(record.output_files)
     return replace(
         figures,
         batch_id=record.batch_id,
@@ -281,8 +260,8 @@ def _of_record(
         state_entries=record.state_entries,
         change_bytes=record.delta_bytes,
         output_bytes=record.output_bytes,
-        objects=objects,
-        durations_ms=record.durations_ms or {},
+        objects=objects if record.objects is None else 1 + record.objects,
+        durations_ms={**(record.durations_ms or {}), **later},
         task_ms=record.task_ms or {},
         task_retries=retries.get("tasks"),
         put_retries=retries.get("puts"),
@@ -304,10 +283,9 @@ def _older_changes(listing: _Listing) -> tuple[tuple[int, int], ...]:
         for handle in checkpoint.log
         if handle.checkpoint_id not in stored
     }
-    sums: dict[int, int] = {}
+    sums: Counter[int] = Counter()
     for handle in handles.values():
-        before = sums.get(handle.checkpoint_id, 0)
-        sums[handle.checkpoint_id] = before + max(handle.size_bytes, 0)
+        sums[handle.checkpoint_id] += max(handle.size_bytes, 0)
     return tuple(sorted(sums.items()))
 
 

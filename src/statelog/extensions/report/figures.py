@@ -9,7 +9,7 @@ from typing import Final
 from statelog.extensions.report import texts
 from statelog.extensions.report.bill import Bill
 from statelog.extensions.report.restart import Restart
-from statelog.extensions.report.skew import KeyGroups, spread_of
+from statelog.extensions.report.skew import KeyGroups, largest_of
 from statelog.model import JsonObject
 
 _UNEVEN: Final = 3.0
@@ -247,17 +247,17 @@ def _restart(figures: Figures) -> Iterator[Finding]:
 
 def _skew(figures: Figures) -> Iterator[Finding]:
     for skew in figures.skew:
-        for counts, noun, largest in (
+        for counts, noun, text in (
             (skew.keys, "keys", texts.count),
             (skew.change_bytes, "bytes of changes", texts.size),
         ):
-            spread = spread_of(counts)
-            if spread is not None and len(counts) > 1 and spread.factor >= _UNEVEN:
+            largest = largest_of(counts)
+            if largest is not None and len(counts) > 1 and largest[1] >= _UNEVEN:
+                group, factor = largest
                 yield Finding(
                     "attention",
-                    f"Key group {spread.largest_group} of {skew.operator} has "
-                    f"{texts.times(spread.factor)} the mean number of {noun} "
-                    f"({largest(spread.largest)}). The keys of one key group are always processed "
+                    f"Key group {group} of {skew.operator} has {factor:.1f} times the mean number of "
+                    f"{noun} ({text(counts[group])}). The keys of one key group are always processed "
                     "by one task.",
                 )
 

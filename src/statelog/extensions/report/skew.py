@@ -7,7 +7,7 @@ a time.  The changes are those in the log after the snapshots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,39 +41,17 @@ class KeyGroups:
     change_bytes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+def largest_of(counts: Sequence[int]) -> tuple[int, float] | None:
     """
-    A summary of counts by key group.
+    Return the key group with the largest count, and how many times the mean it has; None if all are 0.
 
-    Args:
-        total: Their sum.
-        median: Of all key groups.
-        largest: The largest count.
-        largest_group: Its key group.
-        factor: *largest* over the mean; 1.0 is even.
+    The key groups are evenly filled if that is 1.0.
     """
-
-    total: int
-    median: float
-    largest: int
-    largest_group: int
-    factor: float
-
-
-def spread_of(counts: Iterable[int]) -> Spread | None:
-    """Return the summary of counts by key group; None if all are 0."""
-    values = np.fromiter(counts, np.int64)
-    if not values.size or not values.sum():
+    total = sum(counts)
+    if not total:
         return None
-    at = int(values.argmax())
-    return Spread(
-        total=int(values.sum()),
-        median=float(np.median(values)),
-        largest=int(values[at]),
-        largest_group=at,
-        factor=float(values[at] / values.mean()),
-    )
+    largest = max(counts)
+    return counts.index(largest), largest * len(counts) / total
 
 
 def key_groups_of(

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from statelog.checkpoint.history import Entries, read_checkpoint
+from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import describe_claim
 from statelog.checkpoint.tags import list_tags
 from statelog.errors import StatelogError
-from statelog.extensions.report.collect import ReportPlan, collect
-from statelog.extensions.report.figures import CheckpointFigures, Figures, Finding
+from statelog.extensions.report.collect import ReportPlan, collect_with_newest
+from statelog.extensions.report.figures import Figures, Finding
 from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint, JsonObject
 from statelog.state.reader import StateReader
@@ -53,7 +53,6 @@ class Summary:
 
     Args:
         figures: Its figures, without keys.
-        kind: "the state of a query", or "claimed, without a checkpoint".
         operators: The operators as of the newest checkpoint; empty if that cannot be read.
         claimed: Who claimed the location after its newest checkpoint; "" if there is none.
         pins: What keeps checkpoints: tags, forks and readers, as text.
@@ -61,25 +60,22 @@ class Summary:
     """
 
     figures: Figures
-    kind: str
     operators: tuple[OperatorSummary, ...]
     claimed: str
     pins: tuple[str, ...]
     findings: tuple[Finding, ...]
 
     @property
-    def newest(self) -> CheckpointFigures | None:
-        """The newest checkpoint that can be restored; None without one."""
-        newest_id = self.figures.newest_id
-        for checkpoint in self.figures.checkpoints:
-            if checkpoint.checkpoint_id == newest_id:
-                return checkpoint
-        return None
+    def kind(self) -> str:
+        """What the location is."""
+        return (
+            "the state of a query" if self.figures.checkpoints else "claimed, without a checkpoint"
+        )
 
     def next_steps(self, location: str) -> tuple[str, ...]:
         """Return commands to type next, for *location* as the caller spelled it."""
         place = shlex.quote(location)
-        if self.newest is None:
+        if self.figures.newest is None:
             return (f"statelog checkpoints {place}",)
         steps = [f"statelog checkpoints {place}"]
         names = [variable.name for each in self.operators for variable in each.variables]
@@ -96,7 +92,7 @@ class Summary:
 
     def to_json(self) -> JsonObject:
         """Return the facts for a program; `statelog report --json` has the figures in full."""
-        figures, newest = self.figures, self.newest
+        figures, newest = self.figures, self.figures.newest
         return {
             "location": figures.location,
             "kind": self.kind,
@@ -131,19 +127,17 @@ def summarize(store: ObjectStore, location: str) -> Summary:
 
     Blocks: On the store: listings, and about two requests for each checkpoint, sent at once.
     """
-    figures = collect(store, location, ReportPlan(with_key_groups=False))
-    newest: CompletedCheckpoint | None = None
+    plan = ReportPlan(with_key_groups=False)
+    figures, newest = collect_with_newest(store, location, plan)
     operators: tuple[OperatorSummary, ...] = ()
     problem: tuple[Finding, ...] = ()
-    if figures.newest_id is not None:
+    if newest is not None:
         try:
-            newest = read_checkpoint(store, figures.newest_id).checkpoint
             operators = tuple(_operator(store, newest, name) for name in figures.operators)
         except StatelogError as error:  # the query deleted it meanwhile, or it has another form
             problem = (Finding("attention", str(error).splitlines()[0]),)
     return Summary(
         figures=figures,
-        kind=_kind(figures),
         operators=operators,
         claimed=_claimed(store),
         pins=tuple(
@@ -154,27 +148,19 @@ def summarize(store: ObjectStore, location: str) -> Summary:
     )
 
 
-def _kind(figures: Figures) -> str:
-    return "the state of a query" if figures.checkpoints else "claimed, without a checkpoint"
-
-
 def _operator(store: ObjectStore, newest: CompletedCheckpoint, name: str) -> OperatorSummary:
     with StateReader(store, newest, operator=name) as reader:
         variables = tuple(
             VariableSummary(
-                name=each.name,
-                kind=each.kind_text,
-                columns=_columns(
-                    *(each.user_key_schema or ()),
-                    *each.value_schema,
-                ),
-                ttl_ms=each.ttl_ms,
+                name=variable.name,
+                kind=variable.kind_text,
+                columns=_columns(*(variable.user_key_schema or ()), *variable.value_schema),
+                ttl_ms=variable.ttl_ms,
             )
-            for each in reader.variables()
+            for variable in reader.variables()
         )
-        return OperatorSummary(
-            name=name, key=_columns(*reader.schema.key_schema), variables=variables
-        )
+        key = _columns(*reader.schema.key_schema)
+    return OperatorSummary(name=name, key=key, variables=variables)
 
 
 def _columns(*fields: pa.Field) -> str:

@@ -1,8 +1,7 @@
-"""Numbers as people read them: sizes, durations, money, times."""
+"""Numbers as people read them: counts, sizes, durations.  The script of the page has the same forms."""
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Final
 
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
@@ -19,10 +18,8 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def size(size_bytes: float | None) -> str:
+def size(size_bytes: float) -> str:
     """Return a size in binary units: 1.5 MiB."""
-    if size_bytes is None:
-        return NONE
     if size_bytes < 1024:
         return f"{size_bytes:,.0f} B"
     value, power = size_bytes / 1024, 0
@@ -31,10 +28,8 @@ def size(size_bytes: float | None) -> str:
     return f"{value:,.1f} {_UNITS[power]}"
 
 
-def duration(milliseconds: float | None) -> str:
-    """Return a duration: 12 ms, 1.5 s, 2 min 5 s, 3 h 4 min."""
-    if milliseconds is None:
-        return NONE
+def duration(milliseconds: float) -> str:
+    """Return a duration: 12 ms, 1.5 s, 2 min 5 s, 3 h 4 min, 2 d 2 h."""
     if milliseconds < 999.5:
         return f"{milliseconds:.0f} ms"
     seconds = milliseconds / 1000
@@ -46,42 +41,12 @@ def duration(milliseconds: float | None) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{hours} h {minutes} min"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h"
-
-
-def money(dollars: float | None) -> str:
-    """Return US dollars, with more decimals where there are only cents."""
-    if dollars is None:
-        return NONE
-    if dollars == 0:
-        return "$0"
-    if dollars < 0.01:
-        return "< $0.01"
-    return f"${dollars:,.2f}"
-
-
-def price(dollars: float) -> str:
-    """Return a unit price with all its decimals."""
-    return f"${dollars:.6f}".rstrip("0").rstrip(".")
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def percent(share: float) -> str:
     """Return 71 %."""
     return f"{share:.0%}".replace("%", " %")
-
-
-def times(factor: float) -> str:
-    """Return 3.4 times."""
-    return f"{factor:.1f} times"
-
-
-def moment(milliseconds: int | None) -> str:
-    """Return a time: 22 Nov 2026, 10:32:05 UTC."""
-    if milliseconds is None:
-        return NONE
-    at = dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
-    return f"{at.day} {at:%b %Y, %H:%M:%S} UTC"
 
 
 def plural(number: int, noun: str) -> str:

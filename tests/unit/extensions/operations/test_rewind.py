@@ -20,7 +20,7 @@ from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
 from statelog.extensions.operations import rewind
 from statelog.extensions.operations.rewind import apply_rewind, plan_rewind, rewind_points
-from statelog.extensions.spark_source.opened import Location
+from statelog.extensions.spark_source.readers import Location
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import ObjectStore, open_store

@@ -13,6 +13,8 @@ from statelog.store import ObjectStore, open_store
 
 ALL = KeyGroupRange(0, 7)
 SNAPSHOT = b"s" * 100
+NASTY = "</script><script>alert(1)</script>"
+"""A name that is a script where it is not escaped."""
 
 
 def record(batch_id: int, **values: object) -> BatchRecord:

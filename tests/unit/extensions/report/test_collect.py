@@ -22,7 +22,7 @@ from statelog.extensions.report import Figures, ReportPlan, Speeds, collect
 from statelog.extensions.report.bill import GETS_PER_BATCH, LISTS_PER_BATCH
 from statelog.extensions.report.collect import shown_location
 from statelog.extensions.report.restart import restart_of
-from statelog.extensions.report.skew import spread_of
+from statelog.extensions.report.skew import largest_of
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, MaterializedHandle, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint
@@ -275,15 +275,7 @@ def test_secrets_of_a_url_are_not_shown(given: str, shown: str) -> None:
     assert shown == shown_location(given)
 
 
-def test_the_spread_of_counts() -> None:
-    spread = spread_of([1, 1, 6, 0])
-    assert spread is not None
-    assert (8, 1.0, 6, 2, 3.0) == (
-        spread.total,
-        spread.median,
-        spread.largest,
-        spread.largest_group,
-        spread.factor,
-    )
-    assert spread_of([0, 0]) is None
-    assert spread_of([]) is None
+def test_the_largest_key_group_is_compared_with_the_mean() -> None:
+    assert (2, 3.0) == largest_of([1, 1, 6, 0])
+    assert largest_of([0, 0]) is None
+    assert largest_of([]) is None

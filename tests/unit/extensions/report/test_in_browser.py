@@ -1,5 +1,5 @@
 """
-The page in a real browser: no errors, no requests, colours, width, keyboard, names of controls.
+The page in a real browser: what it draws, no errors, no requests, colours, width, keyboard, names.
 
 Needs Chromium and its driver on the machine (Debian: `apt-get install chromium chromium-driver`);
 without them the tests are skipped.
@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.extensions.report.locations import CostlyHistory
-from tests.unit.extensions.report.test_html import NASTY
-from tests.unit.extensions.report.test_page import contrast
+from tests.unit.extensions.report.locations import NASTY, CostlyHistory
+from tests.unit.extensions.report.test_page import EMPTY, NAMES, contrast
 
-from statelog.extensions.report import Figures, ReportPlan, collect, page
+from statelog.extensions.report import Figures, ReportPlan, collect, page, texts
+from statelog.extensions.report.figures import CheckpointFigures, Finding
+from statelog.extensions.report.skew import KeyGroups
 
 webdriver = pytest.importorskip("selenium.webdriver")
 keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
@@ -96,6 +97,18 @@ class Browser:
 
     def press(self, *pressed: str) -> None:
         self.driver.switch_to.active_element.send_keys(*pressed)
+
+    def texts(self, selector: str) -> list[str]:
+        code = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent.toWellFormed())"
+        return list(self.run(code, selector))
+
+    def rows(self, selector: str) -> list[list[str]]:
+        """Return the cells of a table, its head among them."""
+        code = """
+        return [...document.querySelectorAll(arguments[0] + " tr")].map((row) =>
+          [...row.cells].map((cell) => cell.textContent));
+        """
+        return list(self.run(code, selector))
 
     def requests(self) -> list[str]:
         messages = [
@@ -329,11 +342,203 @@ def test_print_shows_the_charts_without_controls(browser: Browser) -> None:
     assert ("rgb(255, 255, 255)", 0, 8) == (ground, hidden, charts)
 
 
-def test_names_of_a_location_run_no_script(driver: Any, figures: Figures, tmp_path: Path) -> None:
-    nasty = NASTY.replace("alert(1)", "document.title='taken'")
-    skew = tuple(replace(one, operator=nasty) for one in figures.skew)
-    text = page(replace(figures, location=nasty, operators=(nasty,), query_id=nasty, skew=skew))
+@pytest.mark.parametrize("name", [NASTY.replace("alert(1)", "document.title=1"), *NAMES])
+def test_names_of_a_location_are_text(
+    driver: Any, figures: Figures, tmp_path: Path, name: str
+) -> None:
+    damaged = replace(figures.checkpoints[0], state="damaged", problem=name, created_at_ms=None)
+    named = replace(
+        figures,
+        location=name,
+        operators=(name,),
+        delivery=name,
+        query_id=name,
+        skew=tuple(replace(one, operator=name) for one in figures.skew),
+        checkpoints=(damaged, *figures.checkpoints[1:]),
+        findings=(Finding("damage", name),),
+    )
+    kinds = (
+        "return [...new Set([...document.querySelectorAll('*')].map((one) => one.tagName))].sort()"
+    )
+    (tmp_path / "plain").mkdir()
+    expected = {*Browser(driver, tmp_path / "plain", page(figures)).run(kinds), "STRONG"}
+    browser = Browser(driver, tmp_path, page(named))
+    assert [] == browser.driver.get_log("browser")
+    assert set(browser.run(kinds)) <= expected
+    shown = "\ufffd" if name == "\ud800" else name
+    assert [shown] == browser.texts("h1")
+    assert f"operator {shown}" in browser.texts("#facts span")
+    assert [f"Keys: {shown}"] == browser.texts("#keys-0 h3")
+    assert [shown] == browser.texts(".finding span")
+    if name.isprintable():
+        assert f"State of {name}" == browser.run("return document.title")
+
+
+# ------------------------------------------------------------------------------- what is drawn
+
+
+def checkpoint(number: int, **values: object) -> CheckpointFigures:
+    facts = {"checkpoint_id": number, "state": "retained", "created_at_ms": 1_700_000_000_000}
+    return CheckpointFigures(**(facts | {"epoch": 1} | values))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def small(driver: Any, tmp_path: Path) -> Browser:
+    """A page whose values a reader can add up."""
+    checkpoints = (
+        checkpoint(7, durations_ms={"plan": 1, "run": 1}, rows=1, put_retries=2),
+        checkpoint(8, durations_ms={"run": 2}, task_ms={"stage": 5, "zip_up": 7}, epoch=2),
+        checkpoint(9, durations_ms={"plan": 3, "run": 1}, rows=12_345, change_bytes=1536),
+    )
+    older = ((5, 100), (6, 200))
+    return Browser(
+        driver, tmp_path, page(replace(EMPTY, checkpoints=checkpoints, older_changes=older))
+    )
+
+
+def test_bars_are_stacked_and_an_unknown_value_is_none(small: Browser) -> None:
+    paths = small.run(
+        "return [...document.querySelectorAll('#durations path')].map((one) => one.getAttribute('d'))"
+    )
+    # The scale ends at 4, so a value of one is 25 of 100 high; y counts from the top.
+    assert "4 ms" == small.texts("#durations .scale span")[0]
+    assert ["75.00", "25.00"] == re.findall(r"M\S+ (\S+?)h", paths[0])
+    assert ["50.00", "50.00", "0.00"] == re.findall(r"M\S+ (\S+?)h", paths[1])
+    assert ["75.00", "100.00", "25.00"] == re.findall(r"V(\S+?)h", paths[1])
+
+
+def test_the_table_has_the_values_of_the_chart(small: Browser) -> None:
+    heads = ["Checkpoint", "Plan", "Run tasks", "Commit", "Deliver", "Clean up", "Total"]
+    assert [
+        [*heads, "Micro-batch", "Tasks"],
+        ["7", "1 ms", "1 ms", "–", "–", "–", "2 ms", "–", "–"],
+        ["8", "–", "2 ms", "–", "–", "–", "2 ms", "–", "–"],
+        ["9", "3 ms", "1 ms", "–", "–", "–", "4 ms", "–", "–"],
+    ] == small.rows("#durations")
+    assert ["5", "100 B", "–", "–", "100 B"] == small.rows("#bytes")[1]
+    assert "2 older checkpoints are no longer stored" in small.texts("#bytes .note")[0]
+
+
+def test_only_a_chart_of_several_series_has_legend_and_total(small: Browser) -> None:
+    assert ["Plan", "Run tasks", "Commit", "Deliver", "Clean up"] == small.texts(
+        "#durations .legend li"
+    )
+    assert [] == small.texts("#rows .legend")
+    assert ["Checkpoint", "Rows", "Keys", "Output rows"] == small.rows("#rows")[0]
+
+
+def test_the_summary_says_where_the_largest_value_is(small: Browser) -> None:
+    code = "return document.querySelector(arguments[0] + ' svg').getAttribute('aria-label')"
+    assert (
+        "Duration by phase: 3 values, from checkpoint 7 to 9. The largest is 4 ms at 9, the last "
+        "4 ms. The table below has all values."
+    ) == small.run(code, "#durations")
+    assert "State entries: no values are known." == small.run(code, "#entries")
+
+
+def test_phases_and_retries_are_summed_up(small: Browser) -> None:
+    assert [
+        ["Phase", "Median", "95th percentile", "Share"],
+        ["Plan", "2 ms", "3 ms", "50 %"],
+        ["Run tasks", "1 ms", "2 ms", "50 %"],
+        ["stage", "5 ms", "5 ms", ""],
+        ["zip up", "7 ms", "7 ms", ""],
+    ] == small.rows("#phases")
+    runs = small.rows("#retries > .scroll")
+    assert [["1", "7 to 9", "–", "2"], ["2", "8 to 8", "–", "–"]] == [row[:4] for row in runs[1:]]
+    assert "2 runs of the query" in small.texts("#retries .note")[0]
+    assert ["7", "–", "2", "–", "–"] == small.rows("#retries details")[1]
+
+
+def test_numbers_have_the_forms_of_the_command_line(driver: Any, tmp_path: Path) -> None:
+    sizes = [0, 1023, 1024, 1536, 1024**2 - 1, 5 * 1024**4, 3000 * 1024**4]
+    times = [0, 999, 1000, 59_940, 59_960, 125_000, 11_040_000, 180_000_000]
+    checkpoints = (
+        *(checkpoint(number, change_bytes=value) for number, value in enumerate(sizes)),
+        *(checkpoint(number, durations_ms={"run": value}) for number, value in enumerate(times)),
+    )
+    browser = Browser(driver, tmp_path, page(replace(EMPTY, checkpoints=checkpoints)))
+    cells = [row[1] for row in browser.rows("#bytes")[1:]]
+    assert [texts.size(value) for value in sizes] == cells[: len(sizes)]
+    cells = [row[2] for row in browser.rows("#durations")[1:]]
+    assert [texts.duration(value) for value in times] == cells[len(sizes) :]
+    assert "14 Nov 2023, 22:13:20 UTC" == browser.rows("#checkpoints")[1][2]
+
+
+def test_a_time_that_no_calendar_has_is_a_number(driver: Any, tmp_path: Path) -> None:
+    hostile = checkpoint(1, created_at_ms=2**60)
+    browser = Browser(driver, tmp_path, page(replace(EMPTY, checkpoints=(hostile,))))
+    assert [] == browser.driver.get_log("browser")
+    assert browser.rows("#checkpoints")[1][2].endswith(" ms")
+
+
+def test_scales_end_above_the_largest_value_and_not_far(driver: Any, tmp_path: Path) -> None:
+    counts = {0: "4", 1: "4", 5: "8", 11: "12", 6045: "8,000", 469: "600"}
+    sizes = {900: "1,000 B", 700 * 1024: "800 KiB", 1020 * 1024: "1 MiB", 1153434: "1.2 MiB"}
+    skew = (
+        *(KeyGroups(operator=str(one), keys=(one,), change_bytes=()) for one in counts),
+        *(KeyGroups(operator=str(one), keys=(), change_bytes=(one,)) for one in sizes),
+    )
+    text = page(replace(EMPTY, checkpoints=(checkpoint(1),), skew=skew))
+    tops = Browser(driver, tmp_path, text).texts("#key-groups .scale span:first-child")
+    assert [*counts.values(), *sizes.values()] == tops
+
+
+def test_each_chart_has_a_summary_and_a_table(browser: Browser) -> None:
+    charts = browser.run(
+        """
+        return [...document.querySelectorAll(".chart")].map((chart) => [
+          chart.querySelector("svg[role=img]").getAttribute("aria-label").length,
+          chart.querySelectorAll("tbody tr").length,
+        ]);
+        """
+    )
+    assert 8 == len(charts)
+    assert all(words > 40 and rows > 3 for words, rows in charts)
+
+
+def test_many_checkpoints_and_key_groups_are_bounded(
+    driver: Any, figures: Figures, tmp_path: Path
+) -> None:
+    many = tuple(replace(figures.checkpoints[0], checkpoint_id=number) for number in range(5000))
+    skew = (KeyGroups(operator="op", keys=tuple(range(32768)), change_bytes=(1,) * 32768),)
+    text = page(replace(figures, checkpoints=many, newest_id=4999, skew=skew))
+    browser = Browser(driver, tmp_path, text)
+    assert 401 == len(browser.rows("#rows")) == len(browser.rows("#checkpoints"))
+    assert "The newest 400 are shown." in browser.texts("#checkpoints .note")[0]
+    assert "Each bar is the largest of 128 key groups." in browser.texts("#keys-0 .note")[0]
+    assert 257 == len(browser.rows("#keys-0"))
+    assert browser.run("return document.querySelectorAll('*').length") < 60_000
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_location_without_state_has_a_page_too(
+    driver: Any, tmp_path: Path, is_damaged: bool
+) -> None:
+    damaged = checkpoint(1, state="damaged", problem="cut", created_at_ms=None, epoch=None)
+    text = page(replace(EMPTY, checkpoints=(damaged,)) if is_damaged else EMPTY)
     browser = Browser(driver, tmp_path, text)
     assert [] == browser.driver.get_log("browser")
-    assert nasty == browser.run("return document.querySelector('h1').textContent")
-    assert f"State of {nasty}" == browser.run("return document.title")
+    assert ["Overview", "Checkpoints"] == browser.texts("h2") == browser.texts("nav a")
+    words = "Nothing stands out." if is_damaged else "contains no checkpoint yet"
+    assert words in browser.texts("#overview .card")[0]
+
+
+def test_key_groups_that_were_not_counted_have_the_reason(
+    driver: Any, figures: Figures, tmp_path: Path
+) -> None:
+    text = page(replace(figures, skew=(), skew_problem=NASTY))
+    assert [f"Not counted: {NASTY}"] == Browser(driver, tmp_path, text).texts("#key-groups .card")
+
+
+def test_without_scripts_the_page_says_what_it_needs(browser: Browser) -> None:
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.open()
+        source = browser.driver.execute_cdp_cmd("DOM.getDocument", {})["root"]["nodeId"]
+        query = {"nodeId": source, "selector": "noscript p"}
+        node = browser.driver.execute_cdp_cmd("DOM.querySelector", query)["nodeId"]
+        box = browser.driver.execute_cdp_cmd("DOM.getBoxModel", {"nodeId": node})["model"]
+        assert box["width"] > 100
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
