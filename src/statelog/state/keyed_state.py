@@ -141,7 +141,9 @@ class KeyedState(StateCache[_Writes]):
 
     def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
         """Return the number of state entries of each key group; see `entry_count`."""
-        return [self.entry_count(KeyGroupRange(kg, kg)) for kg in key_group_range]
+        if self.is_columnar:
+            return [self.entry_count(KeyGroupRange(kg, kg)) for kg in key_group_range]
+        return [sum(map(len, self.groups[kg].tables)) for kg in key_group_range]
 
     def object_count(self) -> int:
         """Return the number of entries in dict tables, of all key groups."""

@@ -112,6 +112,11 @@ def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
         ) from without_secrets(error)
 
 
+def forget_memory_store(url: str) -> None:
+    """Free the objects of a store in memory once no opened store has it."""
+    _memory_stores.pop(url, None)
+
+
 def without_caches(options: Mapping[str, object]) -> dict[str, object]:
     """Return *options* with a header that makes caches on the way ask the store."""
     kept = {key: value for key, value in options.items() if key.lower() != "default_headers"}

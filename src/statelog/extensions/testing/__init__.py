@@ -2,11 +2,11 @@
 `ProcessorTester`: a processor in a unit test, without a Spark session; and replays in it.
 
     processor_tester   PySpark's TwsTester with real state, time to live, timers and restarts
-    tester_state       the keyed state, with its log and snapshots in memory, and the handle of one key
-    tester_rows        input and output
+    memory_job         runs and commits real tasks over a state location in memory; reads and edits its state
+    tester_handle      the handle of one key, for a test
+    tester_rows        the input and the output of a task
     key_state          the state of one key as a test writes it
-    replay             what a recorded key saw, through a processor of today (find_processor);
-                       replay_tester runs a step
+    replay             what a recorded key saw, through a processor of today (find_processor)
 """
 
 from statelog.extras import require_spark

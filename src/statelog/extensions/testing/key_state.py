@@ -9,12 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
+import pyarrow as pa
+
 from statelog.errors import UsageError
+from statelog.spark.rows.spark_errors import WrongArgumentError
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.kinds import Entry, FromPython, Values
 from statelog.state.recordings.cells import Cells
 from statelog.state.schema.descriptors import TIMERS_NAME
+
+
+def type_of_key(key: object) -> pa.DataType:
+    """
+    Return the type of a key.
+
+    For None that of text, though any type would do.
+    """
+    if key is None:
+        return pa.string()
+    if type(key) is tuple:
+        return pa.struct([(f"_{place}", type_of_key(part)) for place, part in enumerate(key, 1)])
+    kind = pa.infer_type([key])
+    # As in a query, a point in time is kept in UTC, whatever the zone of the first key.
+    return pa.timestamp("us", "UTC") if getattr(kind, "tz", None) else kind
 
 
 def cells_given(
@@ -34,8 +52,8 @@ def cells_given(
     """
     cells: Cells = {}
     for name, value in state.items():
-        state_id, state_codec = _variable(codec, name)
-        cell = _cell(state_codec, value, expires.get(name), now_ms)
+        state_id = state_id_of(codec, name)
+        cell = _cell(codec.states[state_id], value, expires.get(name), now_ms)
         if cell:
             cells[state_id] = cell
     return cells
@@ -52,13 +70,14 @@ def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
     return {state_id: tuple(sorted(set(timers)))}
 
 
-def _variable(codec: OperatorCodec, name: str) -> tuple[int, StateCodec]:
+def state_id_of(codec: OperatorCodec, name: str) -> int:
+    """Return the id of a variable; raises `WrongArgumentError` if `init` does not create it."""
     declared = [codec.schema.states[at].name for at in codec.live]
-    if name not in declared or name == TIMERS_NAME:
-        names = ", ".join(each for each in declared if each != TIMERS_NAME)
-        raise UsageError(f"init creates no state {name!r}; it creates {names or 'none'}")
-    state_id = codec.schema.state_id(name)
-    return state_id, codec.states[state_id]
+    names = [each for each in declared if each != TIMERS_NAME]
+    if name not in names:
+        created = ", ".join(names) or "none"
+        raise WrongArgumentError(f"init creates no state {name!r}; it creates {created}")
+    return codec.schema.state_id(name)
 
 
 def _cell(state: StateCodec, value: object, expires: object, now_ms: int) -> object:

@@ -1,9 +1,8 @@
 """
 Run a `StatefulProcessor` in a unit test without Spark and JVM.
 
-Each call is one micro-batch of the same `ProcessorRun` that tasks use, on the same keyed state:
-changes are encoded, appended to a changelog on a store in memory, and folded in as in a worker.
-`restart` reads the state back from the log, then from a snapshot.
+Each call is one micro-batch: the task that runs in Spark's workers, over a state location in memory, and a
+commit.  `restart` reads the state back from the log, then from a snapshot.
 Source: PySpark's TwsTester, with its methods, handle and errors.  Deviations: every batch runs a
 new copy of the processor, as tasks do, so that attributes of `self` are lost here too and `init` runs
 in each; timers that are due fire at the end of every batch, not only when time moves; time to live
@@ -14,8 +13,9 @@ Row; where keySchema has several columns, a key is a tuple of their values.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -28,25 +28,28 @@ from statelog.extensions.testing.key_state import (
     expiry_shown,
     state_shown,
     timers_given,
+    type_of_key,
 )
+from statelog.extensions.testing.memory_job import KeyHandle, MemoryJob, Place
+from statelog.extensions.testing.tester_handle import TesterHandle
 from statelog.extensions.testing.tester_rows import (
-    TesterExtensions,
-    TesterOutput,
-    TesterRows,
-    check_rows,
+    CollectedOutput,
+    GivenFormat,
+    GivenRows,
     format_of,
+    is_frame,
     rows_as,
+    side_rows,
     typed_rows,
 )
-from statelog.extensions.testing.tester_state import KnownStates, TesterHandle, TesterState
 from statelog.spark.query.broadcast import BroadcastTable, version_of
 from statelog.spark.query.ddl import parse_ddl
+from statelog.spark.query.declared_state import Declared, declared_by
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of
 from statelog.spark.query.processor_checks import pickled
 from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
-from statelog.spark.rows.formats import RowFormat
-from statelog.spark.rows.interface import OutputCollector, RowLike
+from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.key_types import grouping_keys
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,
@@ -54,18 +57,18 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.spark.rows.types import arrow_schema, table_of
-from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext, part_of
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.values import UNENCODABLE
+from statelog.state.heap.tables import Key
 from statelog.state.recordings.cells import Cells
-from statelog.state.schema.descriptors import OperatorStateSchema
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Values = tuple[object, ...]
 """The fields of a value, an element or a map key."""
+KeyRows = tuple[object, "Sequence[RowLike]"]
+"""A key, and its rows or frames."""
 
 
 class ProcessorTester:
@@ -96,13 +99,6 @@ class ProcessorTester:
         UsageError: An argument is wrong, or the processor cannot be pickled.
         ProcessorError: `init` or `handleInitialState` failed.
     """
-
-    _stored: OperatorStateSchema | None = None
-    """The schema of recorded state that a replay begins with, and the time of it."""
-    _stored_ms = 0
-    _side_rows: Mapping[str, list[Row]]
-
-    _run_class: ClassVar[type[ProcessorRun]] = ProcessorRun
 
     def __init__(
         self,
@@ -138,21 +134,23 @@ class ProcessorTester:
         self._shown_watermark_ms = -1
         self._in_pandas = initialStatePandas is not None
         self._batch_id = -1
-        self._side_rows = {}
+        self._side_rows: Mapping[str, list[Row]] = {}
         self._broadcasts: dict[str, BroadcastTable] = {}
         for name, table in (broadcast or {}).items():
             self.setBroadcast(name, table)
-        keys = None if keySchema is None else arrow_schema(grouping_keys(_struct(keySchema)))
-        self._state = TesterState(processor, self._time_mode, keys, self._stored, self._stored_ms)
+        self._keys = None if keySchema is None else arrow_schema(grouping_keys(_struct(keySchema)))
+        self._memory_job: MemoryJob | None = None
+        self._declared = self._declare(pa.schema([]))  # wrong ones are an error at once
         self.handle = TesterHandle(
-            self._open, self._state.declared, self._state.drop, self._time_mode
+            self._open,
+            self._declared.state.states,
+            lambda name: self._opened(()).drop(name),
+            self._time_mode,
         )
-        initial = initialStatePandas if initialStateRow is None else initialStateRow
-        if initial:
-            rows = TesterRows()
-            for key, row in initial:
-                rows.add(*self._state.place(key), [row])
-            self._run(TesterRows(), rows)
+        if initialStateRow:
+            self._run([], [(key, [row]) for key, row in initialStateRow])
+        elif initialStatePandas:
+            self._run([], [(key, [frame]) for key, frame in initialStatePandas])
 
     def __repr__(self) -> str:
         name, mode = type(self.processor).__name__, self._time_mode
@@ -191,11 +189,11 @@ class ProcessorTester:
         if watermarkMs is not None:
             self._watermark_ms = self._shown_watermark_ms = watermarkMs
             self.handle.setWatermark(watermarkMs)
-        _, _, values = self._state.place(key)
-        cells = cells_given(self._state.codec, state or {}, expiresAtMs or {}, self._now())
+        place, job = self._place(key), self._opened(())
+        cells = cells_given(job.codec, state or {}, expiresAtMs or {}, self._now())
         if timers:
-            cells |= timers_given(self._state.codec, timers)
-        self._state.set_cells(values, cells)
+            cells |= timers_given(job.codec, timers)
+        job.set_cells(place, cells)
 
     def test(self, key: object, input: list[Row], *, initialState: Sequence[Row] = ()) -> list[Row]:
         """
@@ -218,8 +216,9 @@ class ProcessorTester:
         extractor = self._extractor
         if self._time_mode == "eventtime" and extractor is not None:
             input = [row for row in input if extractor(row) > self._watermark_ms]
-        initial = self._rows_of(key, initialState) if initialState else None
-        produced: list[Row] = self._run(self._rows_of(key, input), initial)
+        produced: list[Row] = self._run(
+            [(key, input)], [(key, initialState)] if initialState else []
+        )
         return produced
 
     def testInPandas(
@@ -233,8 +232,8 @@ class ProcessorTester:
         if self._time_mode == "eventtime" and extractor is not None:
             late = [extractor(row) <= self._watermark_ms for _, row in input.iterrows()]
             input = input[[not each for each in late]].reset_index(drop=True)
-        initial = self._rows_of(key, initialState) if initialState else None
-        return self._in_form(self._run(self._rows_of(key, [input]), initial))
+        initial = [(key, initialState)] if initialState else []
+        return self._in_form(self._run([(key, [input])], initial))
 
     def testColumns(self, rows: object, *, initialState: object = None) -> pa.Table:
         """
@@ -258,7 +257,7 @@ class ProcessorTester:
             raise UsageError(
                 f"{type(self.processor).__name__} is no ColumnarProcessor: use test or testInPandas"
             )
-        if self._state.given_keys is None:
+        if self._keys is None:
             raise UsageError("a tester of a columnar processor needs a keySchema")
         table = table_of(rows, "testColumns")
         initial = None if initialState is None else table_of(initialState, "initialState")
@@ -275,7 +274,7 @@ class ProcessorTester:
         Returns:
             What the processor yields: rows, or a frame after `testInPandas`.
         """
-        return self._in_form(self._run(TesterRows()))
+        return self._in_form(self._run([], []))
 
     def typedOutput(self, produced: object, *, timezone: str = "UTC") -> list[Row]:
         """
@@ -308,7 +307,7 @@ class ProcessorTester:
         Raises:
             UsageError: `init` declares no such side output.
         """
-        operator_of(name, [part_of(self._state.extras, "side_outputs", dict) or {}])
+        operator_of(name, [part_of(self._declared.extras, "side_outputs", dict) or {}])
         return list(self._side_rows.get(name, ()))
 
     def setBroadcast(
@@ -350,51 +349,49 @@ class ProcessorTester:
         """Move the watermark forward, and fire the timers that are due; see `setProcessingTime`."""
         self._watermark_ms = self._moved("setWatermark", self._watermark_ms, currentWatermarkMs)
         self.handle.setWatermark(self._watermark_ms)
-        return self._in_form(self._run(TesterRows()))
+        return self._in_form(self._run([], []))
 
     def restart(self) -> None:
         """Read the state back from the log, then from a snapshot."""
-        self._state.restart(self._now())
+        if self._memory_job is not None:
+            self._memory_job.restart(self._now())
 
     def updateValueState(self, stateName: str, key: object, value: Values) -> None:
         """Set a value state of *key*."""
-        handle, commit = self._open(key)
-        handle.getValueState(stateName, "").update(value)
-        commit()
+        with self._open(key) as handle:
+            handle.getValueState(stateName, "").update(value)
 
     def peekValueState(self, stateName: str, key: object) -> Values | None:
         """Return a value state of *key*, or None."""
         self.handle.setGroupingKey(key)
-        handle, _ = self._open(key)
-        value: Values | None = handle.getValueState(stateName, "").get()
+        with self._open(key) as handle:
+            value: Values | None = handle.getValueState(stateName, "").get()
         return value
 
     def updateListState(self, stateName: str, key: object, value: list[Values]) -> None:
         """Set a list state of *key*."""
-        handle, commit = self._open(key)
-        handle.getListState(stateName, "").put(value)
-        commit()
+        with self._open(key) as handle:
+            handle.getListState(stateName, "").put(value)
 
     def peekListState(self, stateName: str, key: object) -> list[Values]:
         """Return the elements of a list state of *key*."""
         self.handle.setGroupingKey(key)
-        handle, _ = self._open(key)
-        return list(handle.getListState(stateName, "").get())
+        with self._open(key) as handle:
+            return list(handle.getListState(stateName, "").get())
 
     def updateMapState(self, stateName: str, key: object, value: Mapping[Values, Values]) -> None:
         """Set all entries of a map state of *key*."""
-        handle, commit = self._open(key)
-        state = handle.getMapState(stateName, "", "")
-        state.clear()
-        for user_key, entry in value.items():
-            state.updateValue(user_key, entry)
-        commit()
+        with self._open(key) as handle:
+            state = handle.getMapState(stateName, "", "")
+            state.clear()
+            for user_key, entry in value.items():
+                state.updateValue(user_key, entry)
 
     def peekMapState(self, stateName: str, key: object) -> dict[Values, Values]:
         """Return the entries of a map state of *key*."""
         self.handle.setGroupingKey(key)
-        handle, _ = self._open(key)
-        return dict(handle.getMapState(stateName, "", "").iterator())
+        with self._open(key) as handle:
+            return dict(handle.getMapState(stateName, "", "").iterator())
 
     def peekTimers(self, key: object) -> list[int]:
         """Return the timers of *key*, ascending."""
@@ -415,54 +412,64 @@ class ProcessorTester:
         self.handle.deleteState(stateName)
 
     def _kept(self, key: object) -> tuple[OperatorCodec, Cells, int]:
-        _, _, values = self._state.place(key)
-        return self._state.codec, self._state.cells(values), self._now()
+        place, job = self._place(key), self._opened(())
+        return job.codec, job.cells(place), self._now()
 
-    def _rows_of(self, key: object, rows: Iterable[RowLike]) -> TesterRows:
-        keyed = TesterRows()
-        keyed.add(*self._state.place(key), rows)
-        return keyed
+    def _open(self, key: object) -> AbstractContextManager[KeyHandle]:
+        place = self._place(key)
+        return self._opened(()).opened(place, self._now())
 
-    def _run(self, rows: TesterRows, initial: TesterRows | None = None) -> Any:
+    def _place(self, key: object) -> Place:
+        values = key if type(key) is tuple and self._is_whole_key(key) else (key,)
+        return self._opened(values).place(values)
+
+    def _is_whole_key(self, value: tuple[object, ...]) -> bool:
+        """Return whether a tuple has the values of all key columns."""
+        keys = self._keys
+        if keys is None:
+            return False
+        return len(keys) > 1 or (len(value) == 1 and not pa.types.is_struct(keys.types[0]))
+
+    def _declare(self, keys: pa.Schema) -> Declared:
+        return declared_by(self.processor, "tester", keys, parse_ddl, time_mode=self._time_mode)
+
+    def _opened(self, first_key: Key) -> MemoryJob:
+        """Return the job, whose key has the types of the first key unless they were given."""
+        if self._memory_job is None:
+            keys = self._keys
+            if keys is None:
+                keys = pa.schema([("key", type_of_key(first_key[0] if first_key else None))])
+            self._memory_job = MemoryJob(self._declare(keys).state, self._time_mode)
+        return self._memory_job
+
+    def _input(self, rows: Sequence[KeyRows]) -> GivenRows:
+        """Return the rows (or frames) of some keys as an input."""
+        given = GivenRows()
+        for key, of_key in rows:
+            given.add(*self._place(key), of_key)
+        return given
+
+    def _run(self, rows: Sequence[KeyRows], initial: Sequence[KeyRows]) -> Any:
+        """Run one micro-batch over the rows (or frames) of some keys."""
         if self._face.test_tables is not None:
             return self._face.test_tables(self, None, None)
-        if not self._state.has_keys:
+        given, first = self._input(rows), self._input(initial) if initial else None
+        if self._memory_job is None:
             return []  # no key yet: no timers, no rows
+        plain = format_of(in_pandas=self._in_pandas, timezone=self._zone)
+        collected = CollectedOutput(plain, given, first)
+        self._task(collected, None if self._in_pandas else self._output)
+        self._in_pandas |= any(map(is_frame, collected.produced))
+        return collected.produced
+
+    def _task(self, rows: GivenFormat, output: pa.Schema | None) -> list[pa.RecordBatch]:
+        """Run the task of the next micro-batch, and commit it; return its output."""
         self._batch_id += 1
-        output = TesterOutput()
-        run = self._process(rows, initial, output)
-        self._in_pandas |= output.has_frames
-        if self._output is not None and not self._in_pandas:
-            check_rows(output.rows, self._output, self._batch_id, run.located)
-        self._commit(run)
-        return output.rows
-
-    def _process(
-        self, rows: TesterRows, initial: TesterRows | None, output: OutputCollector
-    ) -> ProcessorRun:
-        """Run the processor over rows, then over due timers."""
-        state, context = self._state, self._context()
-        extensions = self._extensions(context, self._format())
-        run = self._run_class(
-            context, state.current(), state.key_group_range, output, extensions.of_run
-        )
-        run.process(rows, initial)
-        self._side_rows = extensions.side_rows()
-        return run
-
-    def _extensions(self, context: BatchContext, row_format: RowFormat) -> TesterExtensions:
-        """Return the extensions of a run."""
-        extras = {**self._state.extras, "broadcasts": self._broadcasts}
-        return TesterExtensions(extras, context, row_format, self._state.current().codec)
-
-    def _format(self) -> RowFormat:
-        return format_of(in_pandas=self._in_pandas, timezone=self._zone)
-
-    def _commit(self, run: ProcessorRun) -> None:
-        try:
-            self._state.commit(run.overlays)
-        except UNENCODABLE as error:
-            raise run.locate_unencodable_value(error) from error
+        extras = {**self._declared.extras, "broadcasts": self._broadcasts}
+        job = self._opened(())
+        produced, answers = job.run(self._context(), rows, output, extras)
+        self._side_rows = side_rows(part_of(answers, "side_outputs", tuple) or (), job.store)
+        return produced
 
     def _now(self) -> int:
         return -1 if self._time_mode == "none" else self._now_ms
@@ -479,9 +486,6 @@ class ProcessorTester:
             watermark_ms,
             self._zone,
         )
-
-    def _open(self, key: object) -> tuple[KnownStates, Callable[[], None]]:
-        return self._state.open_key(key, self._now())
 
     def _moved(self, method: str, old: int, new: int) -> int:
         mode = "EventTime" if method == "setWatermark" else "ProcessingTime"

@@ -29,14 +29,28 @@ from statelog.checkpoint.history import open_state
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.extensions.broadcasts.stored import read_broadcast
 from statelog.extensions.testing.find_processor import find_processor, refuse_no_processor
-from statelog.extensions.testing.replay_tester import ReplayTester, StepResult
-from statelog.extensions.testing.tester_rows import rows_in
-from statelog.model import JsonObject
+from statelog.extensions.testing.key_state import expiry_shown, state_shown, timers_shown
+from statelog.extensions.testing.memory_job import MemoryJob, PlainExtensions
+from statelog.extensions.testing.tester_rows import GivenFormat, rows_in
+from statelog.model import JsonObject, KeyGroupRange
 from statelog.model.handles import checked_path
+from statelog.spark.query.broadcast import version_of
+from statelog.spark.query.ddl import parse_ddl
+from statelog.spark.query.declared_state import declared_by
+from statelog.spark.query.processor_checks import copy_of
+from statelog.spark.query.query import TIME_MODES
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
+from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.spark_versions import StatefulProcessor
 from statelog.spark.worker.failures import error_text
+from statelog.spark.worker.processor_run import ProcessorRun
+from statelog.spark.worker.protocol import BatchContext
+from statelog.spark.worker.run import TaskRun, keyed_state
+from statelog.state.cache import AnyState
 from statelog.state.recordings import Failure, RecordedStep, UnreadableRecording, steps_of_key
+from statelog.state.recordings.cells import Cells, cells_in
+from statelog.state.schema.evolution import evolve
 from statelog.store import ObjectStore
 
 _log = logging.getLogger("statelog.spark")
@@ -45,6 +59,24 @@ __all__ = ["Difference", "ReplayedStep", "replay", "replay_step"]
 
 _METHODS: Final = ("handleExpiredTimer", "handleInitialState", "handleInputRows")
 """The methods of a processor in which the debugger stops; a recording may name any text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """
+    What comes out of a step, and what was before it.
+
+    Args:
+        state: State by variable, as `ProcessorTester.stateOf`.
+        expiry: When it expires, as `ProcessorTester.expiryOf`.
+        timers: Times in milliseconds, ascending.
+        output: The rows, with the types of the output.
+    """
+
+    state: Mapping[str, object]
+    expiry: Mapping[str, object]
+    timers: Sequence[int]
+    output: Sequence[Row] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,22 +257,21 @@ def replay_step(
         CheckpointError: The processor cannot continue from the recorded state.
     """
     try:
-        tester = ReplayTester(processor, step, row_format_of(step))
+        replayed = _Replay(processor, step, row_format_of(step))
     except CheckpointError as error:
         raise CheckpointError(
             f"the processor cannot begin with the recorded state: {error}", reason="incompatible"
         ) from error
-    before = tester.state_in(step.before)
+    before = replayed.result(step.before)
     result: StepResult | None = None
     failed: ProcessorError | None = None
     try:
-        result = run(tester.run)
+        result = run(replayed.run)
     except ProcessorError as error:
         failed = error
     recorded = None
     if step.after is not None:
-        after = tester.state_in(step.after)
-        recorded = StepResult(rows_in(step.output), after.state, after.expiry, after.timers)
+        recorded = replayed.result(step.after, rows_in(step.output))
     return ReplayedStep(
         recorded=step,
         input=rows_in(step.input.select(range(step.task.first_input, step.input.num_columns)))
@@ -254,6 +285,104 @@ def replay_step(
         error=failed,
         differences=tuple(_differences(step, recorded, result, failed)),
     )
+
+
+class _CheckedRun(ProcessorRun):
+    """
+    A run that ends the call of rows that do not fit.
+
+    It checks what a call changed before what it yielded, as `IsolatingRun` does.
+    """
+
+    def _convert_if_many(self) -> None:
+        self.encoded()
+        self.flush()
+
+
+class _CheckedCalls(PlainExtensions):
+    """The extensions of a step that failed in a call for rows, before a timer fired."""
+
+    def new_run(
+        self,
+        context: BatchContext,
+        state: AnyState,
+        key_group_range: KeyGroupRange,
+        output: OutputCollector,
+    ) -> TaskRun:
+        """Return a run that checks each call."""
+        keyed = keyed_state(context.processor, state)
+        return _CheckedRun(context, keyed, key_group_range, output, self)
+
+
+class _Replay:
+    """
+    A job whose next micro-batch is a recorded step.
+
+    Raises:
+        CheckpointError: The processor cannot continue from the recorded state.
+        ProcessorError: `init` failed.
+    """
+
+    def __init__(
+        self, processor: StatefulProcessor, step: RecordedStep, row_format: RowFormat
+    ) -> None:
+        self._step, self._row_format, self._processor = step, row_format, copy_of(processor)
+        stored, mode = step.schema, step.task.time_mode
+        if mode not in TIME_MODES:
+            raise CorruptionError(f"a recording has the time mode {mode!r:.100}")
+        declared = declared_by(
+            processor, stored.operator_id, stored.key_schema, parse_ddl, time_mode=mode
+        )
+        tables = {name: version_of(name, table) for name, table in step.broadcasts.items()}
+        self._extras = {**declared.extras, "broadcasts": tables}
+        self._now_ms = -1 if mode == "none" else step.task.now_ms
+        schema = evolve(stored, declared.state, now_ms=max(step.task.now_ms, 0))
+        failure = step.failure
+        in_rows = failure is not None and failure.method != "handleExpiredTimer"
+        self._memory_job = MemoryJob(schema, mode, _CheckedCalls if in_rows else PlainExtensions)
+        self._place = self._memory_job.place(step.key)
+        self._memory_job.set_cells(self._place, self._cells(step.before))
+
+    def _cells(self, table: pa.Table) -> Cells:
+        return cells_in(self._memory_job.codec, self._step.task.schema, table)[0]
+
+    def result(self, state: pa.Table | Cells, output: Sequence[Row] = ()) -> StepResult:
+        """Return a result, by the cells of the key or by one row of a recorded table."""
+        cells = self._cells(state) if isinstance(state, pa.Table) else state
+        codec, now = self._memory_job.codec, self._now_ms
+        return StepResult(
+            state_shown(codec, cells, now),
+            expiry_shown(codec, cells, now),
+            timers_shown(codec, cells),
+            output,
+        )
+
+    def run(self) -> StepResult:
+        """
+        Run the step and return what comes out.
+
+        Raises:
+            ProcessorError: The processor failed.
+        """
+        step, task = self._step, self._step.task
+        rows = self._input(step.input, task.key_positions, task.first_input)
+        initial = None
+        if step.initial.num_rows:
+            initial = self._input(step.initial, task.initial_positions, task.first_initial)
+        context = BatchContext(
+            self._processor, task.batch_id, task.time_mode, self._now_ms, task.watermark_ms
+        )
+        given, schema = GivenFormat(self._row_format, rows, initial), step.output.schema
+        batches, _ = self._memory_job.run(context, given, schema, self._extras)
+        output = rows_in(pa.Table.from_batches(batches, schema))
+        return self.result(self._memory_job.cells(self._place), output)
+
+    def _input(self, table: pa.Table, keys: tuple[int, ...], first: int) -> KeyedInput:
+        """Return recorded rows as the input of a task, which begins with the key group."""
+        read = self._row_format.input(InputLayout(keys, first), self._memory_job.codec.key)
+        groups = pa.array([self._place[0]] * table.num_rows, pa.int32())
+        read.read(table.set_column(0, INPUT_KEY_GROUP_COLUMN, groups).to_batches())
+        return read
 
 
 def row_format_of(step: RecordedStep) -> RowFormat:

@@ -114,9 +114,8 @@ class ProcessorRun:
     """
     Runs a processor over the keys of one task.
 
-    At once: `process`.  In parts: `begin`, then for each part `take` and, once its overlays are
-    appended to the log, `retire`, then `end`.  `take` is `prepare` and `handle`, `end` is `due`, `fire`
-    and `close`.
+    The order of calls: `begin`, then for each part of the input `take` and, once its overlays are appended
+    to the log, `retire`, then `end`.  `take` is `prepare` and `handle`, `end` is `due`, `fire` and `close`.
 
     Args:
         context: The micro-batch.
@@ -158,12 +157,6 @@ class ProcessorRun:
         self._in_parts = False
         self._retired: RetiredChanges | None = None
         self._shadows: dict[int, KeyGroupState] = {}
-
-    def process(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """Run the processor over all keys, then over due timers; see `begin`, `take` and `end`."""
-        self.begin()
-        self.take(rows, initial)
-        self.end()
 
     @ends_of_process_are_errors
     def begin(self) -> None:
@@ -236,7 +229,7 @@ class ProcessorRun:
         """
         Run the processor over the timers that are due, and close it.
 
-        Raises as `process`.
+        Raises as `take`.
         """
         self.fire(self.due())
         self.close()

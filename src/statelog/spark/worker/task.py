@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
@@ -62,8 +62,28 @@ _ERROR_MAX = 2000
 _states = KeptStates()
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """
+    What a process runs tasks with.
+
+    Args:
+        states: The states that it keeps between tasks.
+        extensions: Makes the extensions of a task.
+        owns_process: Whether the process is a Python worker of Spark, whose objects may be excluded from
+            garbage collection.
+    """
+
+    states: KeptStates
+    extensions: Callable[[Mapping[str, object], TaskTools], TaskExtensions] = TaskExtensions
+    owns_process: bool = True
+
+
 def run_task(
-    spec: TaskSpec, batches: Iterable[pa.RecordBatch], acknowledge: Callable[[TaskAck], None]
+    spec: TaskSpec,
+    batches: Iterable[pa.RecordBatch],
+    acknowledge: Callable[[TaskAck], None],
+    worker: Worker | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """
     Process one partition of a micro-batch.
@@ -72,6 +92,7 @@ def run_task(
         spec: The instructions.
         batches: The input: key group, computed key columns, input columns.
         acknowledge: Called with the answer once everything the task wrote is durable.
+        worker: What it is run with; None for the worker that is this process.
 
     Returns:
         The output rows, unless they are staged.
@@ -82,11 +103,12 @@ def run_task(
     # Reference counts free the hundreds of thousands of objects of a task.  The collector's passes
     # over them and over the state would cost more than the task, and PySpark's daemon collects
     # after every task.
+    worker = worker or Worker(_states)
     was_enabled = gc.isenabled()
     gc.disable()
     with contextlib.closing(SpillFile(spec.state.backend.folder)) as file:
         try:
-            output = _run(spec, batches, file, acknowledge)
+            output = _run(spec, batches, file, acknowledge, worker)
         finally:
             if was_enabled:
                 gc.enable()
@@ -98,6 +120,7 @@ def _run(
     batches: Iterable[pa.RecordBatch],
     file: SpillFile,
     acknowledge: Callable[[TaskAck], None],
+    worker: Worker,
 ) -> Iterator[pa.RecordBatch]:
     """Process a partition; return its output rows, none where they are staged."""
     context = TaskContext.get()
@@ -107,10 +130,14 @@ def _run(
     names = spec.ranges[partition] if spec.rows.is_read else KeyGroupRange(partition, partition)
     batches = of_task(batches, names)
     watch = Stopwatch()
-    kept = _states.of(spec)
+    kept = worker.states.of(spec)
     with task_uploads(kept.storage) as uploads:
-        ack, output = _answer(spec, kept, uploads, partition, batches, file=file, watch=watch)
+        ack, output = _answer(
+            spec, kept, uploads, partition, batches, worker, file=file, watch=watch
+        )
         uploads.hand_over()
+    if worker.owns_process:
+        freeze(kept)
     fail_point("before-acknowledge")
     acknowledge(ack)
     return output.batches() if isinstance(output, DirectOutput) else iter(())
@@ -122,6 +149,7 @@ def _answer(
     uploads: TaskUploads,
     partition: int,
     batches: Iterable[pa.RecordBatch],
+    worker: Worker,
     *,
     file: SpillFile,
     watch: Stopwatch,
@@ -132,7 +160,7 @@ def _answer(
     files = OutputFiles(uploads.put, kept.ids, uploads.drop)
     figures: dict[str, FigureValue] = {}
     tools = TaskTools(spec, kept.state.codec, files, kept.store, figures)
-    extensions = TaskExtensions(spec.extras, tools)
+    extensions = worker.extensions(spec.extras, tools)
     caught_up = kept.state.catch_up(
         key_range, spec.base_id, spec.committed, lambda: _load(kept, spec, key_range)
     )
@@ -174,7 +202,6 @@ def _answer(
         uploads=kept.metrics.take(),
         extras=extras,
     )
-    freeze(kept)
     return ack, output
 
 
