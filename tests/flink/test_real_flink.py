@@ -43,7 +43,7 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.model.key_group import split_key_groups
-from statelog.options.units import MIB
+from statelog.options import MIB
 from statelog.runtime.clock import RandomIds
 from statelog.store import LocationPaths, open_store
 

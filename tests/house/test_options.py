@@ -7,7 +7,7 @@ import pytest
 from tests.house.sources import SRC, modules, tree_of
 
 from statelog.options import OPTIONS
-from statelog.options.declaration import OptionSpec
+from statelog.options.declaration import Option
 
 # The names under which readers hold an object of options.
 HOLDERS = {"options", "policy", "checkpoints", "local_recovery"}
@@ -40,7 +40,7 @@ FIELDS_READ = set().union(*(fields_read(tree_of(path)) for path in readers()))
 
 
 @pytest.mark.parametrize("spec", OPTIONS, ids=lambda spec: spec.key)
-def test_an_option_is_read(spec: OptionSpec) -> None:
+def test_an_option_is_read(spec: Option) -> None:
     assert spec.field in FIELDS_READ, f"{spec.key} is accepted, and not read"
 
 

@@ -216,7 +216,7 @@ def test_a_folder_with_other_files_is_refused_or_appended_to(job: SinkJob) -> No
     job.run("parquet", name="b")
     with pytest.raises(UsageError, match="would hide appended files"):
         job.run("parquet", name="c", fileSink="append")
-    with pytest.raises(UsageError, match="it must be exactly-once or append"):
+    with pytest.raises(UsageError, match='must be "exactly-once" or "append"'):
         job.run("parquet", name="c", fileSink="sometimes")
 
 

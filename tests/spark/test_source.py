@@ -285,7 +285,7 @@ def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path
         ({"stateVarName": "total", "checkpoint": 99}, "checkpoint 99"),
         ({"stateVarName": "total", "operatorId": "x"}, "has no operator 'x'"),
         ({"stateVarName": "total", "keyGroups": 8}, "is not inside"),
-        ({"stat": "total"}, "has no option stat; it has path, view, stateVarName"),
+        ({"stat": "total"}, "unknown option 'stat'; there are path, view, stateVarName"),
     ):
         with pytest.raises(PySparkException, match=message) as raised:
             read(spark, run.state, **options)

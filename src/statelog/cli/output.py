@@ -12,10 +12,10 @@ import datetime as dt
 import errno
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from rich.text import Span, Text
 
 from statelog.checkpoint.history import is_state, open_state
 from statelog.errors import UsageError
+from statelog.options.kinds import Kind, read_duration
 from statelog.plain_text import one_line, plain_json
 from statelog.runtime.clock import utc_time
 from statelog.store import LocationStore, ObjectStore, open_existing_store
@@ -41,8 +42,11 @@ EXIT_BROKEN_PIPE: Final = 141
 
 FINDING_STYLES: Final = {"damage": "bold red", "attention": "yellow", "note": "dim"}
 _NOT_FINITE: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_DURATION: Final = Kind(
+    "duration",
+    partial(read_duration, bare_unit="s"),
+    "a duration such as 90s, 30m, 1h or 7d",
+)
 
 
 class PlainConsole(Console):
@@ -221,17 +225,18 @@ def write_text(file: Path, text: str, location: str) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
 
 
-def parse_duration(text: str) -> dt.timedelta:
+def parse_duration(text: str, name: str = "the duration") -> dt.timedelta:
     """
-    Return the duration in *text*: a number and a unit (s, m, h, d).
+    Return the duration in *text*: a number and a unit; seconds where there is no unit.
+
+    Args:
+        text: What the user gave.
+        name: Name of the option, for errors.
 
     Raises:
         UsageError: *text* is not a duration.
     """
-    match = _DURATION.fullmatch(text.strip().lower())
-    if match is None:
-        raise UsageError(f"{text!r} is not a duration; write 90s, 30m, 1h or 7d")
-    return dt.timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+    return _DURATION.parse(text, name)
 
 
 def utc(milliseconds: int | None) -> str:

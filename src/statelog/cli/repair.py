@@ -68,7 +68,7 @@ def repair(
     with progress("reading"):
         plan = plan_repair(
             store,
-            min_age=parse_duration(min_age),
+            min_age=parse_duration(min_age, "--min-age"),
             now=dt.datetime.fromtimestamp(time.time(), dt.UTC),
         )
     failed: tuple[str, ...] = ()

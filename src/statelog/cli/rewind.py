@@ -77,7 +77,7 @@ def rewind(
         raise UsageError(f"--to is {to}; the number of a micro-batch is at least 0")
     plan = plan_rewind(query, state, to)
     age = _age(query)
-    is_young = age is not None and age < parse_duration(min_age)
+    is_young = age is not None and age < parse_duration(min_age, "--min-age")
     if dry_run:
         _print_plan(plan, as_json, applied=None)
         if is_young and not as_json:

@@ -134,7 +134,7 @@ def gc(
     In a fork that needs nothing of its parent, it deletes the tag that keeps a checkpoint there.
     Exit status 1 in that case, or if an object could not be deleted.
     """
-    store, age = open_location(location), parse_duration(min_age)
+    store, age = open_location(location), parse_duration(min_age, "--min-age")
     with (
         progress("listing" if dry_run else "listing and deleting"),
         audited(store, "gc", min_age=min_age) as line,

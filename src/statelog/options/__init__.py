@@ -1,5 +1,6 @@
 """Options: typed values, each declared once, and `load_options`."""
 
+from statelog.options.kinds import KIB, MIB
 from statelog.options.sections import (
     OPTIONS,
     ChangelogOptions,
@@ -10,7 +11,6 @@ from statelog.options.sections import (
     StreamOptions,
 )
 from statelog.options.sources import load_options, task_changelog_options, task_defaults
-from statelog.options.units import KIB, MIB, parse_duration, parse_size
 
 __all__ = [
     "KIB",
@@ -23,8 +23,6 @@ __all__ = [
     "Options",
     "StreamOptions",
     "load_options",
-    "parse_duration",
-    "parse_size",
     "task_changelog_options",
     "task_defaults",
 ]

@@ -1,11 +1,9 @@
 """
-How an option is declared: `option` in a field of an option class (`sections.py`).
+How an option is declared, named, read and rejected.
 
-A declaration has everything that is known of an option: name, kind, default, least value, Flink's
-keys, meaning.  The table of keys, the parsers, the environment variables, the docstrings and
-docs/reference/options.md are made from it.
-Source of Flink's keys: Flink 2.3.0, FsStateChangelogOptions, StateChangelogOptions,
-CheckpointingOptions.
+A field of a dataclass declares an option by `option`: name, kind, default, range, and where it may
+be set.  Its text is the entry of the field in `Args:` of the class.  The names, the parsers, the
+errors and the pages of docs/reference are made from the declarations.
 """
 
 from __future__ import annotations
@@ -13,118 +11,199 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import difflib
-import enum
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from statelog import arguments
 from statelog.errors import InvalidOptionsError
-from statelog.options import units
+from statelog.options.kinds import SIZE, Kind, describe_size
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-DFS: Final = ("state.changelog.dstl.dfs.", "state.backend.changelog.dstl.dfs.", "dstl.dfs.")
-_CHANGELOG: Final = ("state.changelog.", "state.backend.changelog.")
-EXECUTION: Final = "execution.checkpointing."
+STORAGE_OPTIONS: Final = "storageOptions."
+"""Before the name of an option of the store's client, in configuration and options of readers and writers."""
 
+D = TypeVar("D")
 T = TypeVar("T")
 OptionsT = TypeVar("OptionsT", bound="DataclassInstance")
 
-OptionValue: TypeAlias = bool | int | float | str | dt.timedelta | tuple[str, ...]
-"""What an option can be set to."""
+Entry: TypeAlias = tuple[str, object, str]
+"""A key, its value, and where it is set."""
+Values: TypeAlias = dict[str, tuple["Option", object, str]]
+"""By key: the option, its parsed value, and where it is set."""
 
 
-class OptionKind(enum.Enum):
-    """The kind of a value, and how it is written."""
-
-    SIZE = "size"
-    COUNT = "count"
-    RATIO = "number"
-    DURATION = "duration"
-    SWITCH = "true or false"
-    TEXT = "text"
-    PATHS = "paths"
-
-    def parse(self, value: object, key: str) -> OptionValue:
-        """
-        Return *value* in the type of this kind.
-
-        Raises:
-            InvalidOptionsError: It is not of this kind.
-        """
-        return _PARSERS[self](value, key=key)
-
-
-_PARSERS: Final[Mapping[OptionKind, Callable[..., OptionValue]]] = {
-    OptionKind.SIZE: units.parse_size,
-    OptionKind.COUNT: units.parse_count,
-    OptionKind.RATIO: units.parse_ratio,
-    OptionKind.DURATION: units.parse_duration,
-    OptionKind.SWITCH: units.parse_bool,
-    OptionKind.TEXT: units.parse_text,
-    OptionKind.PATHS: units.parse_paths,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class OptionSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
     """
     What is declared of one option.
 
     Args:
-        section: The section it belongs to.
-        field: Its name in the option class of the section.
-        name: Its name in a key, after the section.
+        name: Its name as users type it, after the section.
         kind: The kind of its value.
-        flink_keys: Flink's keys, the present one first.
-        description: What it does, in a sentence.
-        not_in_query: Why a query on Spark rejects it; "" where it takes effect there.
+        default: Its value where it is not set; a function returns it.
+        section: The section it belongs to; "" for none.
+        field: The field that declares it.
+        also: Its other names.  One that ends with "." is put before the name.
+        only: The places or views that take it; () for all.
+        values: What its values are, for documentation; "" for the name of the kind with the range.
         least: Its least value, where it is a number.
-        most: Its greatest value, where it has a bound.
-        choices: All its values, where it is one of a few words; letter case is ignored.
-        advice: What to do instead of a value out of the range.
+        most: Its greatest value, where it is a number with a bound.
+        advice: What to do instead of a value out of the range, as a sentence.
+        setting: The setting of a query that sets it; "" for none.
+        not_in_query: Why a query on Spark rejects it; "" where it takes effect there.
     """
 
-    section: str
-    field: str
     name: str
-    kind: OptionKind
-    flink_keys: tuple[str, ...]
-    description: str
-    not_in_query: str = ""
+    kind: Kind[object]
+    default: object
+    section: str = ""
+    field: str = ""
+    also: tuple[str, ...] = ()
+    only: tuple[object, ...] = ()
+    values: str = ""
     least: int = 0
     most: int | None = None
-    choices: tuple[str, ...] = ()
     advice: str = ""
-
-    @property
-    def text(self) -> str:
-        """What the option does, with its range."""
-        least = f"at least {self.least:,}" if self.least else ""
-        size = self.kind is OptionKind.SIZE
-        most = (
-            ""
-            if self.most is None
-            else units.describe_size(self.most)
-            if size
-            else f"{self.most:,}"
-        )
-        bounds = " and ".join(filter(None, (least, most and f"at most {most}")))
-        return f"{self.description} {bounds.capitalize()}." if bounds else self.description
+    setting: str = ""
+    not_in_query: str = ""
 
     @property
     def key(self) -> str:
-        """Our key."""
-        return f"{self.section}.{self.name}"
+        """Its name with the section."""
+        return f"{self.section}.{self.name}" if self.section else self.name
 
     @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return variable_of(self.key)
+    def other_keys(self) -> tuple[str, ...]:
+        """Its other names."""
+        return tuple(f"{also}{self.name}" if also.endswith(".") else also for also in self.also)
+
+    @property
+    def bounds(self) -> str:
+        """Its range, after what its values are."""
+        bounds = {"at least": self.least, "at most": self.most}
+        texts = [
+            f"{word} {describe_size(bound) if self.kind is SIZE else f'{bound:,}'}"
+            for word, bound in bounds.items()
+            if bound
+        ]
+        return f", {' and '.join(texts)}" if texts else ""
+
+    @property
+    def described_values(self) -> str:
+        """What its values are, for documentation."""
+        return self.values or f"{self.kind.name}{self.bounds}"
+
+    def parse(self, value: object, name: str = "") -> object:
+        """
+        Return *value* in the type of the option.
+
+        Args:
+            value: Text, or a Python value.
+            name: Name of the option, for errors; "" for its key.
+
+        Raises:
+            InvalidOptionsError: It is of another kind or out of the range.
+        """
+        name = name or self.key
+        parsed = self.kind.parse(value, name, self.bounds)
+        if not self._allows(parsed):
+            raise self.kind.refused(value, name, self.bounds or ", at least 0", self.advice)
+        return parsed
+
+    def _allows(self, value: object) -> bool:
+        if isinstance(value, dt.timedelta):
+            return value >= dt.timedelta(0)
+        if isinstance(value, bool) or not isinstance(value, int):
+            return True
+        return self.least <= value and (self.most is None or value <= self.most)
+
+
+def option(
+    default: D | Callable[[], D],
+    name: str,
+    kind: Kind[T],
+    *,
+    compare: bool = True,
+    **declared: Any,
+) -> D | T:
+    """Return a dataclass field that declares an option; see `Option` for the arguments."""
+    metadata = {"option": Option(name=name, kind=kind, default=default, **declared)}
+    if callable(default):
+        return dataclasses.field(default_factory=default, compare=compare, metadata=metadata)
+    return dataclasses.field(default=default, compare=compare, metadata=metadata)
+
+
+@functools.cache
+def options_of(kind: type[DataclassInstance], section: str = "") -> tuple[Option, ...]:
+    """Return the options that the fields of a dataclass declare."""
+    return tuple(
+        dataclasses.replace(each.metadata["option"], section=section, field=each.name)
+        for each in dataclasses.fields(kind)
+        if each.metadata
+    )
+
+
+def describe_values(kind: type, options: Mapping[str, Option]) -> None:
+    """Put what the values of each option are before its text in the docstring of a class."""
+    for name, declared in options.items():
+        if kind.__doc__ is not None:  # it is None under python -OO
+            text = f"\n        {name}: "
+            described = f"{text}({declared.described_values}) "
+            kind.__doc__ = kind.__doc__.replace(text, described, 1)
+
+
+def check_fields(options: DataclassInstance) -> None:
+    """
+    Check each field of an option class, which takes values and no text for them.
+
+    Raises:
+        InvalidOptionsError: A field is of another type or out of its range.
+    """
+    for declared in options_of(type(options)):
+        field, value = declared.field, getattr(options, declared.field)
+        if value is not None or declared.default is not None:
+            checked = declared.kind.check(value, field, error=InvalidOptionsError)
+            object.__setattr__(options, field, declared.parse(checked, field))
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """
+    Options by all their names.
+
+    Args:
+        plain: Returns a name without what does not count in it, such as letter case.
+        by_name: The options by plain name.
+        advice: What an error says of all names.
+    """
+
+    plain: Callable[[str], str]
+    by_name: Mapping[str, Option]
+    advice: str
+
+    def find(self, key: str) -> Option:
+        """
+        Return the option that *key* names.
+
+        Raises:
+            InvalidOptionsError: There is none; the message names the nearest one.
+        """
+        if (declared := self.by_name.get(self.plain(key))) is not None:
+            return declared
+        near = nearest(self.plain(key), self.by_name)
+        hint = f"did you mean {self.by_name[near].key!r}?" if near else self.advice
+        raise InvalidOptionsError(f"unknown option {key!r}; {hint}", key=key)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the one of *names* that *name* is probably a misspelling of, or ""."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.7)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,254 +219,98 @@ class ForeignKey:
     """
 
     keys: tuple[str, ...]
-    kind: OptionKind
-    allowed: OptionValue | None
+    kind: Kind[object]
+    allowed: object
     reason: str
 
+    def parse(self, value: object) -> object:
+        """
+        Return the value.
 
-def option(
-    default: T,
-    name: str,
-    kind: OptionKind,
-    description: str,
-    *,
-    flink_keys: tuple[str, ...] = (),
-    not_in_query: str = "",
-    least: int = 0,
-    most: int | None = None,
-    choices: tuple[str, ...] = (),
-    advice: str = "",
-) -> T:
-    """Return a dataclass field that declares an option; see `OptionSpec` for the arguments."""
-    declared = partial(
-        OptionSpec,
-        name=name,
-        kind=kind,
-        flink_keys=flink_keys,
-        description=description,
-        not_in_query=not_in_query,
-        least=least,
-        most=most,
-        choices=choices,
-        advice=advice,
-    )
-    return dataclasses.field(default=default, metadata={"option": declared})
+        Raises:
+            InvalidOptionsError: statelog does not support it.
+        """
+        parsed = self.kind.parse(value, self.keys[0])
+        if self.allowed not in (None, parsed):
+            raise InvalidOptionsError(
+                f"{self.keys[0]} can only be {self.allowed!r}, not {value!r:.100}: {self.reason}"
+            )
+        return parsed
 
 
-def declared_options(section: str, kind: type[DataclassInstance]) -> Iterator[OptionSpec]:
-    """Yield the options that the fields of an option class declare."""
-    for each in dataclasses.fields(kind):
-        yield each.metadata["option"](section=section, field=each.name)
+# --- places ---------------------------------------------------------------------------------------
 
 
-def documented(kind: type[OptionsT]) -> type[OptionsT]:
-    """Put the descriptions of the options of a class into its docstring."""
-    describe_arguments(kind, {spec.field: spec.text for spec in declared_options("", kind)})
-    return kind
-
-
-def describe_arguments(kind: type, texts: Mapping[str, str]) -> None:
-    """Put what each argument is into the docstring of a class, before `Raises`."""
-    if kind.__doc__ is None:  # under python -OO
-        return
-    lines = ["Args:"]
-    for name, text in texts.items():
-        entry = textwrap.wrap(f"{name}: {text}", 84, break_on_hyphens=False)
-        lines += ["        " + entry[0], *("            " + line for line in entry[1:])]
-    arguments_text = "\n".join(lines)
-    kind.__doc__ = kind.__doc__.replace("Raises:", f"{arguments_text}\n\n    Raises:")
-
-
-# --- checks -----------------------------------------------------------------------------------
-
-_CHECKS: Final[Mapping[str, Callable[..., object]]] = {
-    "int": arguments.whole_number,
-    "float": arguments.number,
-    "bool": arguments.switch,
-    "bool | None": arguments.switch,
-    "str": arguments.text,
-    "str | None": arguments.path,
-    "dt.timedelta": arguments.duration,
-    "tuple[str, ...]": arguments.paths,
-}
-"""By declared type: the check of a field of an option class."""
-
-
-def check_fields(options: DataclassInstance) -> None:
+def read(entries: Iterable[Entry], find: Callable[[str], Option | ForeignKey]) -> Values:
     """
-    Convert each field of an option class to its plain type, and check its range.
-
-    Raises:
-        InvalidOptionsError: A field is of another type or out of its range.
-    """
-    for each in dataclasses.fields(options):
-        value = getattr(options, each.name)
-        if value is None and str(each.type).endswith("| None"):
-            continue
-        checked = _CHECKS[str(each.type)](value, each.name, error=InvalidOptionsError)
-        object.__setattr__(options, each.name, checked)
-    for spec in declared_options("", type(options)):
-        if spec.choices:
-            chosen = _choose(spec, getattr(options, spec.field))
-            object.__setattr__(options, spec.field, chosen)
-        else:
-            _check_range(spec, getattr(options, spec.field))
-
-
-def _choose(spec: OptionSpec, value: str) -> str:
-    if value.lower() in spec.choices:
-        return value.lower()
-    raise InvalidOptionsError(
-        f"{spec.field} is {value!r}; it must be one of {', '.join(spec.choices)}",
-        fields=(spec.field,),
-    )
-
-
-def _check_range(spec: OptionSpec, value: object) -> None:
-    bound = ""
-    if isinstance(value, dt.timedelta):
-        bound = "not be negative" if value < dt.timedelta(0) else ""
-    elif isinstance(value, int):
-        if value < min(spec.least, 0):
-            bound = "not be negative"
-        elif value < spec.least:
-            bound = f"be at least {spec.least}"
-        elif spec.most is not None and value > spec.most:
-            bound = f"be at most {spec.most}"
-    if bound:
-        advice = f". {spec.advice}" if spec.advice else ""
-        raise InvalidOptionsError(
-            f"{spec.field} is {value}; it must {bound}{advice}", fields=(spec.field,)
-        )
-
-
-# --- keys -------------------------------------------------------------------------------------
-
-FOREIGN: Final = (
-    ForeignKey(
-        tuple(f"{prefix}enabled" for prefix in _CHANGELOG),
-        OptionKind.SWITCH,
-        True,
-        "statelog is the changelog",
-    ),
-    ForeignKey(
-        tuple(f"{prefix}storage" for prefix in _CHANGELOG),
-        OptionKind.TEXT,
-        "filesystem",
-        "for tests in memory, open a location such as memory://test",
-    ),
-    ForeignKey(
-        tuple(f"{prefix}periodic-materialize.enabled" for prefix in _CHANGELOG),
-        OptionKind.SWITCH,
-        True,
-        "without snapshots the log grows without bound; raise the bounds in the section `snapshot` "
-        "instead",
-    ),
-    ForeignKey(
-        tuple(f"{prefix}periodic-materialize.interval" for prefix in _CHANGELOG),
-        OptionKind.DURATION,
-        None,
-        "snapshots are written when the log has grown, not by the clock",
-    ),
-    ForeignKey(
-        tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG),
-        OptionKind.COUNT,
-        None,
-        "a failed snapshot fails no micro-batch and is tried again later",
-    ),
-    ForeignKey(
-        (
-            *(f"{prefix}upload.buffer-size" for prefix in DFS),
-            "changelog.upload.buffer-size",
-            "upload.buffer-size",
-        ),
-        OptionKind.SIZE,
-        None,
-        "a file is put whole, so that no stream has to be buffered",
-    ),
-    ForeignKey(
-        (f"{EXECUTION}max-concurrent-checkpoints",),
-        OptionKind.COUNT,
-        1,
-        "micro-batches commit one after another",
-    ),
-    ForeignKey(
-        (f"{EXECUTION}file-merging.enabled",),
-        OptionKind.SWITCH,
-        None,
-        "tasks of a batch always share one file",
-    ),
-)
-"""Flink's keys that are accepted without being options."""
-
-_FOREIGN_KEYS: Final = {key: foreign for foreign in FOREIGN for key in foreign.keys}
-
-
-def check_foreign(foreign: ForeignKey, key: str, value: object) -> None:
-    """
-    Check a setting of Flink's that has no option here.
-
-    Raises:
-        InvalidOptionsError: statelog does not support its value.
-    """
-    parsed = foreign.kind.parse(value, key)
-    if foreign.allowed is not None and parsed != foreign.allowed:
-        raise InvalidOptionsError(
-            f"option {key!r} is {value!r}; here it can only be {foreign.allowed!r}: "
-            f"{foreign.reason}",
-            key=key,
-        )
-
-
-def find_declared(
-    key: str, specs: Sequence[OptionSpec], others: Sequence[OptionSpec] = ()
-) -> OptionSpec | ForeignKey:
-    """
-    Return the option of *specs* that *key* names, in any of its spellings.
+    Read what one place sets.
 
     Args:
-        key: Our key, Flink's, or (where it is unambiguous) a name or field without the section.
-        specs: The options to search.
-        others: Options of all sections, for the message.
+        entries: What it sets.
+        find: Returns the option of a key; it raises `InvalidOptionsError` where there is none.
 
     Raises:
-        InvalidOptionsError: There is no such key; the message names the nearest one.
+        InvalidOptionsError: A key is unknown or set twice, or a value is wrong; the message names
+            the place.
     """
-    plain = _plain(key)
-    for spec in specs:
-        prefixes = DFS if spec.section == "changelog" else ()
-        if key in (spec.key, *spec.flink_keys, *(prefix + spec.name for prefix in prefixes)):
-            return spec
-    if key in _FOREIGN_KEYS:
-        return _FOREIGN_KEYS[key]
-    by_name: dict[str, OptionSpec] = {}
-    for spec in specs:
-        for name in (spec.key, *spec.flink_keys, spec.name, spec.field):
-            by_name.setdefault(_plain(name), spec)
-            by_name.setdefault(_plain(name).removesuffix("_bytes"), spec)
-    for prefix in ("", *map(_plain, DFS)):
-        if plain.removeprefix(prefix) in by_name:
-            return by_name[plain.removeprefix(prefix)]
-    for spec in others:
-        if key in (spec.key, *spec.flink_keys):
-            raise InvalidOptionsError(
-                f"option {key!r} is in the section {spec.section}, not in this one; use `load_options`, "
-                "which takes the keys of all sections",
-                key=key,
-            )
-    near = difflib.get_close_matches(plain, by_name, n=1)
-    hint = (
-        f"; did you mean {by_name[near[0]].key!r}?"
-        if near
-        else "; docs/reference/options.md lists all keys"
-    )
-    raise InvalidOptionsError(f"unknown option {key!r}{hint}", key=key)
+    values: Values = {}
+    for key, value, origin in entries:
+        try:
+            declared = find(key)
+            parsed = declared.parse(value)
+            if isinstance(declared, ForeignKey):
+                continue
+            if declared.key in values:
+                before = values[declared.key][2]
+                raise InvalidOptionsError(
+                    f"{declared.key} is set a second time; remove it here or from {before}"
+                )
+        except InvalidOptionsError as error:
+            facts = error.facts | {"key": key, "origin": origin}
+            raise InvalidOptionsError(f"{origin}: {error}", **facts) from None
+        values[declared.key] = declared, parsed, origin
+    return values
 
 
-def variable_of(key: str) -> str:
-    """Return the environment variable of a key of ours."""
-    return "STATELOG_" + _plain(key).upper()
+def store_options(entries: Iterable[Entry]) -> tuple[list[Entry], dict[str, object]]:
+    """Return the other entries, and the options of the store's client by name."""
+    others: list[Entry] = []
+    store: dict[str, object] = {}
+    for key, value, origin in entries:
+        if key.lower().startswith(STORAGE_OPTIONS.lower()):
+            store[key[len(STORAGE_OPTIONS) :]] = value
+        else:
+            others.append((key, value, origin))
+    return others, store
 
 
-def _plain(key: str) -> str:
-    return key.strip().lower().replace(".", "_").replace("-", "_")
+def build(
+    kind: type[OptionsT], values: Values, section: str = "", /, **other_fields: object
+) -> OptionsT:
+    """
+    Make a class of options from the values of its section.
+
+    Args:
+        kind: The class.
+        values: The values of all places.
+        section: Its section.
+        other_fields: Fields that declare no option.
+
+    Raises:
+        InvalidOptionsError: Values contradict each other; the message names their places.
+    """
+    chosen = {
+        declared.field: (value, origin)
+        for declared, value, origin in values.values()
+        if declared.section == section
+    }
+    try:
+        return kind(**other_fields, **{field: value for field, (value, _) in chosen.items()})
+    except InvalidOptionsError as error:
+        keys = {declared.field: declared.key for declared in options_of(kind, section)}
+        origins = [
+            f"{keys[field]} comes from {chosen[field][1] if field in chosen else 'the defaults'}"
+            for field in error.facts.get("fields", ())
+        ]
+        origin = f" ({', '.join(origins)})" if origins else ""
+        raise InvalidOptionsError(f"{error}{origin}", **error.facts) from None

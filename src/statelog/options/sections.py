@@ -1,9 +1,10 @@
 """
 Options as values: plain, typed, with their units in the name or the type.
 
-There is one class for each component that takes options.  Each field declares an option, once:
-`declaration.py` makes keys, parsers and documentation from it, and a new field needs no other
-place.  The defaults are Flink 2.3.0's unless a comment says otherwise.
+There is one class for each component that takes options.  Each field declares an option, once: see
+`declaration.py`; a new field needs no other place.  The defaults are Flink 2.3.0's unless a comment says
+otherwise.  Source of Flink's keys: Flink 2.3.0, FsStateChangelogOptions, StateChangelogOptions,
+CheckpointingOptions.
 """
 
 from __future__ import annotations
@@ -11,31 +12,42 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from statelog import arguments
 from statelog.errors import InvalidOptionsError
 from statelog.options.declaration import (
-    DFS,
-    EXECUTION,
     ForeignKey,
-    OptionKind,
-    OptionSpec,
-    OptionValue,
+    Names,
+    Option,
+    build,
     check_fields,
-    check_foreign,
-    declared_options,
-    documented,
-    find_declared,
+    describe_values,
     option,
+    options_of,
+    read,
 )
-from statelog.options.units import KIB, MIB
+from statelog.options.kinds import (
+    COUNT,
+    DURATION,
+    KIB,
+    MIB,
+    PATH,
+    PATHS,
+    RATIO,
+    SIZE,
+    SWITCH,
+    TEXT,
+    choice,
+)
 
-RETRY_POLICIES: Final = ("none", "fixed", "exponential")
 INLINE_THRESHOLD_MAX_BYTES: Final = MIB
 RETAINED_MAX: Final = 1 << 16
 """Checkpoints that one location retains: the record of each lists them."""
 
+_CHANGELOG: Final = ("state.changelog.", "state.backend.changelog.")
+_DFS: Final = (*(f"{prefix}dstl.dfs." for prefix in _CHANGELOG), "dstl.dfs.")
+_EXECUTION: Final = "execution.checkpointing."
 _NO_STREAM: Final = "a task writes each snapshot in one piece"
 _NO_DOWNLOADS: Final = (
     "a task reads the log through a cache in memory, and keeps its state on the host "
@@ -47,16 +59,33 @@ _NO_COPIES: Final = (
 )
 
 
-def _dfs(name: str) -> tuple[str, ...]:
-    """Return Flink's keys of an option of its changelog storage."""
-    return tuple(prefix + name for prefix in DFS)
-
-
-@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangelogOptions:
     """
     How changes are batched, uploaded, retried and held back.
+
+    Args:
+        base_path: Root of the changelog files, where it is not given in code.
+        compression_enabled: Snappy-frame the files.
+        preemptive_persist_threshold_bytes: Bytes of changes (cut or not) that a writer holds before it
+            uploads them ahead of a checkpoint; 0 uploads every append.
+        batch_persist_delay: Longest time an upload waits for others to share its file.
+        batch_persist_size_threshold_bytes: Waiting bytes, of all writers, that are uploaded at once; at
+            most `changelog.upload.max-in-flight`.
+        batch_fixed_delay: Wait for the delay even if no upload is running, as Flink does.
+        upload_num_threads: Concurrent uploads.
+        discard_num_threads: Concurrent deletions.
+        upload_max_in_flight_bytes: Bytes queued or uploading, of all writers, at which callers wait; the
+            task that reaches it is taken whole.
+        upload_retry_policy: How a failed attempt is repeated; `exponential` is not in Flink.
+        upload_timeout: Age of an attempt at which a hedged attempt starts; 0 for never.
+        upload_max_attempts: Attempts of one upload, the first included.
+        upload_next_attempt_delay: Delay after an error; for `exponential` the first one.
+        backpressure_timeout: Longest wait of a caller for upload capacity.
+        download_local_cache_idle_timeout: Time after its last use at which a downloaded file is deleted
+            from local disk.
+        download_local_cache_max_bytes: Bound of the downloaded files on local disk: the least recently
+            used are deleted first, larger files are not kept, and 0 keeps none.
 
     Raises:
         InvalidOptionsError: A value is out of its range, or two contradict each other.
@@ -65,123 +94,48 @@ class ChangelogOptions:
     base_path: str | None = option(
         None,
         "base-path",
-        OptionKind.TEXT,
-        "Root of the changelog files, where it is not given in code.",
-        flink_keys=_dfs("base-path"),
+        PATH,
+        also=_DFS,
         not_in_query="the changelog is stored in the state location; set stateLocation",
     )
-    compression_enabled: bool = option(
-        False,
-        "compression.enabled",
-        OptionKind.SWITCH,
-        "Snappy-frame the files.",
-        flink_keys=_dfs("compression.enabled"),
-    )
+    compression_enabled: bool = option(False, "compression.enabled", SWITCH, also=_DFS)
     preemptive_persist_threshold_bytes: int = option(
-        5 * MIB,
-        "preemptive-persist-threshold",
-        OptionKind.SIZE,
-        "Bytes of changes (cut or not) that a writer holds before it uploads them ahead of a "
-        "checkpoint; 0 uploads every append.",
-        flink_keys=_dfs("preemptive-persist-threshold"),
+        5 * MIB, "preemptive-persist-threshold", SIZE, also=_DFS
     )
     batch_persist_delay: dt.timedelta = option(
-        dt.timedelta(milliseconds=10),
-        "batch.persist-delay",
-        OptionKind.DURATION,
-        "Longest time an upload waits for others to share its file.",
-        flink_keys=_dfs("batch.persist-delay"),
+        dt.timedelta(milliseconds=10), "batch.persist-delay", DURATION, also=_DFS
     )
     batch_persist_size_threshold_bytes: int = option(
-        10 * MIB,
-        "batch.persist-size-threshold",
-        OptionKind.SIZE,
-        "Waiting bytes, of all writers, that are uploaded at once; at most "
-        "`changelog.upload.max-in-flight`.",
-        flink_keys=_dfs("batch.persist-size-threshold"),
+        10 * MIB, "batch.persist-size-threshold", SIZE, also=_DFS
     )
-    batch_fixed_delay: bool = option(
-        False,
-        "batch.fixed-delay",
-        OptionKind.SWITCH,
-        "Wait for the delay even if no upload is running, as Flink does.",
-    )
-    upload_num_threads: int = option(
-        5,
-        "upload.num-threads",
-        OptionKind.COUNT,
-        "Concurrent uploads.",
-        flink_keys=_dfs("upload.num-threads"),
-        least=1,
-    )
-    discard_num_threads: int = option(
-        1,
-        "discard.num-threads",
-        OptionKind.COUNT,
-        "Concurrent deletions.",
-        flink_keys=_dfs("discard.num-threads"),
-        least=1,
-    )
+    batch_fixed_delay: bool = option(False, "batch.fixed-delay", SWITCH)
+    upload_num_threads: int = option(5, "upload.num-threads", COUNT, also=_DFS, least=1)
+    discard_num_threads: int = option(1, "discard.num-threads", COUNT, also=_DFS, least=1)
     upload_max_in_flight_bytes: int = option(
-        100 * MIB,
-        "upload.max-in-flight",
-        OptionKind.SIZE,
-        "Bytes queued or uploading, of all writers, at which callers wait; the task that reaches it "
-        "is taken whole.",
-        flink_keys=_dfs("upload.max-in-flight"),
-        least=1,
+        100 * MIB, "upload.max-in-flight", SIZE, also=_DFS, least=1
     )
     upload_retry_policy: str = option(
-        "fixed",
-        "upload.retry-policy",
-        OptionKind.TEXT,
-        "`fixed`, `none`, or (not in Flink) `exponential`.",
-        flink_keys=_dfs("upload.retry-policy"),
-        choices=RETRY_POLICIES,
+        "fixed", "upload.retry-policy", choice("none", "fixed", "exponential"), also=_DFS
     )
     upload_timeout: dt.timedelta = option(
-        dt.timedelta(seconds=1),
-        "upload.timeout",
-        OptionKind.DURATION,
-        "Age of an attempt at which a hedged attempt starts; 0 for never.",
-        flink_keys=_dfs("upload.timeout"),
+        dt.timedelta(seconds=1), "upload.timeout", DURATION, also=_DFS
     )
-    upload_max_attempts: int = option(
-        3,
-        "upload.max-attempts",
-        OptionKind.COUNT,
-        "Attempts of one upload, the first included.",
-        flink_keys=_dfs("upload.max-attempts"),
-        least=1,
-    )
+    upload_max_attempts: int = option(3, "upload.max-attempts", COUNT, also=_DFS, least=1)
     upload_next_attempt_delay: dt.timedelta = option(
-        dt.timedelta(milliseconds=500),
-        "upload.next-attempt-delay",
-        OptionKind.DURATION,
-        "Delay after an error; for `exponential` the first one.",
-        flink_keys=_dfs("upload.next-attempt-delay"),
+        dt.timedelta(milliseconds=500), "upload.next-attempt-delay", DURATION, also=_DFS
     )
     backpressure_timeout: dt.timedelta = option(
-        dt.timedelta(minutes=10),
-        "backpressure-timeout",
-        OptionKind.DURATION,
-        "Longest wait of a caller for upload capacity.",
+        dt.timedelta(minutes=10), "backpressure-timeout", DURATION
     )
     download_local_cache_idle_timeout: dt.timedelta = option(
         dt.timedelta(minutes=10),
         "download.local-cache.idle-timeout",
-        OptionKind.DURATION,
-        "Time after its last use at which a downloaded file is deleted from local disk.",
-        flink_keys=_dfs("download.local-cache.idle-timeout-ms"),
+        DURATION,
+        also=tuple(f"{prefix}download.local-cache.idle-timeout-ms" for prefix in _DFS),
         not_in_query=_NO_DOWNLOADS,
     )
     download_local_cache_max_bytes: int = option(
-        1024 * MIB,
-        "download.local-cache.max-size",
-        OptionKind.SIZE,
-        "Bound of the downloaded files on local disk: the least recently used are deleted "
-        "first, larger files are not kept, and 0 keeps none.",
-        not_in_query=_NO_DOWNLOADS,
+        1024 * MIB, "download.local-cache.max-size", SIZE, not_in_query=_NO_DOWNLOADS
     )
 
     def __post_init__(self) -> None:
@@ -211,26 +165,21 @@ class ChangelogOptions:
         """
         form = "a mapping of keys to values"
         arguments.instance(settings, "settings", Mapping, form, error=InvalidOptionsError)
-        specs = tuple(declared_options("changelog", cls))
-        values: dict[str, Any] = {}  # by field; each class checks its own
-        for key, value in settings.items():
-            spec = find_declared(key, specs, OPTIONS)
-            if isinstance(spec, ForeignKey):
-                check_foreign(spec, key, value)
-                continue
-            if spec.field in values:
-                raise InvalidOptionsError(
-                    f"option {key!r} sets {spec.key} a second time; leave one out", key=key
-                )
-            values[spec.field] = spec.kind.parse(value, key)
-        return cls(**values)
+        entries = ((key, value, f"{key!r} in the code") for key, value in settings.items())
+        return build(cls, read(entries, _find_of_changelog), "changelog")
 
 
-@documented
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
     """
     Settings of a `CheckpointCoordinator`.
+
+    Args:
+        retained: Completed checkpoints that can be restored.
+        compress_metadata: Snappy-frame the change sets inside `_metadata`; the file is written plain if
+            the record and the staged output exceed 16 MiB.
+        min_age_of_orphans: Garbage collection keeps younger objects; must exceed the time from an
+            upload to the commit of its checkpoint.
 
     Raises:
         InvalidOptionsError: A value is out of range.
@@ -239,37 +188,29 @@ class CheckpointOptions:
     retained: int = option(
         3,
         "retained",
-        OptionKind.COUNT,
-        "Completed checkpoints that can be restored.",
-        flink_keys=(f"{EXECUTION}num-retained", "state.checkpoints.num-retained"),
+        COUNT,
+        also=(f"{_EXECUTION}num-retained", "state.checkpoints.num-retained"),
         least=1,
         most=RETAINED_MAX,
-        advice="A tag keeps a single checkpoint for as long as you need it",
+        advice="A tag keeps a single checkpoint for as long as you need it.",
+        setting="retainedCheckpoints",
     )
-    compress_metadata: bool = option(
-        True,
-        "compress-metadata",
-        OptionKind.SWITCH,
-        "Snappy-frame the change sets inside `_metadata`; the file is written plain if the "
-        "record and the staged output exceed 16 MiB.",
-    )
-    min_age_of_orphans: dt.timedelta = option(
-        dt.timedelta(hours=1),
-        "min-age-of-orphans",
-        OptionKind.DURATION,
-        "Garbage collection keeps younger objects; must exceed the time from an upload to the"
-        " commit of its checkpoint.",
-    )
+    compress_metadata: bool = option(True, "compress-metadata", SWITCH)
+    min_age_of_orphans: dt.timedelta = option(dt.timedelta(hours=1), "min-age-of-orphans", DURATION)
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
-@documented
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """
     Settings of an `FsCheckpointStreamFactory`; its `from_options` reads them.
+
+    Args:
+        data_inline_threshold_bytes: State up to this size stays in its handle.
+        write_buffer_size_bytes: Small writes to a checkpoint stream are collected in pieces of this
+            size; raised to the threshold.
 
     Raises:
         InvalidOptionsError: A value is out of range.
@@ -278,10 +219,9 @@ class StreamOptions:
     data_inline_threshold_bytes: int = option(
         20 * KIB,
         "data-inline-threshold",
-        OptionKind.SIZE,
-        "State up to this size stays in its handle.",
-        flink_keys=(
-            f"{EXECUTION}data-inline-threshold",
+        SIZE,
+        also=(
+            _EXECUTION,
             "state.storage.fs.memory-threshold",
             "state.backend.fs.memory-threshold",
         ),
@@ -294,14 +234,8 @@ class StreamOptions:
     write_buffer_size_bytes: int = option(
         4096,
         "write-buffer-size",
-        OptionKind.SIZE,
-        "Small writes to a checkpoint stream are collected in pieces of this size; raised to "
-        "the threshold.",
-        flink_keys=(
-            f"{EXECUTION}write-buffer-size",
-            "state.storage.fs.write-buffer-size",
-            "state.backend.fs.write-buffer-size",
-        ),
+        SIZE,
+        also=(_EXECUTION, "state.storage.fs.", "state.backend.fs."),
         not_in_query=_NO_STREAM,
     )
 
@@ -309,67 +243,44 @@ class StreamOptions:
         check_fields(self)
 
 
-@documented
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
     """
     Bounds of the log, and of what one micro-batch writes in snapshots.
 
+    Args:
+        log_to_snapshot_ratio: The log may grow to this many times the size of the state before
+            snapshots have covered it; above 0.
+        min_log_bytes: A smaller log never makes a snapshot due by its size.
+        max_log_handles: Checkpoints whose log one key group may have to replay, whatever its size.
+        slice_bytes: Size of the snapshot that one micro-batch writes; see `snapshot.max-slices`.
+        max_slices: Slices of a state at most; a state too large for that is cut into larger slices.
+
     Raises:
         InvalidOptionsError: A value is out of range.
     """
 
-    log_to_snapshot_ratio: float = option(
-        2.0,
-        "log-to-snapshot-ratio",
-        OptionKind.RATIO,
-        "The log may grow to this many times the size of the state before snapshots have "
-        "covered it; above 0.",
-    )
-    min_log_bytes: int = option(
-        16 * MIB,
-        "min-log-size",
-        OptionKind.SIZE,
-        "A smaller log never makes a snapshot due by its size.",
-    )
-    max_log_handles: int = option(
-        250,
-        "max-log-handles",
-        OptionKind.COUNT,
-        "Checkpoints whose log one key group may have to replay, whatever its size.",
-        least=1,
-    )
-    slice_bytes: int = option(
-        4 * MIB,
-        "slice-size",
-        OptionKind.SIZE,
-        "Size of the snapshot that one micro-batch writes; see `snapshot.max-slices`.",
-        least=1,
-    )
-    max_slices: int = option(
-        64,
-        "max-slices",
-        OptionKind.COUNT,
-        "Slices of a state at most; a state too large for that is cut into larger slices.",
-        least=1,
-    )
+    log_to_snapshot_ratio: float = option(2.0, "log-to-snapshot-ratio", RATIO)
+    min_log_bytes: int = option(16 * MIB, "min-log-size", SIZE)
+    max_log_handles: int = option(250, "max-log-handles", COUNT, least=1)
+    slice_bytes: int = option(4 * MIB, "slice-size", SIZE, least=1)
+    max_slices: int = option(64, "max-slices", COUNT, least=1)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.log_to_snapshot_ratio > 0:
-            raise InvalidOptionsError(
-                f"log_to_snapshot_ratio is {self.log_to_snapshot_ratio}; it must be above 0",
-                fields=("log_to_snapshot_ratio",),
-            )
 
 
-@documented
 @dataclass(frozen=True, slots=True)
 class LocalRecoveryOptions:
     """
     Whether files are copied to local disk, and where.
 
     `FsStateChangelogStorage.from_options` and `LocalRecoveryConfig.of` read them.
+
+    Args:
+        backup: Write local copies of uploaded files; by default the value of `local-recovery.recovery`.
+        recovery: Read local copies where they exist.
+        directories: Directories of this host for local copies.
 
     Raises:
         InvalidOptionsError: Copies are wanted and there is no directory for them.
@@ -378,25 +289,22 @@ class LocalRecoveryOptions:
     backup: bool | None = option(
         None,
         "backup",
-        OptionKind.SWITCH,
-        "Write local copies of uploaded files; by default the value of `local-recovery.recovery`.",
-        flink_keys=(f"{EXECUTION}local-backup.enabled",),
+        SWITCH,
+        also=(f"{_EXECUTION}local-backup.enabled",),
         not_in_query=_NO_COPIES,
     )
     recovery: bool = option(
         False,
         "recovery",
-        OptionKind.SWITCH,
-        "Read local copies where they exist.",
-        flink_keys=("execution.state-recovery.from-local", "state.backend.local-recovery"),
+        SWITCH,
+        also=("execution.state-recovery.from-local", "state.backend.local-recovery"),
         not_in_query=_NO_COPIES,
     )
     directories: tuple[str, ...] = option(
         (),
         "directories",
-        OptionKind.PATHS,
-        "Directories of this host for local copies.",
-        flink_keys=(f"{EXECUTION}local-backup.dirs", "taskmanager.state.local.root-dirs"),
+        PATHS,
+        also=(f"{_EXECUTION}local-backup.dirs", "taskmanager.state.local.root-dirs"),
         not_in_query=_NO_COPIES,
     )
 
@@ -411,32 +319,6 @@ class LocalRecoveryOptions:
             )
 
 
-_SECTION_CLASSES: Final = {
-    "changelog": ChangelogOptions,
-    "checkpoint": CheckpointOptions,
-    "stream": StreamOptions,
-    "snapshot": SnapshotPolicy,
-    "local_recovery": LocalRecoveryOptions,
-}
-OPTIONS: Final = tuple(
-    spec
-    for name, kind in _SECTION_CLASSES.items()
-    for spec in declared_options(name.replace("_", "-"), kind)
-)
-"""Every option."""
-SECTIONS: Final = tuple(dict.fromkeys(spec.section for spec in OPTIONS))
-
-
-def find_option(key: str) -> OptionSpec | ForeignKey:
-    """
-    Return the option that *key* names, in any of its spellings.
-
-    Raises:
-        InvalidOptionsError: There is no such key; the message names the nearest one.
-    """
-    return find_declared(key, OPTIONS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """All options, section by section; made by `load_options`."""
@@ -448,13 +330,119 @@ class Options:
     local_recovery: LocalRecoveryOptions = field(default_factory=LocalRecoveryOptions)
 
     def __post_init__(self) -> None:
-        for name, kind in _SECTION_CLASSES.items():
-            section, class_name = getattr(self, name), kind.__name__
-            arguments.instance(section, name, kind, class_name, error=InvalidOptionsError)
+        for kind, name in SECTIONS.items():
+            section = getattr(self, name.replace("-", "_"))
+            arguments.instance(section, name, kind, kind.__name__, error=InvalidOptionsError)
 
 
-def default_of(spec: OptionSpec) -> OptionValue | None:
-    """Return the default of an option."""
-    section = getattr(Options(), spec.section.replace("-", "_"))
-    default: OptionValue | None = getattr(section, spec.field)
-    return default
+# --- keys -----------------------------------------------------------------------------------------
+
+SECTIONS: Final = {
+    ChangelogOptions: "changelog",
+    CheckpointOptions: "checkpoint",
+    StreamOptions: "stream",
+    SnapshotPolicy: "snapshot",
+    LocalRecoveryOptions: "local-recovery",
+}
+"""The sections of keys by their classes."""
+OPTIONS: Final = tuple(each for kind, name in SECTIONS.items() for each in options_of(kind, name))
+"""Every option of the sections."""
+for _kind in SECTIONS:
+    describe_values(_kind, {each.field: each for each in options_of(_kind)})
+
+
+def _of_changelog(name: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}{name}" for prefix in _CHANGELOG)
+
+
+FOREIGN: Final = (
+    ForeignKey(_of_changelog("enabled"), SWITCH, True, "statelog is the changelog"),
+    ForeignKey(
+        _of_changelog("storage"),
+        TEXT,
+        "filesystem",
+        "for tests in memory, open a location such as memory://test",
+    ),
+    ForeignKey(
+        _of_changelog("periodic-materialize.enabled"),
+        SWITCH,
+        True,
+        "without snapshots the log grows without bound; raise the bounds in the section `snapshot` "
+        "instead",
+    ),
+    ForeignKey(
+        _of_changelog("periodic-materialize.interval"),
+        DURATION,
+        None,
+        "snapshots are written when the log has grown, not by the clock",
+    ),
+    ForeignKey(
+        _of_changelog("max-failures-allowed"),
+        COUNT,
+        None,
+        "a failed snapshot fails no micro-batch and is tried again later",
+    ),
+    ForeignKey(
+        tuple(f"{prefix}upload.buffer-size" for prefix in (*_DFS, "changelog.", "")),
+        SIZE,
+        None,
+        "a file is put whole, so that no stream has to be buffered",
+    ),
+    ForeignKey(
+        (f"{_EXECUTION}max-concurrent-checkpoints",),
+        COUNT,
+        1,
+        "micro-batches commit one after another",
+    ),
+    ForeignKey(
+        (f"{_EXECUTION}file-merging.enabled",),
+        SWITCH,
+        None,
+        "tasks of a batch always share one file",
+    ),
+)
+"""Flink's keys that are accepted without being options."""
+_FOREIGN_KEYS: Final = {key: foreign for foreign in FOREIGN for key in foreign.keys}
+
+
+def plain_key(key: str) -> str:
+    """Return a key in lower case, with "_" for each separator."""
+    return key.strip().lower().replace(".", "_").replace("-", "_")
+
+
+def variable_of(key: str) -> str:
+    """Return the environment variable of a key of ours."""
+    return "STATELOG_" + plain_key(key).upper()
+
+
+def _by_name() -> dict[str, Option]:
+    """Return the options by all plain names; a name without a section names the first option with it."""
+    by_name = {plain_key(key): each for each in OPTIONS for key in (each.key, *each.other_keys)}
+    for each in OPTIONS:
+        for name in (each.name, each.field, each.field.removesuffix("_bytes")):
+            for prefix in ("", *_DFS):
+                by_name.setdefault(plain_key(f"{prefix}{name}"), each)
+    return by_name
+
+
+_NAMES: Final = Names(plain_key, _by_name(), "docs/reference/options.md lists all keys")
+
+
+def find_option(key: str) -> Option | ForeignKey:
+    """
+    Return the option that *key* names: our key, Flink's, or a name or field without the section.
+
+    Raises:
+        InvalidOptionsError: There is no such key; the message names the nearest one.
+    """
+    return _FOREIGN_KEYS.get(key) or _NAMES.find(key)
+
+
+def _find_of_changelog(key: str) -> Option | ForeignKey:
+    declared = find_option(key)
+    if isinstance(declared, Option) and declared.section != "changelog":
+        raise InvalidOptionsError(
+            f"option {key!r} is in the section {declared.section}, not in this one; use `load_options`, "
+            "which takes the keys of all sections"
+        )
+    return declared

@@ -8,43 +8,28 @@ defaults.  Every error names the place of its value.
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
 from statelog import arguments, extras
 from statelog.errors import InvalidOptionsError
-from statelog.options.declaration import (
-    ForeignKey,
-    OptionSpec,
-    OptionValue,
-    check_foreign,
-    variable_of,
-)
+from statelog.options.declaration import Entry, Values, build, nearest, read
+from statelog.options.kinds import MIB
 from statelog.options.sections import (
     OPTIONS,
     SECTIONS,
     ChangelogOptions,
-    CheckpointOptions,
-    LocalRecoveryOptions,
     Options,
-    SnapshotPolicy,
-    StreamOptions,
     find_option,
+    variable_of,
 )
-from statelog.options.units import MIB
 
 _VARIABLE_PREFIX: Final = "STATELOG_"
 _SPARK_PREFIX: Final = "spark.statelog."
 _ROOT: Final = "statelog"
-_SUGGESTION_CUTOFF: Final = 0.75
-
-SectionT = TypeVar("SectionT")
-_Values = dict[str, tuple[OptionSpec, OptionValue, str]]
-"""By key: the option, its value, and the place where it is set."""
 
 
 def load_options(
@@ -83,80 +68,51 @@ def load_options(
         arguments.instance(settings, "settings", Mapping, form, error=InvalidOptionsError)
     if yaml_file is not None and yaml_text is not None:
         raise InvalidOptionsError("give YAML as a file or as text, not both")
-    values: _Values = {}
     places = (
         ((key, value, "the defaults") for key, value in (defaults or {}).items()),
         _from_yaml(yaml_file, yaml_text),
-        _from_environment(os.environ if environ is None else environ),
+        from_environment(os.environ if environ is None else environ),
         _from_spark(spark_conf or {}),
         ((key, value, f"{key!r} in the code") for key, value in (settings or {}).items()),
     )
+    values: Values = {}
     for place in places:
-        values |= _read(place)
-    return Options(
-        changelog=_section(ChangelogOptions, "changelog", values),
-        checkpoint=_section(CheckpointOptions, "checkpoint", values),
-        stream=_section(StreamOptions, "stream", values),
-        snapshot=_section(SnapshotPolicy, "snapshot", values),
-        local_recovery=_section(LocalRecoveryOptions, "local-recovery", values),
-    )
+        values |= read(place, find_option)
+    return options_from(values)
 
 
-def _read(entries: Iterable[tuple[str, object, str]]) -> _Values:
-    """Parse the settings of one place; none may be set twice there."""
-    values: _Values = {}
-    for key, value, origin in entries:
-        try:
-            spec = find_option(key)
-            if isinstance(spec, ForeignKey):
-                check_foreign(spec, key, value)
-                continue
-            parsed = spec.kind.parse(value, spec.key)
-        except InvalidOptionsError as error:
-            raise InvalidOptionsError(f"{origin}: {error}", **error.facts, origin=origin) from None
-        if spec.key in values:
-            raise InvalidOptionsError(
-                f"{origin}: {spec.key} is already set by {values[spec.key][2]}; leave one out",
-                key=key,
-                origin=origin,
-            )
-        values[spec.key] = (spec, parsed, origin)
-    return values
+def options_from(values: Values) -> Options:
+    """
+    Return all sections, from the values of all places.
 
-
-def _section(kind: Callable[..., SectionT], name: str, values: _Values) -> SectionT:
-    chosen = {
-        spec.field: (value, origin)
-        for spec, value, origin in values.values()
-        if spec.section == name
+    Raises:
+        InvalidOptionsError: Values contradict each other; the message names their places.
+    """
+    sections: dict[str, object] = {
+        name.replace("-", "_"): build(kind, values, name) for kind, name in SECTIONS.items()
     }
-    try:
-        return kind(**{field: value for field, (value, _) in chosen.items()})
-    except InvalidOptionsError as error:
-        keys = {spec.field: spec.key for spec in OPTIONS if spec.section == name}
-        origins = [
-            f"{keys[field]} comes from {chosen[field][1] if field in chosen else 'the defaults'}"
-            for field in error.facts.get("fields", ())
-        ]
-        raise InvalidOptionsError(f"{error} ({', '.join(origins)})", **error.facts) from None
+    return build(Options, {}, **sections)
 
 
 # --- places ---------------------------------------------------------------------------------------
 
 
-def _from_spark(
-    conf: Mapping[str, str] | Iterable[tuple[str, str]],
-) -> Iterator[tuple[str, object, str]]:
+def _from_spark(conf: Mapping[str, str] | Iterable[tuple[str, str]]) -> Iterator[Entry]:
     pairs = conf.items() if isinstance(conf, Mapping) else conf
     for key, value in pairs:
         if key.startswith(_SPARK_PREFIX):
             yield key.removeprefix(_SPARK_PREFIX), value, f"Spark's configuration {key!r}"
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
-    """Yield our variables; refuse others of our prefix that look like a misspelling."""
-    variables = {spec.variable: spec.key for spec in OPTIONS}
-    sections = tuple(variable_of(f"{section}.") for section in SECTIONS)
+def from_environment(environ: Mapping[str, str]) -> Iterator[Entry]:
+    """
+    Yield what the environment sets.
+
+    Raises:
+        InvalidOptionsError: A variable looks like the misspelling of one.
+    """
+    variables = {variable_of(declared.key): declared.key for declared in OPTIONS}
+    sections = tuple(variable_of(f"{section}.") for section in SECTIONS.values())
     for name, value in environ.items():
         if not name.startswith(_VARIABLE_PREFIX):
             continue
@@ -164,19 +120,15 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object,
         if name in variables:
             yield variables[name], value, origin
             continue
-        near = difflib.get_close_matches(name, variables, n=1, cutoff=_SUGGESTION_CUTOFF)
+        near = nearest(name, variables)
         if near or name.startswith(sections):
             hint = (
-                f"; did you mean {near[0]}?"
-                if near
-                else "; docs/reference/options.md lists all variables"
+                f"did you mean {near}?" if near else "docs/reference/options.md lists all variables"
             )
-            raise InvalidOptionsError(f"unknown {origin}{hint}", key=name, origin=origin)
+            raise InvalidOptionsError(f"unknown {origin}; {hint}", key=name, origin=origin)
 
 
-def _from_yaml(
-    file: str | os.PathLike[str] | None, text: str | None
-) -> Iterator[tuple[str, object, str]]:
+def _from_yaml(file: str | os.PathLike[str] | None, text: str | None) -> Iterator[Entry]:
     if file is None and text is None:
         return
     place = "the YAML text" if file is None else f"YAML file {os.fspath(file)}"
@@ -228,7 +180,7 @@ PREEMPTIVE_SHARE: Final = 64
 _BATCH_MAX_BYTES: Final = 10 * MIB
 
 
-def task_defaults(memory_budget: int = MEMORY_BUDGET) -> dict[str, OptionValue]:
+def task_defaults(memory_budget: int = MEMORY_BUDGET) -> dict[str, object]:
     """
     Return the defaults of a task by key.
 

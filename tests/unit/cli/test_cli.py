@@ -304,7 +304,7 @@ def test_gc_does_nothing_beside_damage(call, location):
 
 @pytest.mark.parametrize("text", ["", "1x", "-1h", "h", "1h30m"])
 def test_a_wrong_duration_is_a_wrong_call(call, location, text):
-    assert "is not a duration" in call("gc", location, f"--min-age={text}", status=2)
+    assert "--min-age must be a duration" in call("gc", location, f"--min-age={text}", status=2)
 
 
 def test_verify_reads_everything(call, location):

@@ -205,4 +205,4 @@ def test_giving_up_needs_a_sound_checkpoint(call, place):
 def test_a_wrong_location_is_a_wrong_call(call, place, tmp_path):
     assert "no such directory" in call("repair", str(tmp_path / "nope"), status=2)
     assert "is not a state location" in call("repair", str(tmp_path), status=2)
-    assert "is not a duration" in call("repair", str(place), "--min-age", "x", status=2)
+    assert "--min-age must be a duration" in call("repair", str(place), "--min-age", "x", status=2)

@@ -11,7 +11,7 @@ from statelog.errors import InvalidOptionsError
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, FailedPart
 from statelog.extensions.bad_records.driver import FailureLog, error_policy
 from statelog.model import KeyGroupRange
-from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors, OnError, parse_max_errors
+from statelog.spark.query.error_policy import MAX_ERRORS, ErrorPolicy, MaxErrors, OnError
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
@@ -70,10 +70,10 @@ def test_only_a_query_that_continues_has_a_policy() -> None:
     ],
 )
 def test_the_bound_is_a_number_or_a_share(given: object, expected: MaxErrors) -> None:
-    assert expected == parse_max_errors(given, key="maxErrors")
+    assert expected == MAX_ERRORS.parse(given, "maxErrors")
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.5, "many", True, None, "nan", "inf", [3]])
 def test_another_bound_is_refused(given: object) -> None:
     with pytest.raises(InvalidOptionsError, match="maxErrors"):
-        parse_max_errors(given, key="maxErrors")
+        MAX_ERRORS.parse(given, "maxErrors")

@@ -8,8 +8,8 @@ import pytest
 
 import statelog as sl
 from statelog.options import SnapshotPolicy
-from statelog.options.declaration import FOREIGN
-from statelog.options.sections import OPTIONS, Options, default_of, find_option
+from statelog.options.declaration import Option
+from statelog.options.sections import FOREIGN, OPTIONS, Options, find_option, variable_of
 
 ATTEMPTS = "changelog.upload.max-attempts"
 
@@ -44,11 +44,11 @@ def test_the_environment_is_this_process_s_unless_another_is_given(
 
 
 @pytest.mark.parametrize("spec", OPTIONS, ids=lambda spec: spec.key)
-def test_each_option_has_a_field_and_all_its_keys_lead_to_it(spec: object) -> None:
-    default_of(spec)
-    for key in (spec.key, *spec.flink_keys):
+def test_each_option_has_a_field_and_all_its_keys_lead_to_it(spec: Option) -> None:
+    section = getattr(Options(), spec.section.replace("-", "_"))
+    assert spec.default in (None, getattr(section, spec.field))
+    for key in (spec.key, *spec.other_keys):
         assert spec is find_option(key)
-    assert spec.description.endswith(".")
 
 
 def test_each_field_has_an_option() -> None:
@@ -61,7 +61,7 @@ def test_each_field_has_an_option() -> None:
     }
     assert fields == table
     assert len(OPTIONS) == len({spec.key for spec in OPTIONS})
-    assert len(OPTIONS) == len({spec.variable for spec in OPTIONS})
+    assert len(OPTIONS) == len({variable_of(spec.key) for spec in OPTIONS})
 
 
 def test_flinks_keys_reach_every_section() -> None:

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from statelog.errors import InvalidOptionsError
-from statelog.options.units import parse_bool
+from statelog.options.kinds import SWITCH
 from statelog.spark.jvm.gateway import JavaObject, is_connect, query_of
 
 _log = logging.getLogger("statelog.spark")
@@ -71,7 +71,7 @@ def is_switch(key: str, value: str) -> bool:
         raise InvalidOptionsError(
             f"Spark's configuration {key!r}: there is no such switch; there are {names}", key=key
         )
-    parse_bool(value, key=key)
+    SWITCH.parse(value, key)
     return True
 
 
@@ -98,7 +98,7 @@ def attempt(trick: Trick, session: SparkSession, action: Callable[[], _T]) -> _T
 
 
 def _is_on(trick: Trick, session: SparkSession) -> bool:
-    return parse_bool(session.conf.get(trick.switch, "true") or "true", key=trick.switch)
+    return SWITCH.parse(session.conf.get(trick.switch, "true") or "true", trick.switch)
 
 
 _LACKING: Final = (

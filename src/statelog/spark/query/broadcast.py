@@ -19,8 +19,8 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
-from statelog.errors import InvalidOptionsError, UsageError
-from statelog.options.units import parse_duration
+from statelog.errors import UsageError
+from statelog.options.kinds import DURATION, Kind
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.side_output import is_name
 from statelog.spark.rows.spark_versions import arrow_of
@@ -79,7 +79,7 @@ class Broadcast:
         """Seconds until the source is read again."""
         if self.every is None:
             return 0.0
-        return parse_duration(self.every, key="every").total_seconds()
+        return DURATION.parse(self.every, "every").total_seconds()
 
     @property
     def on_repeat(self) -> Repeated:
@@ -90,20 +90,21 @@ class Broadcast:
             raise UsageError(f"repeated is 'same' or 'newest', not {self.repeated!r}") from None
 
 
-def parse_broadcast(value: object, *, key: str) -> Mapping[str, Broadcast]:
-    """Return the broadcast tables of the setting; raises `InvalidOptionsError` for another value."""
+def _broadcasts(value: object) -> Mapping[str, Broadcast]:
     if not isinstance(value, Mapping):
-        raise InvalidOptionsError(
-            f"option {key!r} is {type(value).__name__}; it must be a mapping from names to functions, "
-            "batch frames or `Broadcast`s"
-        )
+        raise TypeError
     for name in value:
         if not is_name(name):
-            raise InvalidOptionsError(f"{_NAME}, not {name!r:.200}")
+            raise UsageError(f"{_NAME}, not {name!r:.200}")
     return {
         name: each if isinstance(each, Broadcast) else Broadcast(each)
         for name, each in value.items()
     }
+
+
+BROADCASTS: Final = Kind(
+    "a mapping from names to functions, batch frames or `Broadcast`s", _broadcasts
+)
 
 
 class BroadcastTable:

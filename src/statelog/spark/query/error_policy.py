@@ -14,7 +14,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.errors import InvalidOptionsError
+from statelog.options.kinds import Kind
 
 
 class OnError(enum.Enum):
@@ -65,24 +65,25 @@ class MaxErrors:
         return str(self.keys or self.share)
 
 
-def parse_max_errors(value: object, *, key: str) -> MaxErrors:
-    """Return the bound that a setting means; raises `InvalidOptionsError` if it is none."""
+def _max_errors(value: object) -> MaxErrors:
     if isinstance(value, MaxErrors):
         return value
-    number: float | None = None
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except ValueError:
-            number = None
-    if number is not None and 0 < number < 1:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError
+    number = float(value)
+    if 0 < number < 1:
         return MaxErrors(0, number)
-    if number is None or not 1 <= number <= 1 << 53 or number != int(number):
-        raise InvalidOptionsError(
-            f"option {key!r} is {value!r}; it must be a number of keys, at least 1, or a share of the "
-            "keys, between 0 and 1. onError='fail' allows no failed key"
-        )
+    if not 1 <= number <= 1 << 53 or number != int(number):
+        raise ValueError
     return MaxErrors(int(number))
+
+
+MAX_ERRORS: Final = Kind(
+    "number of keys, or a share of them below 1",
+    _max_errors,
+    "a number of keys, at least 1, or a share of the keys, between 0 and 1 (onError='fail' allows no "
+    "failed key)",
+)
 
 
 @dataclass(frozen=True, slots=True)

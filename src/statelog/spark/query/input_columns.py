@@ -19,7 +19,8 @@ from typing import Final
 
 from pyspark.sql import Row
 
-from statelog.errors import InvalidOptionsError, UsageError
+from statelog.errors import UsageError
+from statelog.options.kinds import Kind
 
 _log = logging.getLogger("statelog.spark")
 
@@ -42,16 +43,16 @@ _TESTS: Final = (ast.If, ast.While, ast.IfExp)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def parse_input_columns(value: object, *, key: str) -> str | tuple[str, ...]:
-    """Return "auto", "all" or names of columns; raises `InvalidOptionsError` otherwise."""
+def _chosen(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str):
         if value.lower() in (AUTO, ALL):
             return value.lower()
     elif isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
         return tuple(value)
-    raise InvalidOptionsError(
-        f"option {key!r} is {value!r}; it must be 'auto', 'all' or a list of column names"
-    )
+    raise ValueError
+
+
+INPUT_COLUMNS: Final = Kind('"auto", "all" or a list of column names', _chosen)
 
 
 def columns_to_read(

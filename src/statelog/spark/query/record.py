@@ -15,7 +15,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from statelog.errors import InvalidOptionsError, UsageError
+from statelog.errors import UsageError
+from statelog.options.kinds import Kind
 from statelog.state.keys.state_key import StateKey
 
 FAILED: Final = "failed"
@@ -54,12 +55,8 @@ class RecordSpec:
     operator_id: str
 
 
-def parse_record(value: object, *, key: str) -> RecordRule | None:
-    """
-    Return the rule that a setting means; None records nothing.
-
-    Text is "failed", a number, or keys as a JSON list.  Anything else raises `InvalidOptionsError`.
-    """
+def _rule(value: object) -> RecordRule | None:
+    """Return the rule; text is "failed", a number, or keys as a JSON list.  None records nothing."""
     if isinstance(value, RecordRule):
         return value
     if isinstance(value, str):
@@ -68,18 +65,22 @@ def parse_record(value: object, *, key: str) -> RecordRule | None:
             return None
         if text.lower() == FAILED:
             return RecordRule()
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = None
+        value = json.loads(text)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return RecordRule(rate=float(value)) if value else None
     if isinstance(value, list | tuple | set | frozenset) and value:
         return RecordRule(keys=tuple(_key(entry) for entry in value))
-    raise InvalidOptionsError(
-        f"option {key!r} must be a list of keys, the share of keys to record (0 to 1), or "
-        f'{FAILED!r}; as text the list is JSON, such as ["c1", "c2"]'
-    )
+    raise ValueError
+
+
+RECORD: Final = Kind(
+    'a list of keys, 0 to 1, or "failed"',
+    _rule,
+    f'a list of keys, the share of keys to record (0 to 1), or "{FAILED}" (as text the list is JSON, '
+    'such as ["c1", "c2"])',
+    shows_value=False,
+)
+"""The kind of the setting; keys are personal data, which no error shows."""
 
 
 def _key(value: object) -> tuple[object, ...]:

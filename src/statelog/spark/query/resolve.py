@@ -8,27 +8,37 @@ docs/reference/options.md then the environment; then the defaults.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Mapping
+from functools import partial
+from typing import Final, TypeVar, cast
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.options import OPTIONS, load_options, task_defaults
-from statelog.options.declaration import ForeignKey
-from statelog.options.sections import find_option
+from statelog.options import OPTIONS, task_defaults
+from statelog.options.declaration import (
+    ForeignKey,
+    Option,
+    Values,
+    build,
+    nearest,
+    read,
+    store_options,
+)
+from statelog.options.sections import find_option, variable_of
+from statelog.options.sources import from_environment, options_from
 from statelog.spark.jvm.tricks import is_switch
-from statelog.spark.query.setting import Place, Setting, storage_option_of
 from statelog.spark.query.settings import (
     CONF_PREFIX,
     OPTION_PREFIX,
     SETTINGS,
+    Place,
     QuerySettings,
 )
 from statelog.state.backend import DEFAULT_BUDGET
 from statelog.store.encryption import with_source
+
+T = TypeVar("T")
 
 _log = logging.getLogger("statelog.spark")
 
@@ -46,17 +56,13 @@ def _plain(name: str) -> str:
     return name.replace(".", "").replace("-", "").replace("_", "").lower()
 
 
-_BY_NAME: Final = {_plain(setting.name): at for at, setting in SETTINGS.items()}
-"""Plain name to the field of `QuerySettings`."""
+_NAMES: Final = {_plain(name): name for name in SETTINGS}
+"""The names of the settings by plain name."""
 
 
-@dataclass(slots=True)
-class _Layer:
-    """The settings, store options and options of one place."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    store: dict[str, object] = field(default_factory=dict)
-    options: dict[str, object] = field(default_factory=dict)
+def _nearest(key: str) -> str:
+    """Return the setting whose name is nearest to *key*, or ""."""
+    return _NAMES.get(nearest(_plain(key), _NAMES), "")
 
 
 def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
@@ -66,21 +72,14 @@ def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
     Raises:
         UsageError: An argument is unknown; the message has the nearest name, and all names.
     """
-    names = [setting.name for setting in SETTINGS.values()]
-    unknown = set(arguments).difference(names)
+    unknown = sorted(set(arguments).difference(SETTINGS))
     if unknown:
-        nearest = [name for name in map(_nearest, sorted(unknown)) if name]
-        hint = f"; did you mean {', '.join(map(repr, nearest))}? It" if nearest else "; it"
+        near = [name for name in map(_nearest, unknown) if name]
+        hint = f"; did you mean {', '.join(map(repr, near))}? It" if near else "; it"
         raise UsageError(
-            f"transform_with_state has no argument {', '.join(sorted(unknown))}{hint} takes "
-            f"Spark's and {', '.join(names)}"
+            f"transform_with_state has no argument {', '.join(unknown)}{hint} takes Spark's and "
+            f"{', '.join(SETTINGS)}"
         )
-
-
-def _nearest(key: str) -> str:
-    """Return the setting whose name is nearest to *key*, or ""."""
-    similar = difflib.get_close_matches(_plain(key), _BY_NAME, n=1, cutoff=0.7)
-    return SETTINGS[_BY_NAME[similar[0]]].name if similar else ""
 
 
 def chained_arguments(
@@ -133,124 +132,83 @@ def resolve_settings(
             parsed or is out of range, or values contradict each other; the message names the
             place.
     """
-    session = _read(
-        Place.SESSION,
-        (
-            (key.removeprefix(CONF_PREFIX), value, f"Spark's configuration {key!r}")
-            for key, value in conf.items()
-            if key.startswith(CONF_PREFIX) and not is_switch(key, value)
-        ),
-    )
-    code = _read(
-        Place.CODE,
-        (
-            (name, value, f"argument {name!r}")
-            for name, value in arguments.items()
-            if value is not None
-        ),
-    )
-    writer = _read(
-        Place.WRITER,
-        (
-            (name, value, f"writer's option '{OPTION_PREFIX}{name}'")
-            for name, value in (written or {}).items()
-        ),
-    )
-    budget = DEFAULT_BUDGET
-    for layer in (session, code, writer):
-        budget = layer.settings.get("memory_budget", budget)
     environ = os.environ if environ is None else environ
     _warn_of_variables(environ)
-    options = load_options(
-        code.options | writer.options,
-        spark_conf={CONF_PREFIX + key: str(value) for key, value in session.options.items()},
-        environ=environ,
-        defaults=task_defaults(budget),
+    session, session_store = store_options(
+        (key.removeprefix(CONF_PREFIX), value, f"Spark's configuration {key!r}")
+        for key, value in conf.items()
+        if key.startswith(CONF_PREFIX) and not is_switch(key, value)
     )
-    base = session.settings.pop("state_location", None)
-    given = code.settings.pop("storage_options", {})
-    values: dict[str, Any] = {
+    code, code_store = store_options(
+        (name, value, f"argument {name!r}")
+        for name, value in arguments.items()
+        if value is not None
+    )
+    writer, writer_store = store_options(
+        (name, value, f"writer's option '{OPTION_PREFIX}{name}'")
+        for name, value in (written or {}).items()
+    )
+    values = read(from_environment(environ), find_option)
+    values |= read(session, partial(_find, Place.SESSION))
+    base = _taken(values, "stateLocation", None)
+    values |= read(code, partial(_find, Place.CODE))
+    values |= read(writer, partial(_find, Place.WRITER))
+    budget = _taken(dict(values), "memoryBudget", DEFAULT_BUDGET)
+    defaults = ((key, value, "the defaults") for key, value in task_defaults(budget).items())
+    values = read(defaults, find_option) | values
+    store: Mapping[str, object] = _taken(values, "storageOptions", {})
+    store = with_source({**session_store, **store, **code_store, **writer_store}, environ)
+    options = options_from(values)
+    fields: dict[str, object] = {
+        "base_location": base,
         "changelog": options.changelog,
         "checkpoints": options.checkpoint,
-        "snapshot_policy": options.snapshot,
-        **session.settings,
-        **code.settings,
-        **writer.settings,
+        "storage_options": store,
     }
-    return QuerySettings(
-        base_location=base,
-        storage_options=with_source(
-            {**session.store, **given, **code.store, **writer.store}, environ
-        ),
-        **values,
-    )
+    if "snapshotPolicy" not in values:
+        fields["snapshot_policy"] = options.snapshot
+    return build(QuerySettings, values, **fields)
 
 
-def _read(place: Place, entries: Iterable[tuple[str, object, str]]) -> _Layer:
-    """Parse the settings of one place, and reject one that is given twice."""
-    layer = _Layer()
-    for key, value, origin in entries:
-        if (option := storage_option_of(key)) is not None:
-            layer.store[option] = value
-            continue
-        into, at, name = layer.options, "", ""
-        declared = _BY_NAME.get(_plain(key))
-        if declared is None:
-            at = name = _option(key, origin)
-        else:
-            setting = SETTINGS[declared]
-            _check_place(setting, key, origin, place)
-            if setting.option:
-                at = name = setting.option
-            else:
-                into, at, name = layer.settings, declared, setting.name
-                value = _parsed(setting, value, origin)
-        if at in into:
-            raise InvalidOptionsError(
-                f"{origin}: {name} is set a second time; remove one of the two", key=key
-            )
-        into[at] = value
-    return layer
+def _taken(values: Values, key: str, default: T) -> T:
+    """Remove an option that no class takes as it is, and return its value."""
+    return cast("T", values.pop(key)[1]) if key in values else default
 
 
-def _check_place(setting: Setting, key: str, origin: str, place: Place) -> None:
-    if place not in setting.places:
-        raise InvalidOptionsError(f"{origin} has no effect there; {_REFUSAL[place]}", key=key)
-
-
-def _parsed(setting: Setting, value: object, origin: str) -> object:
-    try:
-        return setting.parse(value, key=setting.name)
-    except InvalidOptionsError as error:
-        raise InvalidOptionsError(f"{origin}: {error}", **error.facts) from None
-
-
-def _option(key: str, origin: str) -> str:
+def _find(place: Place, key: str) -> Option | ForeignKey:
     """
-    Return the key of an option of docs/reference/options.md.
-
-    A key of Flink's is unchanged.
+    Return the setting, or the option of docs/reference/options.md, that *key* names in one place.
 
     Raises:
-        InvalidOptionsError: There is no such option, or it has no effect in a query.
+        InvalidOptionsError: There is none, or it has no effect in a query or in the place.
     """
+    if (name := _NAMES.get(_plain(key))) is None:
+        return _find_option(key)
+    setting = SETTINGS[name]
+    if setting.only and place not in setting.only:
+        raise InvalidOptionsError(f"{name} has no effect there; {_REFUSAL[place]}")
+    return setting
+
+
+def _find_option(key: str) -> Option | ForeignKey:
+    if (name := _OBSERVERS.get(_plain(key))) is not None:
+        raise InvalidOptionsError(
+            f"{name} is not a setting: give it to transform_with_state as an argument"
+        )
     try:
-        spec = find_option(key)
-    except InvalidOptionsError as error:
-        nearest = "" if "." in key else _nearest(key)  # an option has a dot
-        hint = f"unknown setting {key!r}; did you mean {nearest!r}?" if nearest else error
-        if (name := _OBSERVERS.get(_plain(key))) is not None:
-            hint = f"{name} is not a setting: give it to transform_with_state as an argument"
-        raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
-    if isinstance(spec, ForeignKey):
-        if spec.allowed is not None:  # `load_options` compares the value
-            return key
-        reason = spec.reason
-    elif not spec.not_in_query:
-        return spec.key
+        declared = find_option(key)
+    except InvalidOptionsError:
+        near = "" if "." in key else _nearest(key)  # an option has a dot
+        if not near:
+            raise
+        raise InvalidOptionsError(f"unknown setting {key!r}; did you mean {near!r}?") from None
+    if isinstance(declared, Option):
+        reason = declared.not_in_query
     else:
-        reason = spec.not_in_query
-    raise InvalidOptionsError(f"{origin} has no effect in a query, remove it: {reason}", key=key)
+        reason = declared.reason if declared.allowed is None else ""
+    if reason:
+        raise InvalidOptionsError(f"{key} has no effect in a query, remove it: {reason}")
+    return declared
 
 
 def _warn_of_variables(environ: Mapping[str, str]) -> None:
@@ -259,10 +217,11 @@ def _warn_of_variables(environ: Mapping[str, str]) -> None:
 
     They are not rejected: a process may have them for its own changelogs.
     """
-    for spec in OPTIONS:
-        if spec.not_in_query and spec.variable in environ:
+    for declared in OPTIONS:
+        variable = variable_of(declared.key)
+        if declared.not_in_query and variable in environ:
             _log.warning(
                 "environment variable %s has no effect in a query: %s",
-                spec.variable,
-                spec.not_in_query,
+                variable,
+                declared.not_in_query,
             )

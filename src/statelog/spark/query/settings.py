@@ -2,15 +2,14 @@
 The settings of one stateful query, each declared once.
 
 A field of `QuerySettings` declares a setting: its type and default, its name as users type it, its
-parser, the places where it may be set, and its text.  `SETTINGS` is the table of these declarations.
-The docstring of `OperatorSettings`, docs/reference/settings.md and the check of unknown names use it;
-`resolve` reads the places and resolves the settings.
+kind and range, and the places where it may be set.  `OperatorSettings` has its text.  docs/reference/settings.md is
+made from both; `resolve` reads the places and resolves the settings.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
+import enum
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,44 +18,42 @@ from typing import Final, TypedDict, TypeVar
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import DEFAULT_MAX_PARALLELISM
 from statelog.options import (
+    MIB,
+    OPTIONS,
     ChangelogOptions,
     CheckpointOptions,
     SnapshotPolicy,
     task_changelog_options,
 )
-from statelog.options.units import (
-    parse_bool,
-    parse_count,
-    parse_duration,
-    parse_size,
-    parse_text,
+from statelog.options.declaration import Option, describe_values, option, options_of
+from statelog.options.kinds import (
+    AS_GIVEN,
+    COUNT,
+    DURATION,
+    NAMES,
+    SIZE,
+    SWITCH,
+    TEXT,
+    Kind,
+    choice,
 )
-from statelog.spark.query.broadcast import Broadcast, parse_broadcast
+from statelog.spark.query.broadcast import BROADCASTS, Broadcast
 from statelog.spark.query.delivery import Delivery, FileOutput
 from statelog.spark.query.error_policy import (
     DEFAULT_LETTER_AGE,
+    MAX_ERRORS,
     MaxErrors,
     OnError,
-    parse_max_errors,
 )
-from statelog.spark.query.input_columns import AUTO, parse_input_columns
+from statelog.spark.query.input_columns import AUTO, INPUT_COLUMNS
 from statelog.spark.query.record import (
     DEFAULT_AGE,
     DEFAULT_BYTES,
     DEFAULT_CHECKPOINTS,
+    RECORD,
     RecordRule,
-    parse_record,
 )
-from statelog.spark.query.setting import (
-    Place,
-    Setting,
-    as_given,
-    choice_of,
-    parse_checkpoint,
-    parse_names,
-    setting,
-)
-from statelog.state.backend import DEFAULT_BUDGET, StateBackendConfig
+from statelog.state.backend import BACKENDS, DEFAULT_BUDGET, StateBackendConfig
 from statelog.state.heap.memory import LEAST_BUDGET
 from statelog.store.paths import STATE_FOLDER
 
@@ -65,296 +62,112 @@ OPTION_PREFIX: Final = "statelog."
 BESIDE_CHECKPOINT: Final = "checkpoint"
 """The value of stateLocation for this folder, so that a session can choose it."""
 
-_DEFAULT_INLINE_BYTES: Final = 1024 * 1024
 
-_NOT_BY_WRITER: Final = Place.SESSION | Place.CODE
-_NOT_BY_SESSION: Final = Place.CODE | Place.WRITER
+class Place(enum.Enum):
+    """The places where a setting may be set."""
+
+    SESSION = enum.auto()
+    CODE = enum.auto()
+    WRITER = enum.auto()
+
+
+_CODE: Final = (Place.CODE,)
+_NOT_BY_WRITER: Final = (Place.SESSION, Place.CODE)
+_NOT_BY_SESSION: Final = (Place.CODE, Place.WRITER)
+
+
+def _checkpoint(value: object) -> int | str:
+    return str(value) if value in ("latest", "empty") else COUNT.read(value)
+
+
+_CHECKPOINT: Final = Kind('"latest", "empty" or a checkpoint id', _checkpoint)
+_DROPPED: Final = replace(
+    NAMES, name='a list of variables and fields ("total", "total.amount"), or "*"'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuerySettings:
     """
-    The settings of one stateful query; `SETTINGS` documents each field but these.
+    The settings of one stateful query; `OperatorSettings` documents each field but these.
 
     Args:
         base_location: Folder with a subfolder for the state of each query, where the session has
             one.
         changelog: The options `changelog.*`: how tasks upload.
+        checkpoints: The options `checkpoint.*`.
 
     Raises:
         InvalidOptionsError: A value is out of range, or two contradict each other.
     """
 
-    state_location: str | None = setting(
-        "stateLocation",
-        parse_text,
-        "path or URL",
-        "Where the state is stored. Default: the folder `statelog` inside the query's "
-        'checkpointLocation (also by the word "checkpoint"), or '
-        "`<spark.statelog.stateLocation>/<queryName>` where the session names a folder.",
-        default=None,
-    )
+    state_location: str | None = option(None, "stateLocation", TEXT, values="path or URL")
     base_location: str | None = None
     changelog: ChangelogOptions = field(default_factory=task_changelog_options)
-    delivery: Delivery = setting(
-        "delivery",
-        choice_of(Delivery),
-        '"staged" or "direct"',
-        "How output rows reach the sink. staged: rows are committed with the state and "
-        "delivered again identically, exactly once for a sink that honours the batch id. "
-        "direct: one Spark job less, at least once.",
-        default=Delivery.STAGED,
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
+    delivery: Delivery = option(Delivery.STAGED, "delivery", choice(*Delivery))
+    file_output: FileOutput = option(FileOutput.EXACTLY_ONCE, "fileSink", choice(*FileOutput))
+    no_data_batches: bool | None = option(None, "noDataBatches", SWITCH)
+    tasks: int | None = option(None, "tasks", COUNT, values="1 to maxParallelism", least=1)
+    min_tasks: int = option(1, "minTasks", COUNT, values="1 to maxTasks", least=1)
+    max_tasks: int | None = option(
+        None, "maxTasks", COUNT, values="minTasks to maxParallelism", least=1
     )
-    file_output: FileOutput = setting(
-        "fileSink",
-        choice_of(FileOutput),
-        '"exactly-once" or "append"',
-        "How files and tables of files are written. exactly-once: with the log of Spark's "
-        "streaming file sink next to them, so that a micro-batch that is delivered again is "
-        "written once. append: without the log, at least once.",
-        default=FileOutput.EXACTLY_ONCE,
+    max_parallelism: int = option(
+        DEFAULT_MAX_PARALLELISM, "maxParallelism", COUNT, only=_NOT_BY_WRITER, least=1
     )
-    no_data_batches: bool | None = setting(
-        "noDataBatches",
-        parse_bool,
-        "true or false",
-        "Run micro-batches without data when a timer is due or the watermark moved; fixed "
-        "for the lifetime of the query. Default: as the query began; for a new query, "
-        "whether it can have timers.",
-        default=None,
-    )
-    tasks: int | None = setting(
-        "tasks",
-        parse_count,
-        "1 to maxParallelism",
-        "Number of parallel tasks; may change at every restart. Default: chosen for each "
-        "micro-batch by its work, from minTasks to maxTasks; over a batch frame "
-        "`spark.sql.shuffle.partitions`.",
-        default=None,
-    )
-    min_tasks: int = setting(
-        "minTasks",
-        parse_count,
-        "1 to maxTasks",
-        "Fewest tasks of a micro-batch, where tasks is not set.",
-        default=1,
-    )
-    max_tasks: int | None = setting(
-        "maxTasks",
-        parse_count,
-        "minTasks to maxParallelism",
-        "Most tasks of a micro-batch, where tasks is not set. Default: the number of cores.",
-        default=None,
-    )
-    max_parallelism: int = setting(
-        "maxParallelism",
-        parse_count,
-        "number",
-        "Number of key groups; fixed for the lifetime of the state.",
-        places=_NOT_BY_WRITER,
-        default=DEFAULT_MAX_PARALLELISM,
-        least=1,
-    )
-    operator_id: str | None = setting(
-        "operatorId",
-        parse_text,
-        "text",
-        "Name of the operator; the state of another one is rejected. Default: "
-        "`transform_with_state`.",
-        places=Place.CODE,
-        default=None,
-    )
-    input_columns: str | tuple[str, ...] = setting(
-        "inputColumns",
-        parse_input_columns,
-        '"auto", "all" or a list of columns',
-        "The columns of the input that the processor reads; the others are not read, shuffled or "
-        "sent. Keys and event time are always sent. auto: what the code of a processor of Rows "
-        "certainly reads, else all; all where keys are recorded or become dead letters.",
-        places=Place.CODE,
-        default=AUTO,
-    )
-    checkpoint: int | str = setting(
-        "checkpoint",
-        parse_checkpoint,
-        '"latest", "empty" or a checkpoint id',
-        'The checkpoint to start from. "empty" insists on starting without state. An id '
-        "goes back to an older checkpoint; it does not rewind the sources (see `statelog "
-        "rewind`).",
-        places=_NOT_BY_SESSION,
-        default="latest",
-    )
-    adopt: bool = setting(
-        "adopt",
-        parse_bool,
-        "true or false",
-        "Continue from state that another query wrote.",
-        places=_NOT_BY_SESSION,
-        default=False,
-    )
-    drop_state: tuple[str, ...] = setting(
-        "dropState",
-        parse_names,
-        'a list of variables and fields ("total", "total.amount"), or "*"',
-        "State to drop for good that the checkpoint holds and the processor no longer declares, or "
-        "declares under another name. Default: none; a start that would drop state is rejected.",
-        default=(),
-    )
-    checkpoints: CheckpointOptions = setting(
-        "retainedCheckpoints",
-        as_given,
-        "1 to 65,536",
-        "Number of the newest checkpoints that are kept, so that they can be restored.",
-        option="checkpoint.retained",
-        default_factory=CheckpointOptions,
-    )
-    inline_bytes: int = setting(
-        "inlineBytes",
-        parse_size,
-        "bytes",
-        "Deltas and rows of one task up to this size travel through the driver into the "
-        "one object of the micro-batch; larger ones are written to files of their own.",
-        default=_DEFAULT_INLINE_BYTES,
-        least=0,
-    )
-    memory_budget: int = setting(
-        "memoryBudget",
-        parse_size,
-        "bytes",
-        "Memory that state and rows take in a Python worker. State beyond it is stored on the "
-        "host's local disk.",
-        default=DEFAULT_BUDGET,
-        least=LEAST_BUDGET,
-    )
-    state_backend: str = setting(
-        "stateBackend",
-        parse_text,
-        '"auto", "memory" or "disk"',
-        "Where a worker keeps state. auto: in memory while it fits, else on local disk.",
-        default="auto",
-    )
-    local_directory: str | None = setting(
-        "localDirectory",
-        parse_text,
-        "path",
-        "Folder on each host for state on local disk. Default: a folder of the user in "
-        "the system's temporary directory.",
-        default=None,
-    )
-    storage_options: Mapping[str, object] = setting(
+    operator_id: str | None = option(None, "operatorId", TEXT, only=_CODE)
+    input_columns: str | tuple[str, ...] = option(AUTO, "inputColumns", INPUT_COLUMNS, only=_CODE)
+    checkpoint: int | str = option("latest", "checkpoint", _CHECKPOINT, only=_NOT_BY_SESSION)
+    adopt: bool = option(False, "adopt", SWITCH, only=_NOT_BY_SESSION)
+    drop_state: tuple[str, ...] = option((), "dropState", _DROPPED)
+    inline_bytes: int = option(MIB, "inlineBytes", SIZE)
+    memory_budget: int = option(DEFAULT_BUDGET, "memoryBudget", SIZE, least=LEAST_BUDGET)
+    state_backend: str = option("auto", "stateBackend", choice(*BACKENDS))
+    local_directory: str | None = option(None, "localDirectory", TEXT, values="path")
+    storage_options: Mapping[str, object] = option(
+        dict,
         "storageOptions",
-        as_given,
-        "mapping; elsewhere one key `storageOptions.<name>` each",
-        "Client options of the object store (credentials, endpoint, ...).",
-        places=Place.CODE,
-        default_factory=dict,
+        AS_GIVEN,
+        only=_CODE,
+        values="mapping; elsewhere one key `storageOptions.<name>` each",
     )
-    fsync: bool = setting(
-        "fsync",
-        parse_bool,
-        "true or false",
-        "On local disk, make objects durable before they count.",
-        default=True,
+    fsync: bool = option(True, "fsync", SWITCH)
+    snapshot_policy: SnapshotPolicy = option(
+        SnapshotPolicy(), "snapshotPolicy", AS_GIVEN, only=_CODE, values="a `SnapshotPolicy`"
     )
-    snapshot_policy: SnapshotPolicy = setting(
-        "snapshotPolicy",
-        as_given,
-        "a `SnapshotPolicy`",
-        "When to write snapshots.",
-        places=Place.CODE,
-        default_factory=SnapshotPolicy,
-    )
-    record: RecordRule | None = setting(
-        "record",
-        parse_record,
-        'a list of keys, 0 to 1, or "failed"',
-        "Record what these keys, this share of all keys, or keys whose processing fails see, for "
-        "`statelog replay`. It is personal data where the rows are. Default: nothing.",
-        default=None,
-    )
-    record_bytes: int = setting(
-        "recordBytes",
-        parse_size,
-        "bytes",
-        "Most bytes recorded in one micro-batch; one key takes at most an eighth.",
-        default=DEFAULT_BYTES,
-        least=1,
-    )
-    record_checkpoints: int = setting(
-        "recordCheckpoints",
-        parse_count,
-        "number",
-        "Number of the newest checkpoints whose recordings are kept.",
-        default=DEFAULT_CHECKPOINTS,
-        least=1,
-    )
-    record_age: dt.timedelta = setting(
-        "recordAge",
-        parse_duration,
-        "duration",
-        "Older recordings are deleted, also of keys that failed.",
-        default=DEFAULT_AGE,
-    )
-    on_error: OnError = setting(
-        "onError",
-        choice_of(OnError),
-        '"fail", "skip", "dead-letter" or "freeze"',
-        "What happens where the processing of a key fails. fail: the query stops. skip: the key's rows "
-        "are left out. dead-letter: they are kept with the error, to be replayed. freeze: so are the "
-        "later rows of the key. Its state stays as it was; the other keys are not affected.",
-        default=OnError.FAIL,
-    )
-    max_errors: MaxErrors = setting(
-        "maxErrors",
-        parse_max_errors,
-        "number of keys, or a share of them below 1",
-        'The most keys of one task and micro-batch that may fail where onError is not "fail". With '
-        "more the query stops.",
-        default=MaxErrors(),
-    )
-    dead_letter_age: dt.timedelta = setting(
-        "deadLetterAge",
-        parse_duration,
-        "duration",
-        "Older dead letters are deleted.",
-        default=DEFAULT_LETTER_AGE,
-    )
-    side_output_age: dt.timedelta = setting(
-        "sideOutputAge",
-        parse_duration,
-        "duration",
-        "Older rows of side outputs are deleted.",
-        default=DEFAULT_LETTER_AGE,
-    )
-    broadcast: Mapping[str, Broadcast] = setting(
-        "broadcast",
-        parse_broadcast,
-        "a mapping from names to functions, batch frames or `Broadcast`s",
-        "Small tables that every key sees, by `handle.broadcast(name)`: the same version in all calls of "
-        "a micro-batch, which its checkpoint names.",
-        places=Place.CODE,
-        default_factory=dict,
-        compare=False,
+    record: RecordRule | None = option(None, "record", RECORD)
+    record_bytes: int = option(DEFAULT_BYTES, "recordBytes", SIZE, least=1)
+    record_checkpoints: int = option(DEFAULT_CHECKPOINTS, "recordCheckpoints", COUNT, least=1)
+    record_age: dt.timedelta = option(DEFAULT_AGE, "recordAge", DURATION)
+    on_error: OnError = option(OnError.FAIL, "onError", choice(*OnError))
+    max_errors: MaxErrors = option(MaxErrors(), "maxErrors", MAX_ERRORS)
+    dead_letter_age: dt.timedelta = option(DEFAULT_LETTER_AGE, "deadLetterAge", DURATION)
+    side_output_age: dt.timedelta = option(DEFAULT_LETTER_AGE, "sideOutputAge", DURATION)
+    broadcast: Mapping[str, Broadcast] = option(
+        dict, "broadcast", BROADCASTS, only=_CODE, compare=False
     )
 
     def __post_init__(self) -> None:
-        for name, declared in SETTINGS.items():
-            declared.check(getattr(self, name))
-        tasks = {"tasks": self.tasks, "minTasks": self.min_tasks, "maxTasks": self.max_tasks}
-        for name, value in tasks.items():
-            if value is not None and not 1 <= value <= self.max_parallelism:
+        tasks = {"tasks": "tasks", "minTasks": "min_tasks", "maxTasks": "max_tasks"}
+        for name, at in tasks.items():
+            value = getattr(self, at)
+            if value is not None and value > self.max_parallelism:
                 raise InvalidOptionsError(
-                    f"{name} is 1 to maxParallelism ({self.max_parallelism}); got {value}"
+                    f"{name} must be at most maxParallelism ({self.max_parallelism}), not {value}",
+                    fields=(at, "max_parallelism"),
                 )
         if self.max_tasks is not None and self.min_tasks > self.max_tasks:
             raise InvalidOptionsError(
-                f"minTasks is at most maxTasks ({self.max_tasks}); got {self.min_tasks}"
+                f"minTasks must be at most maxTasks ({self.max_tasks}), not {self.min_tasks}",
+                fields=("min_tasks", "max_tasks"),
             )
         _ = self.backend  # made here, so that wrong values are rejected at once
         if self.adopt and self.checkpoint == "empty":
             raise InvalidOptionsError(
                 "adopt continues from existing state, checkpoint='empty' requires that there is "
-                "none: remove one of them"
+                "none: remove one of them",
+                fields=("adopt", "checkpoint"),
             )
 
     def task_bounds(self, cores: int) -> tuple[int, int]:
@@ -413,23 +226,87 @@ class QuerySettings:
         return f"{(self.base_location or '').rstrip('/')}/{query_name}"
 
 
-SETTINGS: Final[Mapping[str, Setting]] = {
-    each.name: each.metadata["setting"]
-    for each in dataclasses.fields(QuerySettings)
-    if "setting" in each.metadata
+SETTINGS: Final[Mapping[str, Option]] = {
+    declared.setting or declared.name: declared
+    for declared in (*options_of(QuerySettings), *OPTIONS)
+    if declared.setting or not declared.section
 }
-"""The declarations by the name of their field in `QuerySettings`."""
+"""The declarations by the names that users type; some set an option of a section."""
 
 
 # --- the settings as keyword arguments ------------------------------------------------------------
-# A type checker reads the names here, so they are written out; a test compares them with SETTINGS.
+# A type checker and help() read the names here, so they are written out; a test compares them with
+# SETTINGS.
 
 Function = TypeVar("Function", bound=Callable[..., object])
 _REFERENCE: Final = "`OperatorSettings`."
 
 
 class OperatorSettings(TypedDict, total=False):
-    """Its docstring is built from SETTINGS."""
+    """
+    Settings of an operator beyond Spark's arguments.
+
+    A setting that is left out, or None, is read from the session's configuration
+    (`spark.statelog.<name>`), then has its default.
+
+    Args:
+        stateLocation: Where the state is stored. Default: the folder `statelog` inside the query's
+            checkpointLocation (also by the word "checkpoint"), or
+            `<spark.statelog.stateLocation>/<queryName>` where the session names a folder.
+        delivery: How output rows reach the sink. staged: rows are committed with the state and
+            delivered again identically, exactly once for a sink that honours the batch id. direct: one
+            Spark job less, at least once.
+        fileSink: How files and tables of files are written. exactly-once: with the log of Spark's
+            streaming file sink next to them, so that a micro-batch that is delivered again is written
+            once. append: without the log, at least once.
+        noDataBatches: Run micro-batches without data when a timer is due or the watermark moved;
+            fixed for the lifetime of the query. Default: as the query began; for a new query, whether
+            it can have timers.
+        tasks: Number of parallel tasks; may change at every restart. Default: chosen for each
+            micro-batch by its work, from minTasks to maxTasks; over a batch frame
+            `spark.sql.shuffle.partitions`.
+        minTasks: Fewest tasks of a micro-batch, where tasks is not set.
+        maxTasks: Most tasks of a micro-batch, where tasks is not set. Default: the number of cores.
+        maxParallelism: Number of key groups; fixed for the lifetime of the state.
+        operatorId: Name of the operator; the state of another one is rejected. Default:
+            `transform_with_state`.
+        inputColumns: The columns of the input that the processor reads; the others are not read,
+            shuffled or sent. Keys and event time are always sent. auto: what the code of a processor of
+            Rows certainly reads, else all; all where keys are recorded or become dead letters.
+        checkpoint: The checkpoint to start from. "empty" insists on starting without state. An id
+            goes back to an older checkpoint; it does not rewind the sources (see `statelog rewind`).
+        adopt: Continue from state that another query wrote.
+        dropState: State to drop for good that the checkpoint holds and the processor no longer
+            declares, or declares under another name. Default: none; a start that would drop state is
+            rejected.
+        retainedCheckpoints: Number of the newest checkpoints that are kept, so that they can be
+            restored.
+        inlineBytes: Deltas and rows of one task up to this size travel through the driver into the
+            one object of the micro-batch; larger ones are written to files of their own.
+        memoryBudget: Memory that state and rows take in a Python worker. State beyond it is stored
+            on the host's local disk.
+        stateBackend: Where a worker keeps state. auto: in memory while it fits, else on local disk.
+        localDirectory: Folder on each host for state on local disk. Default: a folder of the user
+            in the system's temporary directory.
+        storageOptions: Client options of the object store (credentials, endpoint, ...).
+        fsync: On local disk, make objects durable before they count.
+        snapshotPolicy: When to write snapshots.
+        record: Record what these keys, this share of all keys, or keys whose processing fails see,
+            for `statelog replay`. It is personal data where the rows are. Default: nothing.
+        recordBytes: Most bytes recorded in one micro-batch; one key takes at most an eighth.
+        recordCheckpoints: Number of the newest checkpoints whose recordings are kept.
+        recordAge: Older recordings are deleted, also of keys that failed.
+        onError: What happens where the processing of a key fails. fail: the query stops. skip: the
+            key's rows are left out. dead-letter: they are kept with the error, to be replayed. freeze:
+            so are the later rows of the key. Its state stays as it was; the other keys are not
+            affected.
+        maxErrors: The most keys of one task and micro-batch that may fail where onError is not
+            "fail". With more the query stops.
+        deadLetterAge: Older dead letters are deleted.
+        sideOutputAge: Older rows of side outputs are deleted.
+        broadcast: Small tables that every key sees, by `handle.broadcast(name)`: the same version
+            in all calls of a micro-batch, which its checkpoint names.
+    """
 
     stateLocation: str | None
     delivery: str | None
@@ -463,28 +340,12 @@ class OperatorSettings(TypedDict, total=False):
     broadcast: Mapping[str, object] | None
 
 
-def _documentation() -> str:
-    lines = [
-        "Settings of an operator beyond Spark's arguments.",
-        "",
-        "A setting that is left out, or None, is read from the session's configuration",
-        "(`spark.statelog.<name>`), then has its default.",
-        "",
-        "Args:",
-    ]
-    lines += [
-        f"    {setting.name}: ({setting.described_values}) {setting.text}"
-        for setting in SETTINGS.values()
-    ]
-    return "\n".join(lines)
-
-
-OperatorSettings.__doc__ = _documentation()
+describe_values(OperatorSettings, SETTINGS)
 
 
 def names_settings(function: Function) -> Function:
     """Put the names of all settings into the docstring of a function that takes them."""
-    names = ", ".join(setting.name for setting in SETTINGS.values())
+    names = ", ".join(OperatorSettings.__annotations__)
     lines = textwrap.wrap(f"{names}.  `help(OperatorSettings)` describes each.", 84)
     text = "\n".join([_REFERENCE.replace(".", ":"), *(" " * 12 + line for line in lines)])
     if function.__doc__ is not None:  # it is None under python -OO

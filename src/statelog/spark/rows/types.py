@@ -20,7 +20,7 @@ from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import CorruptionError, UsageError
 from statelog.format.arrow_data import read_stream_table
-from statelog.options.units import parse_size
+from statelog.options.kinds import SIZE
 from statelog.spark.rows.key_types import parts_of, plain_columns
 from statelog.spark.rows.spark_versions import known_arguments, setting_or
 
@@ -138,7 +138,7 @@ class ArrowLimits:
         """Return the limits of *session* as they are now."""
         records = int(session.conf.get(MAX_RECORDS) or 0)
         text = setting_or(session, MAX_BYTES, "-1") or "-1"
-        size = 0 if text.strip().startswith("-") else parse_size(text, key=MAX_BYTES)
+        size = 0 if text.strip().startswith("-") else SIZE.parse(text, MAX_BYTES)
         return cls(records if records > 0 else NO_LIMIT, size if size > 0 else NO_LIMIT)
 
 

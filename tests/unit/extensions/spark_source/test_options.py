@@ -63,12 +63,15 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "/s", "stat": "x", "a": "y"}, "has no option a, stat; it has path, view"),
+        (
+            {"path": "/s", "stat": "x", "a": "y"},
+            "unknown option 'stat'; there are path, view, stateVarName",
+        ),
         (
             {"path": "/s", "variable": "x", "stateVarName": "y"},
-            "stateVarName and variable are one option: give one",
+            "stateVarName is set a second time",
         ),
-        ({"path": "/s", "batchId": "1.5"}, "batchId must be the number of a micro-batch"),
+        ({"path": "/s", "batchId": "1.5"}, "batchId must be a whole number, not '1.5'"),
         (
             {"path": "/s", "batchId": "1", "checkpoint": "2"},
             "batchId and checkpoint both name a checkpoint",
@@ -77,7 +80,7 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
         ({"path": ""}, "needs a state location"),
         (
             {"path": "/s", "view": "keys"},
-            "view must be state, changes or checkpoints, not 'keys'",
+            'view must be "state", "changes" or "checkpoints", not .keys.',
         ),
         (
             {"path": "/s", "checkpoint": "the newest"},
@@ -86,7 +89,10 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
         ({"path": "/s", "checkpoint": "-1"}, "or a time of ISO 8601 .* not '-1'"),
         ({"path": "/s", "keyGroups": "5-3"}, "or a range such as 0-15, not '5-3'"),
         ({"path": "/s", "keyGroups": "1,2"}, "or a range such as 0-15, not '1,2'"),
-        ({"path": "/s", "partitions": "0"}, "a number of 1 or more, not '0'"),
+        (
+            {"path": "/s", "partitions": "0"},
+            "partitions must be a whole number, at least 1, not '0'",
+        ),
         ({"path": "/s", "filterPushdown": "on"}, "true or false, not 'on'"),
         (
             {"path": "/s", "view": "checkpoints", "keyGroups": "1", "stateVarName": "x"},
@@ -98,14 +104,14 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
         ),
         ({"path": "/s", "columns": "a,,b"}, "columns must be names with commas"),
         ({"path": "/s", "flattenCollections": "1"}, "flattenCollections must be true or false"),
-        ({"path": "/s", "view": "changes", "reader": "a b"}, "the option reader: 'a b' cannot be"),
+        ({"path": "/s", "view": "changes", "reader": "a b"}, "reader: 'a b' cannot be"),
         (
             {"path": "/s", "view": "changes", "readerMaxCheckpoints": "9"},
             "readerMaxCheckpoints needs the option reader",
         ),
         (
             {"path": "/s", "view": "changes", "maxCheckpointsPerTrigger": "0"},
-            "maxCheckpointsPerTrigger must be a number of 1 or more",
+            "maxCheckpointsPerTrigger must be a whole number, at least 1, not '0'",
         ),
     ],
 )

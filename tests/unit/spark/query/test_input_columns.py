@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import Row
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.spark.query.input_columns import columns_read, columns_to_read, parse_input_columns
+from statelog.spark.query.input_columns import INPUT_COLUMNS, columns_read, columns_to_read
 
 COLUMNS = ("key", "amount", "at", "name", "window", "count")
 
@@ -331,8 +331,8 @@ def test_the_setting_names_columns():
 
 
 def test_values_of_the_setting():
-    assert parse_input_columns("Auto", key="inputColumns") == "auto"
-    assert parse_input_columns(["a", "b"], key="inputColumns") == ("a", "b")
+    assert INPUT_COLUMNS.parse("Auto", "inputColumns") == "auto"
+    assert INPUT_COLUMNS.parse(["a", "b"], "inputColumns") == ("a", "b")
     for value in ("a, b", 3, [1]):
-        with pytest.raises(InvalidOptionsError, match="'auto', 'all' or a list of column names"):
-            parse_input_columns(value, key="inputColumns")
+        with pytest.raises(InvalidOptionsError, match='"auto", "all" or a list of column names'):
+            INPUT_COLUMNS.parse(value, "inputColumns")

@@ -16,11 +16,11 @@ from statelog.options import (
     SnapshotPolicy,
     task_changelog_options,
 )
-from statelog.options.declaration import FOREIGN
+from statelog.options.sections import FOREIGN
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.progress import NO_OBSERVERS, BatchProgress, Observers
-from statelog.spark.query.record import RecordRule, parse_record
+from statelog.spark.query.record import RECORD, RecordRule
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
 from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings
 
@@ -118,14 +118,14 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ),
         ({}, {}, {"on-progress": print}, "writer's option.*onProgress is not a setting"),
         ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a whole number"),
-        ({"delivery": "twice"}, {}, {}, "staged or direct"),
+        ({"delivery": "twice"}, {}, {}, '"staged" or "direct", not .twice.'),
         ({"checkpoint": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
         ({"operatorId": "x"}, {}, {}, "no effect there"),
         (
             {"changelog.base-path": "x"},
             {},
             {},
-            "base-path' has no effect in a query.*set stateLocation",
+            "base-path has no effect in a query.*set stateLocation",
         ),
         ({"tasks": "2", "TASKS": "3"}, {}, {}, "tasks is set a second time"),
         (
@@ -134,18 +134,33 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
             {},
             "checkpoint.retained.* a second",
         ),
-        ({"maxParallelism": "4"}, {"tasks": 5}, {}, r"tasks is 1 to maxParallelism \(4\); got 5"),
-        ({}, {"tasks": 0}, {}, "tasks is 1 to"),
-        ({}, {"minTasks": 0}, {}, "minTasks is 1 to"),
-        ({}, {"maxTasks": 129}, {}, "maxTasks is 1 to"),
-        ({"maxTasks": "2"}, {"minTasks": 3}, {}, r"minTasks is at most maxTasks \(2\); got 3"),
-        ({}, {"maxParallelism": 0}, {}, "maxParallelism is at least 1"),
-        ({}, {"inlineBytes": -1}, {}, "inlineBytes is at least 0"),
-        ({}, {"delivery": 7}, {}, "argument 'delivery'.*staged or direct"),
-        ({}, {"checkpoint": -2}, {}, "'latest', 'empty' or a checkpoint id"),
-        ({}, {"checkpoint": "oldest"}, {}, "'latest', 'empty' or a checkpoint id"),
+        (
+            {"maxParallelism": "4"},
+            {"tasks": 5},
+            {},
+            r"tasks must be at most maxParallelism \(4\), not 5 \(tasks comes from argument 'tasks', maxP",
+        ),
+        ({}, {"tasks": 0}, {}, "tasks must be a whole number, at least 1, not 0"),
+        ({}, {"minTasks": 0}, {}, "minTasks must be a whole number, at least 1, not 0"),
+        ({}, {"maxTasks": 129}, {}, "maxTasks must be at most maxParallelism"),
+        ({"maxTasks": "2"}, {"minTasks": 3}, {}, r"minTasks must be at most maxTasks \(2\), not 3"),
+        ({}, {"maxParallelism": 0}, {}, "maxParallelism must be a whole number, at least 1, not 0"),
+        (
+            {},
+            {"inlineBytes": -1},
+            {},
+            "inlineBytes must be a number of bytes.*, at least 0, not -1",
+        ),
+        ({}, {"delivery": 7}, {}, "argument 'delivery'.*staged.* or .direct., not 7"),
+        ({}, {"checkpoint": -2}, {}, '"latest", "empty" or a checkpoint id'),
+        ({}, {"checkpoint": "oldest"}, {}, '"latest", "empty" or a checkpoint id'),
         ({}, {"adopt": True, "checkpoint": "empty"}, {}, "remove one of them"),
-        ({}, {"retainedCheckpoints": 0}, {}, "retained is 0; it must be at least 1"),
+        (
+            {},
+            {"retainedCheckpoints": 0},
+            {},
+            "checkpoint.retained must be a whole number, at least 1 .*, not 0. A tag",
+        ),
         ({}, {}, {"maxParallelism": 4}, "give it to transform_with_state"),
         ({}, {}, {"statelocation2": 4}, "statelog.statelocation2.*did you mean 'stateLocation'"),
     ],
@@ -158,15 +173,15 @@ def test_a_wrong_setting_is_named_with_its_place(
 
 
 def test_what_the_code_may_say_is_the_table() -> None:
-    names = {one.name for one in SETTINGS.values()}
+    names = set(SETTINGS)
     assert names == set(OperatorSettings.__annotations__)
     assert OperatorSettings.__doc__ is not None
-    assert all(f"    {name}: (" in OperatorSettings.__doc__ for name in names)
+    assert all(f"        {name}: (" in OperatorSettings.__doc__ for name in names)
     for function in (transform_with_state, transform_with_state_in_pandas, aggregate):
         text = " ".join((function.__doc__ or "").split())
-        assert f"ee `OperatorSettings`: {', '.join(one.name for one in SETTINGS.values())}." in text
-    undocumented = {one.name for one in fields(QuerySettings)} - set(SETTINGS)
-    assert {"base_location", "changelog"} == undocumented
+        assert f"ee `OperatorSettings`: {', '.join(OperatorSettings.__annotations__)}." in text
+    undeclared = {one.name for one in fields(QuerySettings) if not one.metadata}
+    assert {"base_location", "changelog", "checkpoints"} == undeclared
 
 
 EFFECTIVE = {
@@ -201,7 +216,7 @@ def test_the_options_of_the_changelog_take_effect_in_a_query() -> None:
 
 def test_an_option_takes_effect_in_a_query_or_is_rejected_by_name() -> None:
     """Every key of every section, and every key of Flink's."""
-    keys = {key: spec for spec in OPTIONS for key in (spec.key, *spec.flink_keys)}
+    keys = {key: spec for spec in OPTIONS for key in (spec.key, *spec.other_keys)}
     sections = {spec.key for spec in OPTIONS if spec.section in ("checkpoint", "snapshot")}
     for key, spec in keys.items():
         assert bool(spec.not_in_query) == (spec.key not in EFFECTIVE | dict.fromkeys(sections))
@@ -218,7 +233,7 @@ def test_an_option_takes_effect_in_a_query_or_is_rejected_by_name() -> None:
     for foreign in FOREIGN:
         for key in foreign.keys:
             if foreign.allowed is None:
-                with pytest.raises(InvalidOptionsError, match=f"{key}' has no effect in a query"):
+                with pytest.raises(InvalidOptionsError, match=f"{key} has no effect in a query"):
                     settled({key: "1"})
             else:
                 assert settled() == settled({key: str(foreign.allowed)})
@@ -295,13 +310,15 @@ def test_tasks_are_bounded_by_the_cores_unless_said_otherwise() -> None:
     ],
 )
 def test_what_is_recorded_is_a_list_a_share_or_what_failed(given: object, meant: object) -> None:
-    assert meant == parse_record(given, key="record")
+    assert meant == RECORD.parse(given, "record")
 
 
 @pytest.mark.parametrize("given", [True, 1.5, -0.1, "everything", [], {"a": 1}, None, float("nan")])
 def test_what_is_recorded_is_nothing_else(given: object) -> None:
-    with pytest.raises(InvalidOptionsError, match="'record' must be a list of keys, the share"):
-        parse_record(given, key="record")
+    with pytest.raises(
+        InvalidOptionsError, match=r"record must be a list of keys, the share.*, not a \w+$"
+    ):
+        RECORD.parse(given, "record")
 
 
 @pytest.mark.parametrize(

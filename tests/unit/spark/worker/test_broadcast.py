@@ -42,9 +42,9 @@ from statelog.extensions.broadcasts.driver import BroadcastVersions
 from statelog.extensions.broadcasts.stored import BROADCAST, stored_version
 from statelog.extensions.testing.replay import recorded_steps, replay
 from statelog.spark.query.broadcast import (
+    BROADCASTS,
     Broadcast,
     BroadcastTable,
-    parse_broadcast,
     version_of,
 )
 from statelog.spark.query.record import RecordRule
@@ -301,10 +301,10 @@ def test_a_source_that_cannot_be_read_fails_the_micro_batch(
 
 
 def test_wrong_settings_are_rejected() -> None:
-    with pytest.raises(InvalidOptionsError, match="must be a mapping"):
-        parse_broadcast(["rules"], key="broadcast")
+    with pytest.raises(InvalidOptionsError, match=r"broadcast must be a mapping .*, not a list"):
+        BROADCASTS.parse(["rules"], "broadcast")
     with pytest.raises(InvalidOptionsError, match="letters, digits"):
-        parse_broadcast({"a/b": list}, key="broadcast")
+        BROADCASTS.parse({"a/b": list}, "broadcast")
     with pytest.raises(UsageError, match="`lambda: table` makes a function of a table"):
         Broadcast(pa.table({"n": [1]}))
     with pytest.raises(UsageError, match="'same' or 'newest'"):

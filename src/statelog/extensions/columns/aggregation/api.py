@@ -33,7 +33,6 @@ from statelog.spark.stream.stateful_stream import GroupedStatefulStream
 if TYPE_CHECKING:
     from typing import Unpack
 
-_SETTING_NAMES: Final = frozenset(setting.name for setting in SETTINGS.values())
 _SPARKS: Final = {
     "count": ("count",),
     "sum_": ("sum",),
@@ -162,8 +161,8 @@ def named_aggregates(given: Sequence[object]) -> dict[str, Aggregate]:
 
 
 def _check_settings(settings: Mapping[str, object]) -> None:
-    for name in sorted(settings.keys() - _SETTING_NAMES):
-        similar = difflib.get_close_matches(name, _SETTING_NAMES, n=1, cutoff=0.8)
+    for name in sorted(settings.keys() - SETTINGS.keys()):
+        similar = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.8)
         hint = f"; did you mean the setting {similar[0]}?" if similar else ""
         raise UsageError(
             f"aggregate: {name} is not a setting{hint}. An output column is named by "
