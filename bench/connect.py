@@ -31,8 +31,8 @@ from typing import Any
 from pipeline import OUTPUT, ROCKSDB, RunningTotal, machine, noop, write_input
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from tests.spark.connect.server import ConnectServer
 
-from statelog.demo.connect_server import ConnectServer
 from statelog.demo.java import prepare_environment
 from statelog.spark import transform_with_state
 
@@ -79,7 +79,7 @@ def child(kind: str, data: str, work: str) -> None:
     # Workers, and the server's process, need not find this folder's modules.
     cloudpickle.register_pickle_by_value(sys.modules["pipeline"])
     if kind == "connect":
-        server = ConnectServer(folder, folder / "server.log", settings=SETTINGS, in_session=True)
+        server = ConnectServer(folder, folder / "server.log", settings=SETTINGS)
         server.wait()
         session = SparkSession.builder.remote(server.url).getOrCreate()
     else:

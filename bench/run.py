@@ -182,9 +182,12 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> bool:
     log, began = LOGS / f"{name}.log", time.monotonic()
     limit = BENCHMARKS[name].minutes * 60 * options.patience
     print(f"== {name}: {BENCHMARKS[name].title} (at most {limit / 60:.0f} min)", flush=True)
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]  # of `bench` and `tests`
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = command_of(name, folder, options)
     with log.open("w", encoding="utf-8") as noise:
         process = subprocess.Popen(
-            command_of(name, folder, options), cwd=ROOT, stderr=noise, start_new_session=True
+            command, cwd=ROOT, env=environment, stderr=noise, start_new_session=True
         )
         try:
             status: int | str = process.wait(limit)

@@ -4,7 +4,6 @@ A job with two stateful operators to be killed: totals by customer, and behind t
 Run as a program, as `python -m statelog.demo.program` is.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +16,12 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
+from tests.chaos.batch_files import BatchFiles, log_everything
+from tests.chaos.job import SNAPSHOTS
 from tests.chaos.request_log import log_requests_if_asked
 
-from statelog.demo.java import prepare_environment
-from statelog.demo.job import BatchFiles, JobConfig
-from statelog.demo.program import Messages, main, open_session
-from statelog.options import SnapshotPolicy
+from statelog.demo.job import JobConfig
+from statelog.demo.program import Send, finish, main, open_session
 from statelog.spark import transform_with_state
 
 INPUT = "customer int, amount bigint"
@@ -69,25 +68,21 @@ class Regions(StatefulProcessor):
         yield Row(region=key[0], customers=len(totals), changes=changes, total=sum(totals))
 
 
-def work(config: JobConfig, messages: Messages) -> None:
+def work(config: JobConfig, send: Send) -> None:
     """Run the query over all input."""
-    prepare_environment()
-    session = open_session(config.master, os.path.dirname(config.checkpoint))
-    messages.send("session")
-    orders = session.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).parquet(config.input)
+    session = open_session(config)
+    send("session")
+    reader = session.readStream.schema(INPUT).option("maxFilesPerTrigger", 1)
+    orders = reader.parquet(f"{config.folder}/input")
     totals = transform_with_state(
         orders.groupBy("customer"),
         Totals(),
         TOTALS,
         stateLocation=config.location,
-        delivery=config.delivery,
-        tasks=config.tasks,
         operatorId="customers",
-        inlineBytes=config.inline_bytes,
-        stateBackend=config.state_backend,
-        localDirectory=config.local_directory,
-        snapshotPolicy=SnapshotPolicy(max_log_handles=config.max_log_handles),
-        onProgress=messages.batch,
+        snapshotPolicy=SNAPSHOTS,
+        onProgress=lambda progress: send("batch", progress=progress.to_json()),
+        **config.operator,
     )
     regions = transform_with_state(
         # In the third part of the micro-batches no row passes, and the operator is skipped.
@@ -97,16 +92,16 @@ def work(config: JobConfig, messages: Messages) -> None:
         operatorId="regions",
     )
     query = (
-        regions.writeStream.foreachBatch(BatchFiles(Path(config.output), "region"))
-        .option("checkpointLocation", config.checkpoint)
+        regions.writeStream.foreachBatch(BatchFiles(Path(config.folder) / "output", "region"))
+        .option("checkpointLocation", f"{config.folder}/spark")
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    messages.send("finished")
-    session.stop()
+    finish(session, config, send)
 
 
 if __name__ == "__main__":
+    log_everything()
     log_requests_if_asked()
     sys.exit(main(sys.argv[1:], work))

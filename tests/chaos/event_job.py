@@ -20,12 +20,12 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
+from tests.chaos.batch_files import BatchFiles, log_everything
+from tests.chaos.job import SNAPSHOTS
 from tests.chaos.request_log import log_requests_if_asked
 
-from statelog.demo.java import prepare_environment
-from statelog.demo.job import BatchFiles, JobConfig
-from statelog.demo.program import Messages, main, open_session
-from statelog.options import SnapshotPolicy
+from statelog.demo.job import JobConfig
+from statelog.demo.program import Send, finish, main, open_session
 from statelog.spark import transform_with_state
 from statelog.spark.query.progress import BatchProgress
 
@@ -126,18 +126,18 @@ def tell(key: Iterable[Any], kind: str, n: int, time: int, watermark: int) -> Ro
     return Row(customer=customer, kind=kind, n=n, time=time, watermark=watermark, token=token)
 
 
-def run_once(session: SparkSession, config: JobConfig, messages: Messages) -> int:
+def run_once(session: SparkSession, config: JobConfig, send: Send) -> int:
     """Run the query over all files that are there; return the batches it did."""
     done: list[BatchProgress] = []
 
     def note(progress: BatchProgress) -> None:
         done.append(progress)
-        messages.batch(progress)
+        send("batch", progress=progress.to_json())
 
     events = (
         session.readStream.schema(INPUT)
-        .option("maxFilesPerTrigger", config.files_per_trigger)
-        .parquet(config.input)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(f"{config.folder}/input")
         .withColumn("at", timestamp_millis("at_ms"))
         .withWatermark("at", f"{DELAY_MS} milliseconds")
     )
@@ -146,20 +146,15 @@ def run_once(session: SparkSession, config: JobConfig, messages: Messages) -> in
         Reminders(),
         outputStructType=OUTPUT,
         outputMode="Update",
-        timeMode=config.time_mode,
         stateLocation=config.location,
-        delivery=config.delivery,
-        tasks=config.tasks,
         operatorId="reminders",
-        inlineBytes=config.inline_bytes,
-        stateBackend=config.state_backend,
-        localDirectory=config.local_directory,
-        snapshotPolicy=SnapshotPolicy(max_log_handles=config.max_log_handles),
+        snapshotPolicy=SNAPSHOTS,
         onProgress=note,
+        **config.operator,
     )
     query = (
-        reminders.writeStream.foreachBatch(BatchFiles(Path(config.output)))
-        .option("checkpointLocation", config.checkpoint)
+        reminders.writeStream.foreachBatch(BatchFiles(Path(config.folder) / "output"))
+        .option("checkpointLocation", f"{config.folder}/spark")
         .trigger(availableNow=True)
         .start()
     )
@@ -176,20 +171,20 @@ def release(folder: Path) -> bool:
     return bool(hidden)
 
 
-def work(config: JobConfig, messages: Messages) -> None:
+def work(config: JobConfig, send: Send) -> None:
     """Go on where the last run ended, part by part."""
-    prepare_environment()
-    session = open_session(config.master, os.path.dirname(config.checkpoint))
-    messages.send("session")
-    more = any(Path(config.input).glob("part*.parquet")) or release(Path(config.input))
+    session = open_session(config)
+    send("session")
+    folder = Path(config.folder) / "input"
+    more = any(folder.glob("part*.parquet")) or release(folder)
     while more:
-        while run_once(session, config, messages):
+        while run_once(session, config, send):
             pass  # until a run has nothing left to do
-        more = release(Path(config.input))
-    messages.send("finished")
-    session.stop()
+        more = release(folder)
+    finish(session, config, send)
 
 
 if __name__ == "__main__":
+    log_everything()
     log_requests_if_asked()
     sys.exit(main(sys.argv[1:], work))

@@ -6,23 +6,28 @@ being redelivered shows by its tokens.  What the demonstration keeps is kept aga
 kind, with and without a time to live, and as timers; where they disagree the job fails.
 """
 
-import datetime as dt
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Row
+from tests.chaos.batch_files import BatchFiles, log_everything
 from tests.chaos.request_log import log_requests_if_asked
 
-from statelog.demo.job import OUTPUT, CustomerTotals
-from statelog.demo.program import main, run
+from statelog.demo.job import OUTPUT, CustomerTotals, JobConfig, read_lines
+from statelog.demo.program import Send, finish, main, open_session
+from statelog.options import SnapshotPolicy
 from statelog.spark import (
     ExpiredTimerInfo,
     StatefulProcessorHandle,
     TimerValues,
+    transform_with_state,
 )
+
+SNAPSHOTS = SnapshotPolicy(max_log_handles=9)
+"""So that there are many snapshots."""
 
 DAY_MS = 86_400_000
 SOON_MS = 40
@@ -98,7 +103,32 @@ class RestlessTotals(CustomerTotals):
             raise AssertionError(f"{key}: {registered} timers, {fired} fired, pending {pending}")
 
 
+def work(config: JobConfig, send: Send) -> None:
+    """Run the query over all input."""
+    session = open_session(config)
+    send("session")
+    lines = read_lines(session.readStream.option("maxFilesPerTrigger", 1), config)
+    totals = transform_with_state(
+        lines.groupBy("customer"),
+        RestlessTotals(),
+        f"{OUTPUT}, token string",
+        stateLocation=config.location,
+        operatorId="customer-totals",
+        snapshotPolicy=SNAPSHOTS,
+        onProgress=lambda progress: send("batch", progress=progress.to_json()),
+        **config.operator,
+    )
+    query = (
+        totals.writeStream.foreachBatch(BatchFiles(Path(config.folder) / "output"))
+        .option("checkpointLocation", f"{config.folder}/spark")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    finish(session, config, send)
+
+
 if __name__ == "__main__":
+    log_everything()
     log_requests_if_asked()
-    totals = RestlessTotals(dt.timedelta(minutes=30))
-    sys.exit(main(sys.argv[1:], partial(run, processor=totals, output=f"{OUTPUT}, token string")))
+    sys.exit(main(sys.argv[1:], work))

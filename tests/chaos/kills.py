@@ -8,6 +8,7 @@ everything is compared with what must have come, and what the dead left behind i
 """
 
 import datetime as dt
+import json
 import random
 import re
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests import evidence
+from tests.chaos.batch_files import DELIVERIES
 from tests.chaos.request_log import noting
 from tests.entries import claims
 from tests.model.linearize import check_journal
@@ -22,10 +24,10 @@ from tests.model.linearize import check_journal
 from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.clean_up import reachable_objects
 from statelog.checkpoint.verify import verify_location
-from statelog.demo.data import lay_out, write_orders
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import JobConfig
 from statelog.demo.process import JobProcess, processes_of_session
+from statelog.demo.run import write_orders
 from statelog.errors import StatelogError
 from statelog.runtime.fail_points import VARIABLE
 from statelog.state.reader import StateReader
@@ -64,6 +66,8 @@ class Campaign:
     kills: list[str] = field(default_factory=list)
     program: ClassVar = "job.py"
     time_mode: ClassVar = "ProcessingTime"
+    has_answer: ClassVar = True
+    """Whether a batch query of the demonstration answers what the job computes."""
 
     def __post_init__(self) -> None:
         prepare_environment()
@@ -76,9 +80,8 @@ class Campaign:
 
     def write_input(self) -> None:
         """Make the input of all runs."""
-        orders = self.folder / "orders"
-        write_orders(orders, orders=self.files * 35, seed=self.seed, days=self.files)
-        assert self.files == lay_out(orders, self.folder / "input")
+        folder = self.folder / "input"
+        write_orders(folder, orders=self.files * 35, seed=self.seed, days=self.files)
 
     def batches_left(self) -> int:
         """Return how many micro-batches are still to be done, about."""
@@ -87,20 +90,20 @@ class Campaign:
     def _config(self, master: str, verify: bool) -> JobConfig:
         # Never the number of the run before.
         self._tasks = self.chance.choice([n for n in (1, 2, 3, 5, 7) if n != self._tasks])
+        operator = {
+            "tasks": self._tasks,
+            "delivery": self.delivery,
+            "inlineBytes": self.inline_bytes,
+            "timeMode": self.time_mode,
+            "stateBackend": self.state_backend,
+            "localDirectory": str(self.folder / "local"),
+        }
         return JobConfig(
-            input=str(self.folder / "input"),
-            checkpoint=str(self.folder / "spark"),
+            folder=str(self.folder),
             location=self.location,
-            output=str(self.folder / "output"),
-            tasks=self._tasks,
-            delivery=self.delivery,
-            inline_bytes=self.inline_bytes,
-            max_log_handles=9,
+            operator=operator,
             master=master,
-            verify=verify,
-            time_mode=self.time_mode,
-            state_backend=self.state_backend,
-            local_directory=str(self.folder / "local"),
+            check=verify and self.has_answer,
         )
 
     def _start(self, config: JobConfig, points: str) -> JobProcess:
@@ -108,7 +111,7 @@ class Campaign:
             config,
             self.folder / "job.log",
             program=[str(Path(__file__).with_name(self.program))],
-            environment={VARIABLE: points, **noting(self.requests)},
+            **{VARIABLE: points, **noting(self.requests)},
         )
 
     def die_at(self, point: str, hit: int) -> None:
@@ -124,22 +127,22 @@ class Campaign:
                 assert self._log().count(EXITED) > before, error
             else:
                 assert point not in WORKER_POINTS, f"{point} did not stop the job: {told}"
-                assert job.exit_status == -9, f"{point}:{hit} was not reached: {told}"
+                assert job.process.returncode == -9, f"{point}:{hit} was not reached: {told}"
         assert "finished" not in told, f"{point}:{hit} was not reached"
-        assert [] == processes_of_session(job.pid)
+        assert {} == processes_of_session(job.process.pid)
         self.kills.append(f"{point}:{hit} on {self._tasks}")
 
     def finish_while_workers_die(self, point: str) -> dict[str, Any]:
         """Work through the rest, workers dying at *point* a few times; return the job's verdict."""
         config = self._config(REPEATS, verify=True)
         # A new worker counts anew, and is costly: let about one in eight hits be deadly.
-        hit = max(2, self.batches_left() * config.tasks // 8)
+        hit = max(2, self.batches_left() * self._tasks // 8)
         before = len(LOST_WORKER.findall(self._log()))
         verdict: dict[str, Any] = {}
         with self._start(config, f"{point}:{hit}") as job:
             for message in job.events():
-                verdict = message.get("verdict", verdict)
-        assert job.exit_status == 0, self.story
+                verdict = message if message["event"] == "checked" else verdict
+        assert job.process.returncode == 0, self.story
         lost = len(LOST_WORKER.findall(self._log())) - before
         self.kills += [f"{point}:{hit} of a worker"] * lost
         return verdict
@@ -160,6 +163,19 @@ class Campaign:
         assert [] == verdict["differences"], self.story
         assert verdict["exact"]
         assert self.files == verdict["batches"]
+        self.check_deliveries()
+
+    def check_deliveries(self) -> None:
+        """Check that a batch that was delivered twice came with the same rows."""
+        notes = []
+        for line in (self.folder / "output" / DELIVERIES).read_bytes().splitlines():
+            try:
+                notes.append(json.loads(line))
+            except ValueError:  # cut short by a kill
+                continue
+        digests = {(note["batch"], note["digest"]) for note in notes if note["rows"]}
+        if self.delivery == "staged":
+            assert len(digests) == len({batch for batch, _ in digests}), self.story
 
     def state(self) -> tuple[int, dict[str, list[dict[str, Any]]]]:
         """Return the newest checkpoint, and the rows of each variable of its state."""

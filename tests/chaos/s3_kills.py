@@ -48,11 +48,9 @@ class S3Campaign(Campaign):
             config,
             self.folder / "job.log",
             program=[str(Path(__file__).with_name(self.program))],
-            environment={
-                **self.proxy.server.environment,
-                "AWS_TIMEOUT": TIMEOUT,
-                **noting(self.requests),
-            },
+            **self.proxy.server.environment,
+            AWS_TIMEOUT=TIMEOUT,
+            **noting(self.requests),
         )
 
     def kill_after(self, batches: int, seconds: float) -> None:
@@ -61,16 +59,15 @@ class S3Campaign(Campaign):
 
         A query that ends by itself raises `StatelogError`.
         """
-        due = float("inf")
         with self._start(self._config(DIES, verify=False), "") as job:
-            for message in job.events(poll_seconds=0.02):
-                if message.get("event") == "batch":
+            for message in job.events():
+                if message["event"] == "batch":
                     self.batches += 1
                     batches -= 1
-                    due = time.monotonic() + seconds if not batches else due
-                if time.monotonic() >= due:
+                if not batches:
                     break
-            assert job.exit_status is None, f"the job had finished: {self.story}"
+            time.sleep(seconds)
+            assert job.process.poll() is None, f"the job had finished: {self.story}"
             job.kill()
         self.kills.append(f"after {self.batches} batches and {seconds:.2f} s")
 
@@ -80,8 +77,8 @@ class S3Campaign(Campaign):
         with self._start(self._config(DIES, verify=True), "") as job:
             for message in job.events():
                 self.batches += message["event"] == "batch"
-                verdict = message.get("verdict", verdict)
-        assert 0 == job.exit_status, self.story
+                verdict = message if message["event"] == "checked" else verdict
+        assert 0 == job.process.returncode, self.story
         return verdict
 
     def check_output_and_state(self, verdict: dict[str, Any]) -> None:
@@ -93,6 +90,7 @@ class S3Campaign(Campaign):
         assert [] == verdict["differences"], self.story
         assert verdict["exact"]
         assert self.files - len(self.kills) <= verdict["batches"] <= self.files
+        self.check_deliveries()
 
     def repeated_in_progress(self) -> int:
         """Return the sum of repeated requests in the `BatchProgress` lines of the driver's log."""

@@ -43,6 +43,7 @@ class ChainCampaign(Campaign):
     batches: list[list[dict[str, Any]]] = field(default_factory=list)
     program: ClassVar = "chain_job.py"
     time_mode: ClassVar = "None"
+    has_answer: ClassVar = False
 
     def write_input(self) -> None:
         chance = random.Random(self.seed)
@@ -99,7 +100,7 @@ class ChainCampaign(Campaign):
 
     def check_output_and_state(self, verdict: dict[str, Any]) -> None:
         for batch_id, expected in enumerate(self.batches):
-            path = self.folder / "output" / f"batch={batch_id}.parquet"
+            path = self.folder / "output" / f"batch={batch_id}" / "rows.parquet"
             rows = pq.read_table(path).to_pylist() if path.exists() else []
             assert expected == rows, f"batch {batch_id}; {self.story}"
         _, found = self.state()

@@ -49,5 +49,5 @@ def run_killed(
         finally:
             for other in processes_of_session(process.pid):
                 with suppress(ProcessLookupError):
-                    os.kill(other.pid, signal.SIGKILL)
+                    os.kill(other, signal.SIGKILL)
             process.wait()

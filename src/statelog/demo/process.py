@@ -2,20 +2,19 @@
 Run the demonstration's job as a process, and kill it with all its child processes.
 
 A Spark job is a tree of processes: the driver, its JVM, the Python daemon, the workers.  The daemon
-makes a process group of its own, and orphaned children get another parent, but all of them stay in
-the session of the program.  So they are found by their session and ended by their ids.
+makes its own process group, and orphaned children get another parent, but all of them stay in the
+session of the program.  So they are found by their session and ended by their ids.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,18 +25,11 @@ from statelog.errors import StatelogError
 from statelog.model import JsonObject
 from statelog.runtime.closing import ClosesAtExit
 
+PROGRAM: Final = ("-m", "statelog.demo.program")
 _PROC: Final = Path("/proc")
 _POLL_SECONDS: Final = 0.01
 _PATIENCE_SECONDS: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """One process."""
-
-    pid: int
-    parent: int
-    name: str
+_LOG_LINES: Final = 15
 
 
 def start_program(
@@ -45,168 +37,115 @@ def start_program(
     *,
     log: Path,
     environment: Mapping[str, str],
-    pass_fds: Sequence[int] = (),
-    in_session: bool = False,
+    stdout: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """
-    Start a program in a session of its own, or in this process's.
+    Start a program in a new session.
 
     Its standard input is a pipe that ends when this process ends, also by a signal.
 
     Args:
         arguments: The program and its arguments.
-        log: File for standard output and error.
+        log: File for standard error, and for standard output.
         environment: All its environment variables.
-        pass_fds: Open files it inherits.
-        in_session: Whether it stays in the session of this process.
+        stdout: Where standard output is written to instead, as for `Popen`.
     """
     with open(log, "ab") as output:
         return subprocess.Popen(
-            list(arguments),
+            arguments,
             stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            pass_fds=tuple(pass_fds),
-            start_new_session=not in_session,
+            stdout=output if stdout is None else stdout,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
         )
 
 
-def processes_of_session(leader: int) -> list[ProcessInfo]:
-    """Return the running processes of the session of *leader*."""
-    processes = []
-    for process in _all_processes():
+def processes_of_session(leader: int) -> dict[int, str]:
+    """Return ids and names of the running processes of the session of *leader*."""
+    processes = {}
+    for pid, name in _running_processes():
         try:
-            if os.getsid(process.pid) == leader:
-                processes.append(process)
+            if os.getsid(pid) == leader:
+                processes[pid] = name
         except OSError:
             continue  # it has ended, or this process may not read it
     return processes
 
 
-def kill_session(leader: subprocess.Popen[bytes]) -> list[ProcessInfo]:
+def kill_session(leader: subprocess.Popen[bytes]) -> dict[int, str]:
     """
-    Kill every process of a session and wait for their end.
+    Kill every process of a session, wait for their end, and return their ids and names.
 
     Args:
-        leader: The process of `start_session`, not waited for, because its id may be reused then.
-
-    Returns:
-        The processes that were killed.
+        leader: The process of `start_program`.
 
     Blocks: Until they have ended, a few milliseconds.
     """
-    killed: dict[int, ProcessInfo] = {}
+    killed: dict[int, str] = {}
     deadline = time.monotonic() + _PATIENCE_SECONDS
     # Repeated: a process forked while the list is made is in the next list.
     while running := processes_of_session(leader.pid):
-        for process in running:
-            try:
-                os.kill(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            killed.setdefault(process.pid, process)  # with its parent before the kill
+        for pid in running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= running
         if time.monotonic() > deadline:
             break  # a process that waits in the kernel ends after that
         time.sleep(_POLL_SECONDS)
-    leader.wait()
-    if leader.stdin is not None:
-        leader.stdin.close()
-    return list(killed.values())
+    leader.communicate()  # closes the pipes, and waits
+    return killed
 
 
-def _all_processes() -> list[ProcessInfo]:
-    """Return all running processes that this process may read."""
+def _running_processes() -> Iterator[tuple[int, str]]:
+    """Yield the processes of this machine that this process may read, without zombies."""
     if not (_PROC / "self" / "stat").exists():
-        return _ask_ps()
-    processes = []
-    for entry in os.listdir(_PROC):
-        if not entry.isdigit():
-            continue
+        command = ["ps", "-A", "-o", "pid=,stat=,comm="]
+        listing = subprocess.run(command, capture_output=True, text=True, check=False)
+        for line in listing.stdout.splitlines():
+            pid, state, *name = line.split(None, 2)
+            if not state.startswith("Z"):
+                yield int(pid), os.path.basename("".join(name))
+        return
+    for pid in filter(str.isdigit, os.listdir(_PROC)):
         try:
-            stat = (_PROC / entry / "stat").read_text(encoding="utf-8", errors="replace")
+            stat = (_PROC / pid / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        # pid (name) state parent ...; the name may hold blanks and brackets
-        head, _, rest = stat.rpartition(")")
-        state, parent = rest.split()[:2]
-        if state not in "ZX":
-            processes.append(ProcessInfo(int(entry), int(parent), head.partition("(")[2]))
-    return processes
-
-
-def _ask_ps() -> list[ProcessInfo]:
-    listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat=,comm="], capture_output=True, text=True, check=False
-    )
-    processes = []
-    for line in listing.stdout.splitlines():
-        fields = line.split(None, 3)
-        if len(fields) == 4 and not fields[2].startswith("Z"):
-            name = os.path.basename(fields[3])
-            processes.append(ProcessInfo(int(fields[0]), int(fields[1]), name))
-    return processes
-
-
-PROGRAM = ("-m", "statelog.demo.program")
-_LOG_LINES = 15
+        # pid (name) state parent ...; the name may contain blanks and brackets
+        head, _, rest = stat.rpartition(") ")
+        if rest[0] not in "ZX":
+            yield int(pid), head.partition("(")[2]
 
 
 class JobProcess(ClosesAtExit):
     """
     One run of the job.
 
-    All its processes end with the `with` block at the latest.
+    All its processes end with the `with` block at the latest; `process` is the driver, the leader of
+    their session.
+
+    Args:
+        config: The configuration of the run.
+        log: File to which the output of the processes is appended.
+        program: Python's arguments for a program that calls `statelog.demo.program.main`.
+        environment: Environment variables on top of this process's.
     """
 
     def __init__(
-        self,
-        config: JobConfig,
-        log: Path,
-        *,
-        program: Sequence[str] = PROGRAM,
-        environment: Mapping[str, str] | None = None,
+        self, config: JobConfig, log: Path, program: Sequence[str] = PROGRAM, **environment: str
     ) -> None:
         self._log = log
-        self._pipe, theirs = os.pipe()
-        try:
-            self._process: subprocess.Popen[bytes] = start_program(
-                [sys.executable, *program, msgspec.json.encode(config).decode(), str(theirs)],
-                log=log,
-                environment={**os.environ, **(environment or {})},
-                pass_fds=(theirs,),
-            )
-        except BaseException:
-            os.close(self._pipe)
-            raise
-        finally:
-            os.close(theirs)
-        self._ended = False
+        self.process = start_program(
+            [sys.executable, *program, msgspec.json.encode(config).decode()],
+            log=log,
+            environment={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+        )
 
-    def close(self) -> None:
-        """Kill every process of the job."""
-        self.kill()
-
-    @property
-    def pid(self) -> int:
-        """Id of the driver's process, and of its session."""
-        return self._process.pid
-
-    @property
-    def exit_status(self) -> int | None:
-        """
-        Exit status of the driver, negative for a signal.
-
-        None while it runs.
-        """
-        return self._process.returncode
-
-    def events(self, poll_seconds: float | None = None) -> Iterator[JsonObject]:
+    def events(self) -> Iterator[JsonObject]:
         """
         Yield the messages of the job until its driver has ended.
-
-        Args:
-            poll_seconds: Yield an empty message after this time without one; None to wait.
 
         Raises:
             StatelogError: The job ended with an error (not by a signal); the message has the last
@@ -214,48 +153,29 @@ class JobProcess(ClosesAtExit):
 
         Blocks: For the job.
         """
+        assert self.process.stdout is not None
         failure = ""
-        pending = b""
-        while True:
-            ready, _, _ = select.select([self._pipe], [], [], poll_seconds)
-            if not ready:
-                yield {}
-                continue
-            data = os.read(self._pipe, 65536)
-            if not data:
-                break
-            *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
+        for line in self.process.stdout:
+            if line.endswith(b"\n"):  # a kill may truncate the last message
                 message: JsonObject = msgspec.json.decode(line)
                 if message["event"] == "failed":
-                    failure = message["message"]
+                    failure = message["message"].partition("\n")[0]
                 else:
                     yield message
-        # Its other processes (a JVM that is about to end) are ended too.
-        status = self._wait()
-        if status > 0 or failure:
-            raise StatelogError(self._describe(failure, status), exit_status=status)
+        status = self.process.wait()
+        self.kill()  # a JVM may be about to end
+        if status > 0:
+            what = f"failed: {failure}" if failure else f"ended with status {status}"
+            text = self._log.read_text(encoding="utf-8", errors="replace")
+            tail = "\n  ".join(text.splitlines()[-_LOG_LINES:])
+            raise StatelogError(
+                f"the job {what}\nthe last lines of its log:\n  {tail}", exit_status=status
+            )
 
-    def _wait(self) -> int:
-        """Wait for the driver, kill the rest, and return its status."""
-        if hasattr(os, "waitid"):  # does not reap it, so that no other process gets its id
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        else:
-            self._process.wait()
+    def kill(self) -> dict[int, str]:
+        """Kill every process of the job, and return their ids and names; further calls return none."""
+        return kill_session(self.process)
+
+    def close(self) -> None:
+        """Kill every process of the job."""
         self.kill()
-        return self._process.returncode
-
-    def kill(self) -> list[ProcessInfo]:
-        """Kill every process of the job, and return them."""
-        if self._ended:
-            return []
-        killed = kill_session(self._process)
-        os.close(self._pipe)
-        self._ended = True
-        return killed
-
-    def _describe(self, failure: str, status: int) -> str:
-        first, _, _ = failure.partition("\n")
-        what = f"the job failed: {first}" if first else f"the job ended with status {status}"
-        tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-        return "\n".join([what, "the last lines of its log:", *(f"  {line}" for line in tail)])

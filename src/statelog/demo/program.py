@@ -2,176 +2,171 @@
 The process that `statelog demo` starts, kills and restarts: `python -m statelog.demo.program`.
 
 It runs the job over all input, writes a JSON line for each micro-batch to a pipe, and, if asked to,
-verifies the result at the end.  On Spark Connect the server is a child of this process, so that both
-end together, and a query that failed is started again, as a user's supervisor does.
+compares the result with a batch query, which Spark SQL answers without statelog.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import signal
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import msgspec
-from pyspark.errors import StreamingQueryException
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from statelog import extras
-from statelog.demo.check import verify
-from statelog.demo.connect_server import ConnectServer
-from statelog.demo.java import prepare_environment
-from statelog.demo.job import OUTPUT, JobConfig, start_job
-from statelog.spark import StatefulProcessor
-from statelog.spark.query.progress import BatchProgress
+import statelog
+from statelog.demo.job import FIELDS, SESSION_GAP, JobConfig, read_lines, start_job
+from statelog.model import JsonObject
 
-_STARTS: Final = 3
-_POLL_SECONDS: Final = 0.2
-_CORES: Final = re.compile(r"local\[(\d+)")
+DIFFERENCES_MAX: Final = 20
+"""Most differences that are listed."""
 
+_MARKED: Final = f"""
+  SELECT *, coalesce(ordered_at > INTERVAL {SESSION_GAP.seconds} SECONDS
+    + lag(ordered_at) OVER (PARTITION BY customer ORDER BY ordered_at), true) AS starts
+  FROM lines
+"""
+_ANSWERS: Final = {
+    "account": """
+      SELECT customer, CAST(sum(quantity * price) AS decimal(18,4)), count(*),
+        count(DISTINCT invoice), count_if(starts),
+        max(struct(ordered_at, invoice, country)).country, max(ordered_at)
+      FROM marked GROUP BY customer
+    """,
+    "orders": "SELECT customer, invoice, min(ordered_at) FROM marked GROUP BY customer, invoice",
+    "sessions": "SELECT customer, ordered_at FROM marked WHERE starts",
+}
+"""The rows of each state variable, by a batch query."""
 
-class Messages:
-    """Sends messages to the parent process, one JSON object per line."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def send(self, event: str, **facts: object) -> None:
-        """Send one message."""
-        data = msgspec.json.encode({"event": event, **facts}) + b"\n"
-        while data:
-            data = data[os.write(self._descriptor, data) :]
-
-    def batch(self, progress: BatchProgress) -> None:
-        """Send the figures of a micro-batch."""
-        self.send("batch", progress=progress.to_json())
+Send = Callable[..., None]
+"""Sends a message to the parent process: the name of the event, and its facts."""
 
 
-def open_session(master: str, scratch: str) -> SparkSession:
+def check(session: SparkSession, config: JobConfig) -> JsonObject:
+    """
+    Compare the job's state and output with a batch query over the same files.
+
+    Returns:
+        Whether they are `exact`; the first `differences` and the `difference_count`; totals of the
+        batch query; the number of `batches` in the sink; the `checkpoint` that was read.
+
+    Blocks: For a few Spark jobs.
+    """
+    read_lines(session.read, config).createOrReplaceTempView("lines")
+    session.sql(_MARKED).createOrReplaceTempView("marked")
+    answers = {name: session.sql(query).collect() for name, query in _ANSWERS.items()}
+    accounts = answers["account"]
+    differences = []
+    with statelog.open(config.location) as state:
+        checkpoint = state.reader().checkpoint_id
+        for name, rows in answers.items():
+            differences += _differences(f"state, {name}", rows, _rows(state.table(name)))
+    newest: dict[str, tuple[object, ...]] = {}
+    added: Counter[str] = Counter()
+    sink = session.read.parquet(f"{config.folder}/output").orderBy("batch").collect()
+    for row in sink:
+        newest[row.customer] = tuple(row[name] for name in ("customer", *FIELDS))
+        added[row.customer] += row.added_lines
+    differences += _differences("output", accounts, newest.values())
+    # A batch that is missing or repeated may not change the newest totals, but it changes the sums.
+    lines = [(customer, lines) for customer, _, lines, *_ in accounts]
+    differences += _differences("lines of all batches of the output", lines, added.items())
+    return {
+        "exact": not differences,
+        "differences": differences[:DIFFERENCES_MAX],
+        "difference_count": len(differences),
+        "customers": len(accounts),
+        "revenue": str(sum(account[1] for account in accounts)),
+        "lines": sum(account[2] for account in accounts),
+        "orders": len(answers["orders"]),
+        "sessions": len(answers["sessions"]),
+        "batches": len({row.batch for row in sink}),
+        "checkpoint": checkpoint,
+    }
+
+
+def _rows(table: pa.Table) -> Iterable[tuple[object, ...]]:
+    """Return the keys and values of a variable, as `LocationState.table` reads it."""
+    parts = ("key.", "user_key.", "value.")
+    names = [name for name in table.column_names if name.startswith(parts)]
+    return zip(*(table[name].to_pylist() for name in names), strict=True)
+
+
+def _differences(
+    where: str, expected: Iterable[tuple[object, ...]], actual: Iterable[tuple[object, ...]]
+) -> list[str]:
+    answer, result = Counter(map(tuple, expected)), Counter(actual)
+    missing, wrong = (answer - result).elements(), (result - answer).elements()
+    return [
+        *(f"{where}: missing {', '.join(map(str, row))}" for row in missing),
+        *(f"{where}: wrong {', '.join(map(str, row))}" for row in wrong),
+    ]
+
+
+def open_session(config: JobConfig) -> SparkSession:
     """Start a small, quiet, local Spark."""
-    session = (
-        SparkSession.builder.master(master)
+    return (
+        SparkSession.builder.master(config.master)
         .appName("statelog demo")
         .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.adaptive.enabled", "false")
-        .config("spark.sql.warehouse.dir", os.path.join(scratch, "warehouse"))
-        .config("spark.local.dir", os.path.join(scratch, "local"))
+        .config("spark.sql.warehouse.dir", f"{config.folder}/warehouse")
+        .config("spark.local.dir", f"{config.folder}/local")
         .getOrCreate()
     )
-    session.sparkContext.setLogLevel("WARN")
-    return session
 
 
-def run(
-    config: JobConfig,
-    messages: Messages,
-    processor: StatefulProcessor | None = None,
-    output: str = OUTPUT,
-) -> None:
-    """
-    Run the job over all input, and verify if asked to.
-
-    Args:
-        config: The run.
-        messages: Sends the progress.
-        processor: The processor; None for `CustomerTotals`.
-        output: The schema of its output rows.
-    """
-    prepare_environment()
-    if config.connect:
-        run_on_connect(config, messages)
-        return
-    session = open_session(config.master, os.path.dirname(config.checkpoint))
-    messages.send("session")
-    query = start_job(session, config, messages.batch, processor, output)
+def run(config: JobConfig, send: Send) -> None:
+    """Run the job over all input, and compare it with a batch query if asked to."""
+    session = open_session(config)
+    send("session")
+    query = start_job(session, config, lambda progress: send("batch", progress=progress.to_json()))
     query.awaitTermination()
-    verified(session, config, messages)
+    finish(session, config, send)
+
+
+def finish(session: SparkSession, config: JobConfig, send: Send) -> None:
+    """Report that the query has ended, and the result of `check` if asked to; stop Spark."""
+    send("finished")
+    if config.check:
+        send("checked", **check(session, config))
     session.stop()
 
 
-def run_on_connect(config: JobConfig, messages: Messages) -> None:
+def main(arguments: Sequence[str], work: Callable[[JobConfig, Send], None] = run) -> int:
     """
-    Run the job over all input on a server of its own, and verify if asked to.
+    Call *work* with the argument, a `JobConfig` in JSON.
 
-    Raises:
-        StreamingQueryException: The query failed more often than it is started again.
-    """
-    extras.require("the demonstration on Spark Connect", "connect", *extras.PACKAGES["connect"])
-    folder = Path(config.checkpoint).parent
-    cores = _CORES.match(config.master)
-    with ConnectServer(
-        folder, folder / "server.log", cores=int(cores[1]) if cores else 2, in_session=True
-    ) as server:
-        server.wait()
-        session = SparkSession.builder.remote(server.url).getOrCreate()
-        messages.send("session")
-        reported: set[int] = set()
-        for start in range(1, _STARTS + 1):
-            query: Any = start_job(session, config, None)
-            try:
-                while not query.awaitTermination(_POLL_SECONDS):
-                    _report(query, reported, messages)
-                break
-            except StreamingQueryException as error:
-                if start == _STARTS:
-                    raise
-                messages.send("failed_query", message=str(error).partition("\n")[0])
-        _report(query, reported, messages)
-        verified(session, config, messages)
-        session.stop()
-
-
-def _report(query: Any, reported: set[int], messages: Messages) -> None:
-    """Send the figures of the micro-batches that were not sent before."""
-    for progress in query.recentBatches:
-        if progress.batch_id not in reported:
-            reported.add(progress.batch_id)
-            messages.batch(progress)
-
-
-def verified(session: SparkSession, config: JobConfig, messages: Messages) -> None:
-    """Report that the job has finished, and the verdict if asked to."""
-    messages.send("finished")
-    if config.verify:
-        messages.send("verdict", verdict=msgspec.to_builtins(verify(session, config)))
-
-
-def main(arguments: Sequence[str], work: Callable[[JobConfig, Messages], None] = run) -> int:
-    """
-    Call *work*.
-
-    The arguments are a `JobConfig` in JSON and the number of the pipe.
+    Standard output is the pipe to the parent; what Spark writes to it goes to standard error.
     """
     config = msgspec.json.decode(arguments[0], type=JobConfig)
-    messages = Messages(int(arguments[1]))
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def send(event: str, **facts: object) -> None:
+        pipe.write(msgspec.json.encode({"event": event, **facts}) + b"\n")
+        pipe.flush()
+
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
     try:
-        work(config, messages)
+        work(config, send)
     except Exception as error:
-        traceback.print_exc()
-        messages.send("failed", message=f"{type(error).__name__}: {error}")
-        return 1
+        send("failed", message=f"{type(error).__name__}: {error}")
+        raise
     return 0
 
 
 def _end_with_parent() -> None:
     """End the process when standard input ends, as with the parent."""
-    while os.read(0, 4096):
-        pass
+    os.read(0, 1)  # nothing is written to it; `sys.stdin` would be locked at exit
     os.kill(os.getpid(), signal.SIGKILL)  # the JVM and the workers end with their driver
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.spark.connect.server import ConnectServer
 
-from statelog.demo.connect_server import ConnectServer
 from statelog.demo.java import prepare_environment
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import sum as total_of
 from tests.spark.connect.jobs import ConnectJob
+from tests.spark.connect.server import ConnectServer
 from tests.spark.connect.sessions import connected
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, workers_get_by_value
 
-from statelog.demo.connect_server import ConnectServer
 from statelog.errors import UsageError
 from statelog.extensions.connect.client import ConnectStream
 from statelog.extensions.connect.query_files import SparkFiles

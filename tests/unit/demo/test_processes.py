@@ -36,12 +36,12 @@ def test_all_processes_of_a_session_are_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     leader = start_program([sys.executable, "-c", FAMILY], log=log, environment=os.environ)
     wait_for(3, leader.pid)
-    assert leader.pid in {process.pid for process in processes_of_session(leader.pid)}
+    assert leader.pid in processes_of_session(leader.pid)
     killed = kill_session(leader)
     assert 3 == len(killed)
-    assert {"python"} == {process.name[:6] for process in killed}
+    assert {"python"} == {name[:6] for name in killed.values()}
     assert -9 == leader.returncode
-    assert [] == processes_of_session(leader.pid)
+    assert {} == processes_of_session(leader.pid)
     assert "told" in log.read_text()
 
 
@@ -50,7 +50,7 @@ def test_a_session_that_is_over_is_ended_without_a_fuss(tmp_path: Path) -> None:
         [sys.executable, "-c", "pass"], log=tmp_path / "log", environment=os.environ
     )
     leader.wait()
-    assert [] == kill_session(leader)
+    assert {} == kill_session(leader)
     assert 0 == leader.returncode
 
 
@@ -68,10 +68,9 @@ def test_standard_input_ends_with_the_parent(tmp_path: Path) -> None:
 def test_without_proc_ps_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ps = tmp_path / "ps"
     ps.write_text(
-        f"#!/bin/sh\necho ' {os.getpid()}  1 S+  /usr/bin/python3 -c'\necho '5 4 Z  defunct'\n"
+        f"#!/bin/sh\necho ' {os.getpid()}  S+  /usr/bin/python3 -c'\necho '5 Z  defunct'\n"
     )
     ps.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(processes, "_PROC", tmp_path / "none")
-    found = processes_of_session(os.getsid(0))
-    assert [os.getpid()] == [process.pid for process in found]
+    assert {os.getpid(): "python3 -c"} == processes_of_session(os.getsid(0))

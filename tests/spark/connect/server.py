@@ -1,8 +1,8 @@
 """
 Start a Spark Connect server on this machine, and end it with all its processes.
 
-`python -m statelog.demo.connect_server <arguments of spark-submit>` runs the server as its child, and
-ends it when standard input ends, as with the process that started it.
+Run as a program with the arguments of spark-submit, it runs the server as its child, and ends it when
+standard input ends, as with the process that started it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from statelog.demo.java import prepare_environment
-from statelog.demo.process import (
-    ProcessInfo,
-    kill_session,
-    processes_of_session,
-    start_program,
-)
+from statelog.demo.process import kill_session, processes_of_session, start_program
 from statelog.errors import StatelogError
 from statelog.runtime.closing import ClosesAtExit
 
@@ -55,7 +50,6 @@ class ConnectServer(ClosesAtExit):
         port: The port to listen on; None for a free one.
         settings: More configuration of Spark.
         environment: Environment variables on top of this process's.
-        in_session: Whether the processes stay in the session of this process, see `processes`.
     """
 
     def __init__(
@@ -67,7 +61,6 @@ class ConnectServer(ClosesAtExit):
         port: int | None = None,
         settings: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
-        in_session: bool = False,
     ) -> None:
         prepare_environment()
         self.port = port or _free_port()
@@ -89,10 +82,9 @@ class ConnectServer(ClosesAtExit):
             part for name, value in configuration.items() for part in ("--conf", f"{name}={value}")
         ]
         spark = _spark_home()
-        self._in_session = in_session
         self._process = start_program(
             [
-                *(sys.executable, "-m", "statelog.demo.connect_server"),
+                *(sys.executable, __file__),
                 *(str(spark / "bin" / "spark-submit"), "--class", _CLASS),
                 *("--master", f"local[{cores}]", "--driver-memory", "1g", *options),
             ],
@@ -106,9 +98,7 @@ class ConnectServer(ClosesAtExit):
                 _TOKEN: self._token,  # also for the server's own sessions in its Python processes
                 **(environment or {}),
             },
-            in_session=in_session,
         )
-        self._ended = False
 
     def close(self) -> None:
         """Kill every process of the server."""
@@ -139,32 +129,19 @@ class ConnectServer(ClosesAtExit):
 
     def batch_workers(self) -> list[int]:
         """Return the ids of the processes that run micro-batches, one for each query."""
-        return batch_workers(os.getsid(self._process.pid))
+        workers = []
+        for pid in processes_of_session(self._process.pid):
+            try:
+                command = (_PROC / str(pid) / "cmdline").read_bytes()
+            except OSError:
+                continue  # it has ended
+            if _WORKER in command.decode(errors="replace"):
+                workers.append(pid)
+        return workers
 
-    def kill(self) -> list[ProcessInfo]:
-        """Kill every process of the server, and return them."""
-        if self._ended:
-            return []
-        self._ended = True
-        if not self._in_session:
-            return kill_session(self._process)
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # ends the server, and its Python processes with it
-        self._process.wait()
-        return []
-
-
-def batch_workers(leader: int) -> list[int]:
-    """Return the processes for foreachBatch in the session of *leader*."""
-    workers = []
-    for process in processes_of_session(leader):
-        try:
-            command = (_PROC / str(process.pid) / "cmdline").read_bytes()
-        except OSError:
-            continue  # it has ended
-        if _WORKER in command.decode(errors="replace"):
-            workers.append(process.pid)
-    return workers
+    def kill(self) -> dict[int, str]:
+        """Kill every process of the server, and return their ids and names."""
+        return kill_session(self._process)
 
 
 def _spark_home() -> Path:
