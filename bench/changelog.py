@@ -38,6 +38,7 @@ import numpy as np
 import pyarrow as pa
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.store import open_store
 
 ALL = sl.KeyGroupRange(0, 127)
@@ -143,14 +144,14 @@ class Bench:
             flush=True,
         )
 
-    def storage(self, *, fsync: bool = False, **options: object) -> sl.FsStateChangelogStorage:
+    def storage(self, *, fsync: bool = False, **options: object) -> cl.FsStateChangelogStorage:
         """Return a storage in a fresh folder."""
         self._runs_made += 1
         store = open_store(str(self._directory / str(self._runs_made)), fsync=fsync)
-        return sl.FsStateChangelogStorage(
+        return cl.FsStateChangelogStorage(
             store,
             job_id="bench",
-            options=sl.ChangelogOptions(**options),  # type: ignore[arg-type]
+            options=cl.ChangelogOptions(**options),  # type: ignore[arg-type]
         )
 
     def clean(self) -> None:
@@ -243,7 +244,7 @@ class Bench:
             for checkpoint_id in range(30):
                 for writer in writers:
                     writer.append_batch(key_groups, values)
-                starts = [sl.SequenceNumber(checkpoint_id) for _ in writers]
+                starts = [cl.SequenceNumber(checkpoint_id) for _ in writers]
                 started = time.perf_counter()
                 futures = [
                     writer.persist(start, checkpoint_id)
@@ -282,8 +283,8 @@ class Bench:
 
 
 def checkpoint(
-    writer: sl.FsStateChangelogWriter, from_sqn: sl.SequenceNumber, checkpoint_id: int
-) -> sl.SequenceNumber:
+    writer: cl.FsStateChangelogWriter, from_sqn: cl.SequenceNumber, checkpoint_id: int
+) -> cl.SequenceNumber:
     """Do one checkpoint as Flink's baseline does and return where the next one starts."""
     to_sqn = writer.next_sequence_number()
     writer.persist(from_sqn, checkpoint_id).result()

@@ -47,12 +47,12 @@ def _filled(column: Any) -> np.ndarray:
 
 def aggregated(grouped: Any, report: Any, delivery: str) -> Any:
     """Return the same totals by `aggregate`, which calls a function with each micro-batch's report."""
-    from statelog.spark import count, sum_
+    from statelog.spark import functions as F
 
     return aggregate(
         grouped,
-        count().alias("n"),
-        sum_("value").alias("total"),
+        F.count().alias("n"),
+        F.sum("value").alias("total"),
         delivery=delivery,
         onProgress=report,
     )

@@ -32,7 +32,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.spark import aggregate, count, max_, transform_with_state
+from statelog.spark import aggregate, transform_with_state
+from statelog.spark import functions as F
 
 KEYS = 50_000
 PARTITIONS = 5
@@ -107,7 +108,7 @@ def _rows(delivery: str) -> Callable[[DataFrame, Path], DataFrame]:
 
 def _aggregate(delivery: str) -> Callable[[DataFrame, Path], DataFrame]:
     def frame(events: DataFrame, place: Path) -> DataFrame:
-        columns = count().alias("n"), max_("at").alias("at")
+        columns = F.count().alias("n"), F.max("at").alias("at")
         return aggregate(
             events.groupBy("key"), *columns, stateLocation=str(place), delivery=delivery
         )

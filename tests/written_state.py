@@ -9,9 +9,10 @@ from typing import Any
 from tests.records import one_operator
 from tests.unit.checkpoint.helpers import ManualClock
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.options import CheckpointOptions
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
@@ -44,7 +45,7 @@ class WrittenState:
             store,
             owner_id="writer",
             max_parallelism=len(GROUPS),
-            options=sl.CheckpointOptions(retained=retained),
+            options=CheckpointOptions(retained=retained),
             clock_ms=ManualClock(),
         )
         self._coordinator.claim()
@@ -59,7 +60,7 @@ class WrittenState:
         encoded = self._codec.encode(self._overlays(states))
         self._coordinator.trigger(checkpoint_id, [GROUPS])
         with (
-            sl.FsStateChangelogStorage(self.location) as storage,
+            cl.FsStateChangelogStorage(self.location) as storage,
             storage.create_writer(self.schema.operator_id, GROUPS) as writer,
         ):
             writer.append_meta(self._codec.metadata_change())

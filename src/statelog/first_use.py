@@ -1,34 +1,51 @@
-"""Names of a package that are imported from their modules at their first use."""
+"""
+The public names of a package, which are imported from their modules at their first use.
+
+`__init__.pyi` next to the package has the imports: type checkers read it, and so does this module.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable
 
 
-def names_on_first_use(
-    package: str,
-    homes: Mapping[str, str],
-    unknown: Callable[[str], Exception] | None = None,
-) -> Callable[[str], object]:
+def public_names(
+    package: str, unknown: Callable[[str], Exception] | None = None
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """
-    Return the `__getattr__` of a package.
+    Return `__getattr__`, `__dir__` and `__all__` of a package.
 
     Args:
         package: Its name.
-        homes: Names by module, with blanks between them.
         unknown: Makes the error of an unknown name; None for Python's own.
     """
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
+    homes = _imports_of(package)
 
     def of_package(name: str) -> object:
-        if name in home_of:
-            return getattr(importlib.import_module(home_of[name]), name)
-        # Called here, because it looks at the frame of the caller.
+        if name in homes:
+            module, its_name = homes[name]
+            return getattr(importlib.import_module(module), its_name)
         raise (
             AttributeError(f"module {package!r} has no attribute {name!r}")
             if unknown is None
             else unknown(name)
         )
 
-    return of_package
+    def names() -> list[str]:
+        return sorted([*homes, "__all__", "__doc__", "__name__"])
+
+    return of_package, names, sorted(homes)
+
+
+def _imports_of(package: str) -> dict[str, tuple[str, str]]:
+    """Return (module, name there) by public name."""
+    stub = pkgutil.get_data(package, "__init__.pyi")
+    homes: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(stub or b"").body:
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name: alias.name for alias in node.names}
+            homes |= {name: (node.module or "", names[name]) for name in names}
+    return homes

@@ -9,6 +9,7 @@ spellings to the public classes.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import opcode
 import re
@@ -56,7 +57,7 @@ PUBLIC_NAMES: Final = {
     "StateChangeSetUpload": "UploadTask",
     "UploadThrottle": "BatchingStateChangeUploadScheduler",
 }
-"""Classes of Flink, and what to write after `statelog.` in their place."""
+"""Classes of Flink, and what to write after `statelog.changelog.` in their place."""
 
 EXPLAINED: Final = [
     "AvailabilityProvider",
@@ -127,7 +128,7 @@ MEMBERS: Final[dict[str, dict[str, str]]] = {
     },
     "FsCheckpointStateOutputStream": {"pos": "the method `get_pos()`"},
     "FsCheckpointStreamFactory": {
-        "FsCheckpointStateOutputStream": "`statelog.FsCheckpointStateOutputStream`",
+        "FsCheckpointStateOutputStream": "`statelog.changelog.FsCheckpointStateOutputStream`",
         "file_system": "the argument `store`",
         "checkpoint_directory": "the argument `exclusive_directory`",
         "shared_state_directory": "the argument `shared_directory`",
@@ -438,13 +439,30 @@ def explain_names(classes: Iterable[object]) -> None:
 
 
 def unknown_name(name: str) -> Exception:
-    """Return the error for a name that the package `statelog` does not have."""
-    text = f"module 'statelog' has no attribute {name!r}"
-    if (written := PUBLIC_NAMES.get(name)) is None:
-        return AttributeError(text, name=name, obj=sys.modules["statelog"])
-    what = written if " " in written.split("(")[0] else f"statelog.{written}"
-    hint = f"Flink's {name} here: {what}"
-    # `from statelog import ...` drops the text of an AttributeError; its machinery calls first.
-    if sys._getframe(2).f_code.co_filename.startswith("<frozen importlib"):
-        return ImportError(f"cannot import name {name!r} from 'statelog'; {hint}", name="statelog")
-    return AttributeError(f"{text}; {hint}", name=name, obj=sys.modules["statelog"])
+    """Return the error for a name that `statelog.changelog` does not have."""
+    written = PUBLIC_NAMES.get(name)
+    if written is None:
+        return _no_name("statelog.changelog", name, "")
+    what = written if " " in written.split("(")[0] else f"statelog.changelog.{written}"
+    return _no_name("statelog.changelog", name, f"; Flink's {name} here: {what}")
+
+
+def name_elsewhere(name: str) -> Exception:
+    """Return the error for a name that `statelog` does not have, and another package may have."""
+    if name in importlib.import_module("statelog.changelog").__all__:
+        return _no_name("statelog", name, f"; it is `statelog.changelog.{name}`")
+    if name in PUBLIC_NAMES:
+        return _no_name("statelog", name, "; Flink's nouns are in `statelog.changelog`")
+    return _no_name("statelog", name, "")
+
+
+def _no_name(package: str, name: str, hint: str) -> Exception:
+    """Return the error for a name that a package does not have."""
+    caller: FrameType | None = sys._getframe(1)
+    while caller and caller.f_globals.get("__name__", "").partition(".")[0] == "statelog":
+        caller = caller.f_back
+    # `from package import ...` drops the text of an AttributeError; its machinery is the caller then.
+    if hint and caller and caller.f_code.co_filename.startswith("<frozen importlib"):
+        return ImportError(f"cannot import name {name!r} from {package!r}{hint}", name=package)
+    text = f"module {package!r} has no attribute {name!r}{hint}"
+    return AttributeError(text, name=name, obj=sys.modules[package])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.errors import InvalidOptionsError, StoreError
 from statelog.store import ObjectStore, open_store
 from statelog.testing.store_contract import StoreContract
@@ -30,10 +31,10 @@ class TestMemory(StoreContract):
 
 def test_a_changelog_lives_in_it(tmp_path: Path) -> None:
     store = open_store(str(tmp_path), options=FSSPEC)
-    with sl.FsStateChangelogStorage(store, job_id="job") as storage:
+    with cl.FsStateChangelogStorage(store, job_id="job") as storage:
         writer = storage.create_writer("operator", sl.KeyGroupRange(0, 9))
         writer.append(3, b"value")
-        handle = writer.persist(sl.SequenceNumber(0)).result(20).job_manager_owned
+        handle = writer.persist(cl.SequenceNumber(0)).result(20).job_manager_owned
         assert handle is not None
         assert [(3, b"value")] == list(storage.read(handle))
 

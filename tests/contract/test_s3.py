@@ -13,6 +13,7 @@ from tests.servers import KEY, SECRET, S3Server, free_port, moto_server
 from tests.unit.checkpoint.helpers import read_log, started
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.errors import ObjectNotFoundError, StoreError
 from statelog.store import ObstoreStore, open_store
@@ -24,7 +25,7 @@ def credentials() -> dict[str, str]:
 
 
 def test_the_changelog_by_url_alone(s3_environment: S3Server, s3_bucket: str):
-    with sl.FsStateChangelogStorage(f"s3a://{s3_bucket}/changelog") as storage:
+    with cl.FsStateChangelogStorage(f"s3a://{s3_bucket}/changelog") as storage:
         writer = storage.create_writer("operator", sl.KeyGroupRange(0, 127))
         start = writer.initial_sequence_number()
         changes = [(number % 128, bytes([number % 251]) * 3000) for number in range(1000)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.house.sources import ROOT
 
-import statelog as sl
+from statelog import changelog as cl
 
 EXAMPLES = (ROOT / "docs" / "how-to" / "flink-examples.md").read_text(encoding="utf-8")
 MAP = (ROOT / "docs" / "internals" / "flink-map.md").read_text(encoding="utf-8")
@@ -36,9 +36,11 @@ def test_the_example_runs(title: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_examples_use_public_names_only() -> None:
-    used = set(re.findall(r"\bsl\.(\w+)", EXAMPLES))
-    assert set() == used - set(sl.__all__)
-    assert {"statelog as sl"} == set(re.findall(r"import (statelog.*)", EXAMPLES))
+    used = set(re.findall(r"\bcl\.(\w+)", EXAMPLES))
+    assert set() == used - set(cl.__all__)
+    assert {"from statelog import changelog as cl"} == set(
+        re.findall(r".*statelog import.*", EXAMPLES)
+    )
 
 
 def test_the_files_and_names_of_the_map_exist() -> None:
@@ -58,5 +60,5 @@ def test_the_files_and_names_of_the_map_exist() -> None:
                 for name in re.findall(r"\w+", names)
                 if not re.search(rf"^(class|def|) ?{name}\b|^{name}\b", text, re.MULTILINE)
             ]
-        missing += [name for name in re.findall(r"`sl\.(\w+)", ours) if name not in sl.__all__]
+        missing += [name for name in re.findall(r"`cl\.(\w+)", ours) if name not in cl.__all__]
     assert [] == missing

@@ -16,6 +16,8 @@ import pytest
 from tests.house.sources import ROOT
 
 import statelog as sl
+from statelog import changelog as cl
+from statelog.store import ObjectStore
 
 ALL = sl.KeyGroupRange.of(0, 127)
 FLINK = "state.changelog.dstl.dfs."
@@ -25,13 +27,13 @@ FLINK = "state.changelog.dstl.dfs."
 
 
 def test_a_direct_scheduler_of_the_interface_uploads_a_task(tmp_path: Path) -> None:
-    uploader = sl.StateChangeFsUploader(tmp_path)
-    with uploader, sl.StateChangeUploadScheduler.direct_scheduler(uploader) as scheduler:
+    uploader = cl.StateChangeFsUploader(tmp_path)
+    with uploader, cl.StateChangeUploadScheduler.direct_scheduler(uploader) as scheduler:
         assert scheduler.availability.is_available
-        results: list[sl.UploadResult] = []
-        changes = [sl.StateChange.of_data_change(5, b"one"), sl.StateChange.of_metadata_change(b"")]
-        change_set = sl.StateChangeSet(1, sl.SequenceNumber.of(0), changes)
-        task = sl.UploadTask([change_set], results.extend, lambda numbers, error: None)
+        results: list[cl.UploadResult] = []
+        changes = [cl.StateChange.of_data_change(5, b"one"), cl.StateChange.of_metadata_change(b"")]
+        change_set = cl.StateChangeSet(1, cl.SequenceNumber.of(0), changes)
+        task = cl.UploadTask([change_set], results.extend, lambda numbers, error: None)
         scheduler.upload(task)
         assert task.finished and task.size_bytes == 3 and task.change_sets == (change_set,)
         (result,) = results
@@ -40,7 +42,7 @@ def test_a_direct_scheduler_of_the_interface_uploads_a_task(tmp_path: Path) -> N
 
 
 def test_a_scheduler_of_the_interface_is_made_from_a_configuration(tmp_path: Path) -> None:
-    config = sl.ChangelogOptions.from_mapping(
+    config = cl.ChangelogOptions.from_mapping(
         {
             FLINK + "base-path": str(tmp_path / "log"),
             FLINK + "upload.num-threads": "4",
@@ -56,24 +58,24 @@ def test_a_scheduler_of_the_interface_is_made_from_a_configuration(tmp_path: Pat
         config.upload_max_attempts,
         config.upload_timeout,
     )
-    metrics, copies = sl.Metrics(), sl.LocalChangelogRegistry()
+    metrics, copies = sl.Metrics(), cl.LocalChangelogRegistry()
     ended = threading.Semaphore(0)
     with (
-        sl.TaskChangelogRegistry(tmp_path / "log", copies=copies) as registry,
+        cl.TaskChangelogRegistry(tmp_path / "log", copies=copies) as registry,
         copies,
-        sl.StateChangeUploadScheduler.from_config(
+        cl.StateChangeUploadScheduler.from_config(
             config,
             job_id="job",
             metrics=metrics,
             registry=registry,
-            local_recovery=sl.LocalRecoveryConfig((str(tmp_path / "local"),)),
+            local_recovery=cl.LocalRecoveryConfig((str(tmp_path / "local"),)),
         ) as scheduler,
     ):
-        assert isinstance(scheduler, sl.BatchingStateChangeUploadScheduler)
+        assert isinstance(scheduler, cl.BatchingStateChangeUploadScheduler)
         for sqn in range(3):
-            change_set = sl.StateChangeSet(0, sqn, [(sqn, b"change")])
+            change_set = cl.StateChangeSet(0, sqn, [(sqn, b"change")])
             scheduler.upload(
-                sl.UploadTask([change_set], lambda _: ended.release(), lambda *_: None)
+                cl.UploadTask([change_set], lambda _: ended.release(), lambda *_: None)
             )
         for _ in range(3):
             assert ended.acquire(timeout=60)
@@ -83,12 +85,12 @@ def test_a_scheduler_of_the_interface_is_made_from_a_configuration(tmp_path: Pat
 class MyUploader:
     """The custom uploader of the page, without the calls that only the scheduler may make."""
 
-    def __init__(self, store: sl.ObjectStore) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self.files = 0
 
-    def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
-        offsets: dict[sl.UploadTask, dict[sl.StateChangeSet, tuple[int, int]]] = {}
+    def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
+        offsets: dict[cl.UploadTask, dict[cl.StateChangeSet, tuple[int, int]]] = {}
         content = b"\x00"
         for task in tasks:
             for change_set in task.change_sets:
@@ -98,16 +100,16 @@ class MyUploader:
         self.files += 1
         path = f"mine/{self.files}"
         self.store.put(path, content)
-        return sl.UploadTasksResult(offsets, sl.FileStateHandle(path, len(content) - 1))
+        return cl.UploadTasksResult(offsets, cl.FileStateHandle(path, len(content) - 1))
 
-    def discard(self, result: sl.UploadTasksResult) -> None:
+    def discard(self, result: cl.UploadTasksResult) -> None:
         result.discard(self.store)
 
     def close(self) -> None:
         pass
 
 
-def encoded(change_set: sl.StateChangeSet) -> bytes:
+def encoded(change_set: cl.StateChangeSet) -> bytes:
     """Return the bytes of one set, as Flink writes them."""
     from statelog.format.change_set_encoder import encode_change_set
 
@@ -116,8 +118,8 @@ def encoded(change_set: sl.StateChangeSet) -> bytes:
 
 def test_a_custom_uploader_makes_its_result_by_the_class_call() -> None:
     store = sl.open_store("memory://custom")
-    scheduler = sl.StateChangeUploadScheduler.direct_scheduler(MyUploader(store))
-    with sl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
+    scheduler = cl.StateChangeUploadScheduler.direct_scheduler(MyUploader(store))
+    with cl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
         writer = storage.create_writer("op", ALL)
         handles = []
         for number in range(3):
@@ -129,15 +131,15 @@ def test_a_custom_uploader_makes_its_result_by_the_class_call() -> None:
 
 
 def test_the_result_of_several_tasks_is_made_as_in_flink() -> None:
-    sets = [sl.StateChangeSet(0, sqn, [(sqn, b"abc")]) for sqn in range(3)]
+    sets = [cl.StateChangeSet(0, sqn, [(sqn, b"abc")]) for sqn in range(3)]
     ends: list[int] = []
     tasks = [
-        sl.UploadTask(sets[:1], lambda results: ends.append(len(results)), print),
-        sl.UploadTask(sets[1:], lambda results: ends.append(len(results)), print),
+        cl.UploadTask(sets[:1], lambda results: ends.append(len(results)), print),
+        cl.UploadTask(sets[1:], lambda results: ends.append(len(results)), print),
     ]
-    handle, local = sl.FileStateHandle("dstl/a", 30), sl.FileStateHandle("/local/a", 30)
+    handle, local = cl.FileStateHandle("dstl/a", 30), cl.FileStateHandle("/local/a", 30)
     offsets: Any = {tasks[0]: {sets[0]: (0, 0)}, tasks[1]: {sets[1]: (10, 10), sets[2]: 20}}
-    result = sl.UploadTasksResult(offsets, handle, local)
+    result = cl.UploadTasksResult(offsets, handle, local)
     assert ((handle,), 30) == (result.handles, result.state_size)
     entries = [each for task in result.tasks for each in task.results]
     assert [(handle, 0), (handle, 10), (handle, 20)] == [
@@ -152,14 +154,14 @@ def test_the_result_of_several_tasks_is_made_as_in_flink() -> None:
         ([tasks[0]], "tasks_offsets must be a mapping of tasks"),
     ):
         with pytest.raises(sl.UsageError, match=text):
-            sl.UploadTasksResult(wrong, handle)  # type: ignore[arg-type]
+            cl.UploadTasksResult(wrong, handle)  # type: ignore[arg-type]
     with pytest.raises(sl.UsageError, match="followed by a handle"):
-        sl.UploadTasksResult(offsets)
+        cl.UploadTasksResult(offsets)
 
 
 def test_an_upload_waits_for_the_availability() -> None:
-    uploader = sl.StateChangeFsUploader("memory://availability")
-    with sl.BatchingStateChangeUploadScheduler(
+    uploader = cl.StateChangeFsUploader("memory://availability")
+    with cl.BatchingStateChangeUploadScheduler(
         uploader, batch_threshold_bytes=10, max_in_flight_bytes=10, upload_threads=1
     ) as scheduler:
         ended = threading.Event()
@@ -169,9 +171,9 @@ def test_an_upload_waits_for_the_availability() -> None:
 
 @pytest.mark.parametrize("delay", [0.01, dt.timedelta(milliseconds=10)])
 def test_a_duration_is_seconds_or_a_timedelta(delay: Any) -> None:
-    assert sl.RetryPolicy.fixed(3, delay, delay) == sl.RetryPolicy.fixed(3, 0.01, 0.01)
-    uploader = sl.StateChangeFsUploader("memory://durations")
-    with sl.BatchingStateChangeUploadScheduler(
+    assert cl.RetryPolicy.fixed(3, delay, delay) == cl.RetryPolicy.fixed(3, 0.01, 0.01)
+    uploader = cl.StateChangeFsUploader("memory://durations")
+    with cl.BatchingStateChangeUploadScheduler(
         uploader, batch_delay_s=delay, backpressure_timeout_s=delay
     ) as scheduler:
         assert scheduler.availability.wait(delay)
@@ -182,7 +184,7 @@ def test_a_duration_is_seconds_or_a_timedelta(delay: Any) -> None:
 
 def test_the_writer_of_the_page_with_its_mailbox() -> None:
     sizes: list[int] = []
-    with sl.TaskMailbox() as mailbox, sl.FsStateChangelogStorage("memory://page") as storage:
+    with cl.TaskMailbox() as mailbox, cl.FsStateChangelogStorage("memory://page") as storage:
         writer = storage.create_writer("operator-1", sl.KeyGroupRange.of(0, 127), mailbox)
         writer.append(5, b"change1")
         writer.append(10, b"change2")
@@ -200,9 +202,9 @@ def test_the_writer_of_the_page_with_its_mailbox() -> None:
 
 def test_the_chained_persist_of_the_page_needs_no_mailbox() -> None:
     """The continuation appends and persists again, on whatever thread it runs."""
-    handles: list[sl.ChangelogStateHandle | None] = []
+    handles: list[cl.ChangelogStateHandle | None] = []
     finished = threading.Event()
-    with sl.FsStateChangelogStorage("memory://chained") as storage:
+    with cl.FsStateChangelogStorage("memory://chained") as storage:
         writer = storage.create_writer("operator-1", ALL)
 
         def again(future: Any) -> None:
@@ -223,7 +225,7 @@ def test_the_chained_persist_of_the_page_needs_no_mailbox() -> None:
 
 
 def test_a_key_group_out_of_range_is_refused() -> None:
-    with sl.FsStateChangelogStorage("memory://range") as storage:
+    with cl.FsStateChangelogStorage("memory://range") as storage:
         writer = storage.create_writer("operator-1", sl.KeyGroupRange.of(0, 63))
         for key_group in range(64):
             writer.append(key_group, b"change")
@@ -238,12 +240,12 @@ def test_a_key_group_out_of_range_is_refused() -> None:
 
 def test_the_factory_takes_flinks_arguments_in_flinks_order(tmp_path: Path) -> None:
     (tmp_path / "chk-1").mkdir()
-    factory = sl.FsCheckpointStreamFactory(tmp_path, "chk-1", "shared", 1024, 4096)
-    assert sl.FsCheckpointStreamFactory.MAX_FILE_STATE_THRESHOLD == sl.MAX_FILE_STATE_THRESHOLD
+    factory = cl.FsCheckpointStreamFactory(tmp_path, "chk-1", "shared", 1024, 4096)
+    assert cl.FsCheckpointStreamFactory.MAX_FILE_STATE_THRESHOLD == cl.MAX_FILE_STATE_THRESHOLD
     assert "File Stream Factory @ chk-1" == str(factory)
-    for size, kind in ((1024, sl.ByteStreamStateHandle), (1025, sl.FileStateHandle)):
+    for size, kind in ((1024, cl.ByteStreamStateHandle), (1025, cl.FileStateHandle)):
         with factory.create_checkpoint_state_output_stream(
-            sl.CheckpointedStateScope.EXCLUSIVE
+            cl.CheckpointedStateScope.EXCLUSIVE
         ) as stream:
             for position in range(size):
                 assert position == stream.get_pos()
@@ -254,9 +256,9 @@ def test_the_factory_takes_flinks_arguments_in_flinks_order(tmp_path: Path) -> N
 
 def test_many_small_writes_take_little_more_memory_than_their_bytes() -> None:
     store = sl.open_store("memory://small-writes")
-    factory = sl.FsCheckpointStreamFactory(store, "chk-1", "shared", 0, 4096)
+    factory = cl.FsCheckpointStreamFactory(store, "chk-1", "shared", 0, 4096)
     number, piece = 100_000, b"0123456789"
-    with factory.create_checkpoint_state_output_stream(sl.CheckpointedStateScope.SHARED) as stream:
+    with factory.create_checkpoint_state_output_stream(cl.CheckpointedStateScope.SHARED) as stream:
         tracemalloc.start()
         for _ in range(number):
             stream.write(piece)
@@ -264,7 +266,7 @@ def test_many_small_writes_take_little_more_memory_than_their_bytes() -> None:
         tracemalloc.stop()
         assert len(stream._pieces) <= number * len(piece) // 4000
         handle = stream.close_and_get_handle()
-    assert isinstance(handle, sl.FileStateHandle)
+    assert isinstance(handle, cl.FileStateHandle)
     assert bytes(store.get(handle.path)) == piece * number
     assert held < 1.2 * number * len(piece)
 

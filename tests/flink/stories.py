@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from tests.flink.flink import encoded
 
-from statelog import FsStateChangelogStorage
+from statelog.changelog import FsStateChangelogStorage
 from statelog.model import (
     METADATA_KEY_GROUP,
     ChangelogStateHandle,

@@ -25,7 +25,7 @@ from tests.flink.stories import (
 )
 from tests.unit.checkpoint.helpers import batch_of, log_inline, run_checkpoint, started
 
-from statelog import (
+from statelog.changelog import (
     ChangelogOptions,
     DirectStateChangeUploadScheduler,
     FsStateChangelogStorage,

@@ -1,5 +1,6 @@
 """The package as its users meet it."""
 
+import importlib
 import subprocess
 import sys
 import tarfile
@@ -70,11 +71,28 @@ def test_importing_statelog_imports_nothing_that_an_extra_brings() -> None:
     assert (0, "\n", "") == (said.returncode, said.stdout, said.stderr)
 
 
-def test_all_is_sorted_and_importable() -> None:
-    names = statelog.__all__
-    assert len(names) > 50
-    assert sorted(set(names)) == names
-    assert [] == [name for name in names if not hasattr(statelog, name)]
+FACES = ("statelog", "statelog.changelog", "statelog.spark", "statelog.testing")
+
+
+@pytest.mark.parametrize(("face", "most"), list(zip(FACES, (30, 65, 50, 1), strict=True)))
+def test_a_face_is_counted_in_dozens_and_importable(face: str, most: int) -> None:
+    module = importlib.import_module(face)
+    assert len(module.__all__) <= most
+    assert sorted(set(module.__all__)) == module.__all__
+    assert [] == [name for name in module.__all__ if not hasattr(module, name)]
+
+
+def test_a_type_checker_finds_each_public_name(tmp_path: Path) -> None:
+    """The names are imported at their first use, which a type checker does not see."""
+    names = [(face, name) for face in FACES for name in importlib.import_module(face).__all__]
+    lines = [f"from {face} import {name} as a{at}" for at, (face, name) in enumerate(names)]
+    lines.append(f"reveal_type(a{names.index(('statelog', 'open_store'))})")
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(program)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "ObstoreStore" in run.stdout
+    assert 0 == run.returncode, run.stdout
 
 
 def test_the_types_are_shipped() -> None:
@@ -95,6 +113,7 @@ def test_the_newest_section_of_the_changelog_is_of_this_version() -> None:
 def test_the_wheel_holds_the_modules_and_nothing_else(built: Built) -> None:
     info = f"statelog-{statelog.__version__}.dist-info"
     expected = {path.relative_to(SRC).as_posix() for path in modules()} | {"statelog/py.typed"}
+    expected |= {path.relative_to(SRC).as_posix() for path in SRC.rglob("*.pyi")}
     expected |= {f"statelog/extensions/report/page.{ending}" for ending in ("css", "html", "js")}
     inside = {name for name in built.names() if not name.startswith(f"{info}/")}
     assert expected == inside

@@ -13,6 +13,7 @@ from tests.change_sets import iterate_change_set
 from tests.simulation.reference_model import canonical
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.format.change_set_decoder import decode_change_set, group_index
 from statelog.format.change_set_encoder import encode_change_set
 from statelog.format.segment import SegmentWriter, parse_segment
@@ -24,14 +25,14 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 changes = st.lists(
     st.tuples(st.integers(-1, 32767), st.binary(max_size=40)).map(
-        lambda pair: sl.StateChange(*pair)
+        lambda pair: cl.StateChange(*pair)
     ),
     max_size=30,
 )
 even_changes = st.integers(1, 20).flatmap(
     lambda length: st.lists(
         st.tuples(st.integers(-1, 5), st.binary(min_size=length, max_size=length)).map(
-            lambda pair: sl.StateChange(*pair)
+            lambda pair: cl.StateChange(*pair)
         ),
         min_size=1,
         max_size=30,
@@ -39,13 +40,13 @@ even_changes = st.integers(1, 20).flatmap(
 )
 lone_changes = st.dictionaries(
     st.integers(-1, 40), st.binary(max_size=40), min_size=12, max_size=30
-).map(lambda each: [sl.StateChange(*pair) for pair in each.items()])
+).map(lambda each: [cl.StateChange(*pair) for pair in each.items()])
 """Key groups of one change each; beyond 16 they are decoded in columns."""
 any_changes = changes | even_changes | lone_changes
 sets = st.lists(any_changes, min_size=1, max_size=4)
 
 
-def batches_of(each: list[sl.StateChange], cuts: list[int], wide: bool) -> list[ChangeBatch]:
+def batches_of(each: list[cl.StateChange], cuts: list[int], wide: bool) -> list[ChangeBatch]:
     bounds = sorted({0, len(each), *(cut % (len(each) + 1) for cut in cuts)})
     kind = pa.large_binary() if wide else pa.binary()
     return [
@@ -57,17 +58,17 @@ def batches_of(each: list[sl.StateChange], cuts: list[int], wide: bool) -> list[
     ]
 
 
-def file_of(content: list[list[sl.StateChange]], compress: bool) -> tuple[bytes, list[int]]:
+def file_of(content: list[list[cl.StateChange]], compress: bool) -> tuple[bytes, list[int]]:
     segment = SegmentWriter(compress=compress)
     offsets = [segment.add(batches_of(each, [], False)).offset for each in content]
     return b"".join(bytes(piece) for piece in segment.finish()), offsets
 
 
-def handle_on(data: bytes, offsets: list[int]) -> sl.ChangelogStateHandle:
-    stream = sl.ByteStreamStateHandle("file", data)
-    return sl.ChangelogStateHandle(
+def handle_on(data: bytes, offsets: list[int]) -> cl.ChangelogStateHandle:
+    stream = cl.ByteStreamStateHandle("file", data)
+    return cl.ChangelogStateHandle(
         key_group_range=sl.KeyGroupRange(0, 32767),
-        handles_and_offsets=tuple(sl.HandleAndOffset(stream, offset) for offset in offsets),
+        handles_and_offsets=tuple(cl.HandleAndOffset(stream, offset) for offset in offsets),
         size_bytes=0,
         incremental_size_bytes=0,
         state_handle_id="test",
@@ -79,7 +80,7 @@ STORE = open_store("memory://property")
 
 @given(each=any_changes, cuts=st.lists(st.integers(0, 30), max_size=3), wide=st.booleans())
 def test_a_set_reads_back_as_it_was_appended(
-    each: list[sl.StateChange], cuts: list[int], wide: bool
+    each: list[cl.StateChange], cuts: list[int], wide: bool
 ) -> None:
     encoded = encode_change_set(batches_of(each, cuts, wide))
     payload = b"before" + b"".join(bytes(piece) for piece in encoded.buffers) + b"after"
@@ -101,7 +102,7 @@ def test_large_changes_of_one_key_group_each_read_back(
     sizes: dict[int, int], cuts: list[int], wide: bool
 ) -> None:
     each = [
-        sl.StateChange(key_group, bytes([at]) * size)
+        cl.StateChange(key_group, bytes([at]) * size)
         for at, (key_group, size) in enumerate(sorted(sizes.items()))
     ]
     encoded = encode_change_set(batches_of(each, cuts, wide))
@@ -116,7 +117,7 @@ def test_batches_of_one_length_each_need_not_have_the_same(
     lengths: tuple[int, int], repeats: int
 ) -> None:
     each = [
-        sl.StateChange(number % 2, bytes(length)) for length in lengths for number in range(repeats)
+        cl.StateChange(number % 2, bytes(length)) for length in lengths for number in range(repeats)
     ]
     encoded = encode_change_set(batches_of(each, [repeats], False))
     decoded = decode_change_set(b"".join(bytes(piece) for piece in encoded.buffers), 0)
@@ -125,25 +126,25 @@ def test_batches_of_one_length_each_need_not_have_the_same(
 
 
 @given(content=sets, compress=st.booleans())
-def test_a_file_reads_back_set_by_set(content: list[list[sl.StateChange]], compress: bool) -> None:
+def test_a_file_reads_back_set_by_set(content: list[list[cl.StateChange]], compress: bool) -> None:
     data, offsets = file_of(content, compress)
-    read = [canonical(sl.read_changes(STORE, handle_on(data, [offset]))) for offset in offsets]
+    read = [canonical(cl.read_changes(STORE, handle_on(data, [offset]))) for offset in offsets]
     assert [canonical(each) for each in content] == read
 
 
 @given(content=sets, start=st.integers(0, 32767), length=st.integers(0, 100))
 def test_other_key_groups_are_dropped_and_metadata_never(
-    content: list[list[sl.StateChange]], start: int, length: int
+    content: list[list[cl.StateChange]], start: int, length: int
 ) -> None:
     wanted = sl.KeyGroupRange(start, min(start + length, 32767))
     data, offsets = file_of(content, False)
-    batches = list(sl.read_change_batches(STORE, handle_on(data, offsets), wanted))
+    batches = list(cl.read_change_batches(STORE, handle_on(data, offsets), wanted))
     expected = [
         canonical(change for change in each if change.key_group == -1 or change.key_group in wanted)
         for each in content
     ]
     rows = [
-        [sl.StateChange(row["key_group"], row["value"]) for row in batch.to_pylist()]
+        [cl.StateChange(row["key_group"], row["value"]) for row in batch.to_pylist()]
         for batch in batches
     ]
     assert expected == [canonical(each) for each in rows]
@@ -165,17 +166,17 @@ def damaged(data: bytes, draw: st.DataObject) -> bytes:
 
 @given(content=sets, compress=st.booleans(), data=st.data())
 def test_a_damaged_file_of_ours_is_refused_or_reads_the_same(
-    content: list[list[sl.StateChange]], compress: bool, data: st.DataObject
+    content: list[list[cl.StateChange]], compress: bool, data: st.DataObject
 ) -> None:
     whole, _ = file_of(content, compress)
     segment = parse_segment(whole)
     assert segment.trailer is not None
     entries = [(each.offset, each.size_bytes, each.crc32c) for each in segment.trailer.sets]
-    stream = sl.ByteStreamStateHandle("file", damaged(whole, data))
-    handle = sl.ChangelogStateHandle(
+    stream = cl.ByteStreamStateHandle("file", damaged(whole, data))
+    handle = cl.ChangelogStateHandle(
         key_group_range=sl.KeyGroupRange(0, 32767),
         handles_and_offsets=tuple(
-            sl.HandleAndOffset(stream, offset, size, crc) for offset, size, crc in entries
+            cl.HandleAndOffset(stream, offset, size, crc) for offset, size, crc in entries
         ),
         size_bytes=0,
         incremental_size_bytes=0,
@@ -183,8 +184,8 @@ def test_a_damaged_file_of_ours_is_refused_or_reads_the_same(
     )
     try:
         found = [
-            canonical(sl.StateChange(row["key_group"], row["value"]) for row in batch.to_pylist())
-            for batch in sl.read_change_batches(STORE, handle)
+            canonical(cl.StateChange(row["key_group"], row["value"]) for row in batch.to_pylist())
+            for batch in cl.read_change_batches(STORE, handle)
         ]
     except (sl.CorruptionError, sl.IncompatibleFormatError):
         return
@@ -198,7 +199,7 @@ def test_a_damaged_file_of_flink_raises_nothing_unexpected(name: str, data: st.D
     manifest = json.loads((GOLDEN / name.replace(".dstl", ".json")).read_text())
     offsets = [each["offset"] for each in manifest["changeSets"]]
     handle = handle_on(damaged(whole, data), offsets)
-    for read in (sl.read_changes, sl.read_change_batches):
+    for read in (cl.read_changes, cl.read_change_batches):
         try:
             list(read(STORE, handle))
         except (sl.CorruptionError, sl.IncompatibleFormatError):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.simulation.reference_model import ReferenceLog, canonical
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.runtime.clock import RandomIds
 from statelog.store.paths import LocationPaths
 from statelog.testing.faulty_store import FaultyStore
@@ -34,24 +35,24 @@ def test_every_persist_holds_what_was_appended(
     steps: list[tuple[str, object, bytes]], inline_bytes: int, threshold: int
 ) -> None:
     store, ids, model = FaultyStore(), RandomIds(), ReferenceLog()
-    files = sl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=ids)
-    uploader = sl.InlineStateChangeUploader(inline_bytes, files, ids=ids)
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=threshold)
-    with sl.FsStateChangelogStorage(
-        store, options=options, scheduler=sl.DirectStateChangeUploadScheduler(uploader)
+    files = cl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=ids)
+    uploader = cl.InlineStateChangeUploader(inline_bytes, files, ids=ids)
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=threshold)
+    with cl.FsStateChangelogStorage(
+        store, options=options, scheduler=cl.DirectStateChangeUploadScheduler(uploader)
     ) as storage:
         writer = storage.create_writer("operator", sl.KeyGroupRange(0, 9))
         for step in [*steps, ("persist", 0, b"")]:
             match step:
                 case ("append", int(key_group), value):
-                    model.append(sl.StateChange(key_group, value))
+                    model.append(cl.StateChange(key_group, value))
                     writer.append(key_group, value)
                 case ("meta", _, value):
-                    model.append(sl.StateChange(-1, value))
+                    model.append(cl.StateChange(-1, value))
                     writer.append_meta(value)
                 case ("batch", list(pairs), _):
                     for key_group, value in pairs:
-                        model.append(sl.StateChange(key_group, value))
+                        model.append(cl.StateChange(key_group, value))
                     writer.append_batch(
                         np.array([each[0] for each in pairs], np.int32),
                         pa.array([each[1] for each in pairs], pa.binary()),
@@ -68,12 +69,12 @@ def test_every_persist_holds_what_was_appended(
 
 
 def check(
-    storage: sl.FsStateChangelogStorage,
-    handle: sl.ChangelogStateHandle | None,
+    storage: cl.FsStateChangelogStorage,
+    handle: cl.ChangelogStateHandle | None,
     model: ReferenceLog,
 ) -> None:
     assert handle is not None
-    again = sl.ChangelogStateHandle.from_json(handle.to_json())
+    again = cl.ChangelogStateHandle.from_json(handle.to_json())
     # Sets are cut by thresholds too; what counts is each key group's order over the whole log.
     everything: dict[int, list[bytes]] = {}
     for each in model.sets(0, model.active_sqn):

@@ -15,7 +15,8 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.spark import aggregate, sum_, transform_with_state
+from statelog.spark import aggregate, transform_with_state
+from statelog.spark import functions as F
 
 SLEEP_S = 3
 OUTPUT = "key long, total long"
@@ -94,7 +95,7 @@ def main() -> None:
         grouped(spark, place / "in"), Total(), OUTPUT, "Update", "None", tasks=2, delivery="direct"
     )
     assert run(spark, by_rows, place / "rows") == expected
-    by_sums = aggregate(grouped(spark, place / "in"), sum_("value").alias("total"), tasks=2)
+    by_sums = aggregate(grouped(spark, place / "in"), F.sum("value").alias("total"), tasks=2)
     assert run(spark, by_sums, place / "sums") == expected
     time.sleep(SLEEP_S)  # the pool ends its call into this process
     spark.stop()

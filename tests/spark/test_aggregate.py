@@ -14,23 +14,8 @@ from tests.spark.streams import BatchSource, wait
 
 import statelog as sl
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark import (
-    Aggregate,
-    SnapshotPolicy,
-    aggregate,
-    approx_count_distinct,
-    count,
-    first,
-    last,
-    latest_row,
-    max_,
-    mean,
-    min_,
-    sum_,
-    top_k,
-    transform_with_state,
-    variance,
-)
+from statelog.spark import Aggregate, SnapshotPolicy, aggregate, transform_with_state
+from statelog.spark import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,39 +25,39 @@ COLUMNS = (
     "part float, text string, flag boolean, day date, at timestamp, raw binary"
 )
 FUNCTIONS = {
-    "n": (count(), "count(*)"),
-    "known": (count("whole"), "count(whole)"),
-    "ints": (sum_("whole"), "sum(whole)"),
-    "tinies": (sum_("tiny"), "sum(tiny)"),
-    "prices": (sum_("price"), "sum(price)"),
-    "ratios": (sum_("ratio"), "sum(ratio)"),
-    "parts": (sum_("part"), "sum(part)"),
-    "mean_int": (mean("whole"), "avg(whole)"),
-    "mean_price": (mean("price"), "avg(price)"),
-    "spread": (variance("ratio"), "var_samp(ratio)"),
-    "least": (min_("ratio"), "min(ratio)"),
-    "most": (max_("part"), "max(part)"),
-    "least_text": (min_("text"), "min(text)"),
-    "most_price": (max_("price"), "max(price)"),
-    "most_flag": (max_("flag"), "max(flag)"),
-    "least_day": (min_("day"), "min(day)"),
-    "most_at": (max_("at"), "max(at)"),
-    "most_raw": (max_("raw"), "max(raw)"),
-    "first_text": (first("text", by="big"), "min_by(text, big)"),
-    "last_text": (last("text", by="big"), "max_by(text, big)"),
-    "row": (latest_row("big"), "max_by(struct(*), big)"),
-    "some": (latest_row("big", "text", "at"), "max_by(struct(text, at), big)"),
+    "n": (F.count(), "count(*)"),
+    "known": (F.count("whole"), "count(whole)"),
+    "ints": (F.sum("whole"), "sum(whole)"),
+    "tinies": (F.sum("tiny"), "sum(tiny)"),
+    "prices": (F.sum("price"), "sum(price)"),
+    "ratios": (F.sum("ratio"), "sum(ratio)"),
+    "parts": (F.sum("part"), "sum(part)"),
+    "mean_int": (F.mean("whole"), "avg(whole)"),
+    "mean_price": (F.mean("price"), "avg(price)"),
+    "spread": (F.variance("ratio"), "var_samp(ratio)"),
+    "least": (F.min("ratio"), "min(ratio)"),
+    "most": (F.max("part"), "max(part)"),
+    "least_text": (F.min("text"), "min(text)"),
+    "most_price": (F.max("price"), "max(price)"),
+    "most_flag": (F.max("flag"), "max(flag)"),
+    "least_day": (F.min("day"), "min(day)"),
+    "most_at": (F.max("at"), "max(at)"),
+    "most_raw": (F.max("raw"), "max(raw)"),
+    "first_text": (F.first("text", by="big"), "min_by(text, big)"),
+    "last_text": (F.last("text", by="big"), "max_by(text, big)"),
+    "row": (F.latest_row("big"), "max_by(struct(*), big)"),
+    "some": (F.latest_row("big", "text", "at"), "max_by(struct(text, at), big)"),
     "top": (
-        top_k("text", 3, by="ratio"),
+        F.top_k("text", 3, by="ratio"),
         "transform(slice(sort_array(collect_list(CASE WHEN ratio IS NOT NULL THEN "
         "struct(ratio, text) END), false), 1, 3), x -> x.text)",
     ),
-    "greatest": (top_k("whole", 2), "slice(sort_array(collect_list(whole), false), 1, 2)"),
+    "greatest": (F.top_k("whole", 2), "slice(sort_array(collect_list(whole), false), 1, 2)"),
 }
 DISTINCT = {
-    "texts": (approx_count_distinct("text"), "count(DISTINCT text)"),
-    "moments": (approx_count_distinct("at", rsd=0.02), "count(DISTINCT at)"),
-    "ratios_seen": (approx_count_distinct("ratio"), "count(DISTINCT ratio)"),
+    "texts": (F.approx_count_distinct("text"), "count(DISTINCT text)"),
+    "moments": (F.approx_count_distinct("at", rsd=0.02), "count(DISTINCT at)"),
+    "ratios_seen": (F.approx_count_distinct("ratio"), "count(DISTINCT ratio)"),
 }
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
@@ -217,9 +202,9 @@ def test_distinct_values_are_counted_approximately(spark: "SparkSession", tmp_pa
     query = Query(source, tmp_path, tasks=2)
     functions = {
         "exact": sf.countDistinct("number"),
-        "numbers": approx_count_distinct("number", rsd=0.02),
-        "moments": approx_count_distinct("at", rsd=0.02),
-        "none": approx_count_distinct(sf.lit(None).cast("date")),
+        "numbers": F.approx_count_distinct("number", rsd=0.02),
+        "moments": F.approx_count_distinct("at", rsd=0.02),
+        "none": F.approx_count_distinct(sf.lit(None).cast("date")),
     }
     exact = functions.pop("exact")
     *_, newest = query.run("name", **functions)
@@ -274,7 +259,7 @@ def test_windows_with_a_watermark_are_those_of_spark(
         )
     query = Query(source, tmp_path, tasks=2, outputMode=mode)
     rows = source.frame().withWatermark("at", "5 minutes")
-    found = query.run(*keys, rows=rows, n=count(), total=sum_("value"))
+    found = query.run(*keys, rows=rows, n=F.count(), total=F.sum("value"))
     expected = run_on_spark(query, keys, mode)
     assert list(map(in_order, found)) == list(map(in_order, expected))
     # The state of what the watermark has passed is dropped.
@@ -294,7 +279,7 @@ def test_update_without_a_watermark_keeps_all_windows(
     source.add([("a", NOON, 1), ("a", NOON + timedelta(minutes=20), 2)])
     source.add([("a", NOON, 4)])
     query = Query(source, tmp_path)
-    _, later = query.run(sf.window("at", "10 minutes"), n=count(), total=sum_("value"))
+    _, later = query.run(sf.window("at", "10 minutes"), n=F.count(), total=F.sum("value"))
     assert [(one.n, one.total) for one in later] == [(2, 5)]
 
 
@@ -304,10 +289,10 @@ def test_an_aggregate_that_is_added_counts_from_then_on(
     source = BatchSource(spark, tmp_path / "in", "name string, value int")
     query = Query(source, tmp_path)
     source.add([("a", 1), ("a", 2)])
-    query.run("name", n=count())
+    query.run("name", n=F.count())
     source.add([("a", 5), ("b", 6)])
-    more = {"total": sum_("value"), "middle": mean("value"), "top": top_k("value", 2)}
-    (batch,) = query.run("name", n=count(), spread=variance("value"), **more)
+    more = {"total": F.sum("value"), "middle": F.mean("value"), "top": F.top_k("value", 2)}
+    (batch,) = query.run("name", n=F.count(), spread=F.variance("value"), **more)
     found = {one.name: one for one in batch}
     assert found["a"].n == 3
     assert (found["a"].total, found["a"].middle, found["a"].top) == (5, 5.0, [5])
@@ -330,8 +315,8 @@ def test_an_aggregation_follows_a_stateful_operator(spark: "SparkSession", tmp_p
     settings = {"stateLocation": str(tmp_path / "state")}
     out = aggregate(
         totals.withColumn("last", sf.col("key") % 10).groupBy("last"),
-        count().alias("n"),
-        max_("total").alias("most"),
+        F.count().alias("n"),
+        F.max("total").alias("most"),
         **settings,
     )
     first_batch, second = query.write(out.select("last", "n", "most"))
@@ -347,9 +332,9 @@ def test_an_overflow_is_an_error_as_in_spark(spark: "SparkSession", tmp_path: Pa
     expected = [[("a", 2**63 - 1)]]
     if spark.conf.get("spark.sql.ansi.enabled") == "true":  # by default, but not on Spark 3.5
         with pytest.raises(Exception, match="overflow"):
-            query.run("name", total=sum_("value"))
+            query.run("name", total=F.sum("value"))
     else:
-        query.run("name", total=sum_("value"))
+        query.run("name", total=F.sum("value"))
         expected.append([("a", -(2**63))])
     assert [list(map(tuple, one)) for one in query.batches] == expected
 
@@ -358,37 +343,39 @@ def errors(frame: "DataFrame") -> dict[str, Any]:
     by_name = frame.groupBy("name")
     return {
         "at least one aggregate": lambda: aggregate(by_name),
-        "no_such": lambda: aggregate(by_name, sum_("no_such").alias("total")),
-        "Use count() of statelog": lambda: aggregate(by_name, sf.count("*").alias("n")),
+        "no_such": lambda: aggregate(by_name, F.sum("no_such").alias("total")),
+        "Use F.count() of statelog": lambda: aggregate(by_name, sf.count("*").alias("n")),
         "did you mean the setting stateLocation": lambda: aggregate(
-            by_name, count().alias("n"), stateLocaton="/tmp"
+            by_name, F.count().alias("n"), stateLocaton="/tmp"
         ),
         "outputMode Complete": lambda: aggregate(
-            by_name, count().alias("n"), outputMode="complete"
+            by_name, F.count().alias("n"), outputMode="complete"
         ),
-        "Append needs an end": lambda: aggregate(by_name, count().alias("n"), outputMode="append"),
+        "Append needs an end": lambda: aggregate(
+            by_name, F.count().alias("n"), outputMode="append"
+        ),
         "withWatermark on the input": lambda: aggregate(
-            frame.groupBy(sf.window("at", "1 hour")), count().alias("n"), outputMode="Append"
+            frame.groupBy(sf.window("at", "1 hour")), F.count().alias("n"), outputMode="Append"
         ),
         "session_window": lambda: aggregate(
-            frame.groupBy(sf.session_window("at", "1 hour")), count().alias("n")
+            frame.groupBy(sf.session_window("at", "1 hour")), F.count().alias("n")
         ),
-        "several columns name": lambda: aggregate(by_name, count().alias("name")),
+        "several columns name": lambda: aggregate(by_name, F.count().alias("name")),
         "two aggregates have the name 'n'": lambda: aggregate(
-            by_name, count().alias("n"), sum_("big").alias("n")
+            by_name, F.count().alias("n"), F.sum("big").alias("n")
         ),
-        "count() needs a name for its output column: count().alias(": lambda: aggregate(
-            by_name, count()
+        "count() needs a name for its output column: F.count().alias(": lambda: aggregate(
+            by_name, F.count()
         ),
-        "sum_ takes numbers, not date": lambda: aggregate(by_name, sum_("day").alias("n")),
-        "orders numbers": lambda: aggregate(by_name, min_(sf.array("name")).alias("n")),
+        "sum takes numbers, not date": lambda: aggregate(by_name, F.sum("day").alias("n")),
+        "orders numbers": lambda: aggregate(by_name, F.min(sf.array("name")).alias("n")),
         "in its column `by`": lambda: aggregate(
-            by_name, last("name", by=sf.array("name")).alias("n")
+            by_name, F.last("name", by=sf.array("name")).alias("n")
         ),
-        "k=0": lambda: top_k("name", 0),
-        "rsd=1.5": lambda: approx_count_distinct("name", rsd=1.5),
-        "takes names of columns": lambda: sum_(5),  # type: ignore[arg-type]
-        "plain grouping keys": lambda: aggregate(frame.rollup("name"), count().alias("n")),
+        "k=0": lambda: F.top_k("name", 0),
+        "rsd=1.5": lambda: F.approx_count_distinct("name", rsd=1.5),
+        "takes names of columns": lambda: F.sum(5),  # type: ignore[arg-type]
+        "plain grouping keys": lambda: aggregate(frame.rollup("name"), F.count().alias("n")),
     }
 
 

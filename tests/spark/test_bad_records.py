@@ -27,10 +27,10 @@ from statelog.metrics import Metrics
 from statelog.spark import (
     ColumnarProcessor,
     aggregate,
-    sum_,
     transform_with_state,
     transform_with_state_in_pandas,
 )
+from statelog.spark import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -234,7 +234,7 @@ def test_what_takes_all_keys_at_once_rejects_the_setting(
     with pytest.raises(UsageError, match="onError='skip' cannot be used with Columns"):
         job.run()
     totals = aggregate(
-        source.frame().groupBy("key"), sum_("amount").alias("amount"), onError="dead-letter",
+        source.frame().groupBy("key"), F.sum("amount").alias("amount"), onError="dead-letter",
         stateLocation=str(tmp_path / "other"),
     )  # fmt: skip
     writer = totals.writeStream.option("checkpointLocation", str(tmp_path / "aggregate"))

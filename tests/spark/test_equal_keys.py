@@ -20,7 +20,8 @@ from tests.spark.streams import BatchSource, Job, run_on_spark
 from tests.spark.test_aggregate import COLUMNS, FUNCTIONS, Query, rows_of
 
 from statelog.errors import UsageError
-from statelog.spark import SnapshotPolicy, aggregate, count, last, top_k, transform_with_state
+from statelog.spark import SnapshotPolicy, aggregate, transform_with_state
+from statelog.spark import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -82,15 +83,15 @@ def check_aggregate(rows: Rows, folder: Path, name: str, batches: int = 2) -> No
     key, query = KEYS[name](), Query(rows.source, folder, snapshotPolicy=SNAPSHOTS)
     functions = {one: function for one, (function, _) in FUNCTIONS.items()}
     extra = {
-        "last_pair": (last("v_pair", by="number"), "max_by(v_pair, number)"),
-        "last_deep": (last("v_deep", by="number"), "max_by(v_deep, number)"),
+        "last_pair": (F.last("v_pair", by="number"), "max_by(v_pair, number)"),
+        "last_deep": (F.last("v_deep", by="number"), "max_by(v_deep, number)"),
         "top_deep": (
-            top_k("v_deep", 2, by="number"),
+            F.top_k("v_deep", 2, by="number"),
             "transform(slice(array_sort(collect_list(struct(number, v_deep)), (l, r) -> "
             "CASE WHEN l.number > r.number THEN -1 ELSE 1 END), 1, 2), x -> x.v_deep)",
         ),
         "last_variant": (
-            last(sf.expr("to_variant_object(v_deep)"), by="number"),
+            F.last(sf.expr("to_variant_object(v_deep)"), by="number"),
             "max_by(to_variant_object(v_deep), number)",
         ),
     }
@@ -191,7 +192,7 @@ def test_what_no_key_or_input_can_be_is_rejected_at_the_call(
     maps = frame.selectExpr("map(key, key) as m", "struct(map(key, key) as m) as s", "amount")
     for key in ("m", "s"):
         with pytest.raises(UsageError, match=f"by the key '{key}.*of type .* Spark does not hash"):
-            aggregate(maps.groupBy(key), count().alias("n"))
+            aggregate(maps.groupBy(key), F.count().alias("n"))
         with pytest.raises(UsageError, match=f"by the key '{key}.*of type .* Spark does not hash"):
             transform_with_state(maps.groupBy(key), Totals(), TOTALS)
     for names in ("amount as v, amount as v", "amount as V, amount as v"):

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.errors import UsageError
-from statelog.spark import ColumnarProcessor, aggregate, sum_, transform_with_state
+from statelog.spark import ColumnarProcessor, aggregate, transform_with_state
+from statelog.spark import functions as SF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -209,7 +210,7 @@ def test_aggregate_rejects_the_setting(job: Job) -> None:
     with pytest.raises(UsageError, match="aggregate reads the columns that its aggregates name"):
         aggregate(
             job.source.frame().groupBy("key"),
-            sum_("amount").alias("total"),
+            SF.sum("amount").alias("total"),
             inputColumns=["amount"],
         )
 

@@ -26,10 +26,10 @@ from statelog.spark import (
     ColumnarProcessor,
     StatefulProcessor,
     aggregate,
-    count,
     transform_with_state,
     transform_with_state_in_pandas,
 )
+from statelog.spark import functions as F
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
 from statelog.spark.rows.formats import (
@@ -289,7 +289,7 @@ def test_other_types_are_rejected_by_name(switched: "SparkSession", operator: st
             grouped = frame.groupBy("k")
             with pytest.raises(UsageError, match=f"the key {path} of type {reason}"):
                 if operator == "aggregate":
-                    aggregate(grouped, count().alias("n"))
+                    aggregate(grouped, F.count().alias("n"))
                 elif operator == "pandas":
                     transform_with_state_in_pandas(grouped, PandasMembers(), OUTPUT)
                 else:
@@ -303,7 +303,7 @@ def test_a_type_that_pyspark_cannot_read_is_rejected_by_name(switched: "SparkSes
         with pytest.raises(UsageError, match=r"column 'k' has the type .*timestamp_ntz\(9\)"):
             transform_with_state(grouped, Members(), OUTPUT)
         with pytest.raises(UsageError, match=r"column 'k' has the type .*timestamp_ntz\(9\)"):
-            aggregate(grouped, count().alias("n"))
+            aggregate(grouped, F.count().alias("n"))
 
 
 @pytest.mark.parametrize(

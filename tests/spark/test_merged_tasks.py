@@ -16,10 +16,10 @@ from statelog.spark import (
     ColumnarProcessor,
     StatefulProcessor,
     aggregate,
-    count,
     transform_with_state,
     transform_with_state_in_pandas,
 )
+from statelog.spark import functions as F
 from statelog.state.backend import StateBackendConfig
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def by_columns(events: DataFrame, **settings: Any) -> DataFrame:
 
 def by_windows(events: DataFrame, **settings: Any) -> DataFrame:
     windows = events.groupBy("key", sf.window("at", "5 seconds"))
-    ended = aggregate(windows, count().alias("n"), outputMode="Append", **settings)
+    ended = aggregate(windows, F.count().alias("n"), outputMode="Append", **settings)
     return ended.select("key", sf.lit("timer").alias("what"))
 
 

@@ -14,7 +14,8 @@ from tests.spark.versions import table_of
 from statelog.extensions.columns.aggregation import one_shuffle as one_shuffle_module
 from statelog.extensions.columns.aggregation.pre_aggregation import PreAggregation, PreAggregator
 from statelog.model import KeyGroupRange
-from statelog.spark import aggregate, count, transform_with_state
+from statelog.spark import aggregate, transform_with_state
+from statelog.spark import functions as F
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def test_the_shuffle_begins_before_the_sink_is_called(
 
     grouped = events.selectExpr("key", "value AS amount").groupBy("key")
     if aggregated:
-        stream = aggregate(grouped, count().alias("n"), tasks=2, delivery="direct")
+        stream = aggregate(grouped, F.count().alias("n"), tasks=2, delivery="direct")
     else:
         stream = transform_with_state(
             grouped, Totals(), TOTALS, "Update", "None", tasks=2, delivery="direct"

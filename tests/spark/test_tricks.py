@@ -11,7 +11,8 @@ from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.extensions.columns.aggregation import one_shuffle
-from statelog.spark import aggregate, count, sum_
+from statelog.spark import aggregate
+from statelog.spark import functions as F
 from statelog.spark.jvm import frames, python_job
 from statelog.spark.jvm.tricks import Trick
 
@@ -44,7 +45,7 @@ def run(source: BatchSource, folder: Path, delivery: str, tasks: int = 2) -> Non
 
 def run_aggregate(source: BatchSource, folder: Path) -> None:
     stream = aggregate(
-        source.frame().groupBy("key"), sum_("amount").alias("total"), count().alias("n"), tasks=2
+        source.frame().groupBy("key"), F.sum("amount").alias("total"), F.count().alias("n"), tasks=2
     )
     batches: list[list[tuple[Any, ...]]] = []
 

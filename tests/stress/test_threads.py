@@ -22,13 +22,13 @@ from tests import evidence
 from tests.stress.chaos_store import ChaosStore
 from tests.stress.turmoil import CheckpointSide, Producer
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.store import open_store
 from statelog.testing.faulty_store import FaultPlan
 
 LONG_S = float(os.environ.get("STATELOG_STRESS_SECONDS", "600"))
 PRODUCERS, WRITERS = 8, 16
-OPTIONS = sl.ChangelogOptions(
+OPTIONS = cl.ChangelogOptions(
     preemptive_persist_threshold_bytes=6_000,
     batch_persist_delay=dt.timedelta(milliseconds=5),
     batch_persist_size_threshold_bytes=8_000,
@@ -68,7 +68,7 @@ def turmoil(
     record: evidence.Record | None = None,
 ) -> Counter[str]:
     store = ChaosStore(open_store(location, fsync=False), seed, PLAN, harm_deletes=harm_deletes)
-    storage = sl.FsStateChangelogStorage(store, options=OPTIONS, job_id="job")
+    storage = cl.FsStateChangelogStorage(store, options=OPTIONS, job_id="job")
     side = CheckpointSide(store, storage.registry)
     producers = [
         Producer(storage, side, seed + number, WRITERS // PRODUCERS) for number in range(PRODUCERS)
@@ -112,10 +112,10 @@ def drive(producers: list[Producer], seconds: float) -> list[int]:
     return samples
 
 
-def check_quiet(storage: sl.FsStateChangelogStorage) -> None:
+def check_quiet(storage: cl.FsStateChangelogStorage) -> None:
     """Everything that was under way has ended, and left nothing in the books."""
     scheduler = storage.scheduler
-    assert isinstance(scheduler, sl.BatchingStateChangeUploadScheduler)
+    assert isinstance(scheduler, cl.BatchingStateChangeUploadScheduler)
     eventually(lambda: scheduler.in_flight_bytes == 0, "no bytes in flight")
     eventually(lambda: not scheduler._uploads._running, "no upload runs")
     pool = storage._runtime.upload_pool
@@ -129,10 +129,10 @@ def check_quiet(storage: sl.FsStateChangelogStorage) -> None:
 
 
 def check_owners(
-    store: ChaosStore, storage: sl.FsStateChangelogStorage, side: CheckpointSide
+    store: ChaosStore, storage: cl.FsStateChangelogStorage, side: CheckpointSide
 ) -> None:
     for info in store.list():
-        owned = storage.registry.owner(sl.FileStateHandle(info.path, info.size_bytes)) is not None
+        owned = storage.registry.owner(cl.FileStateHandle(info.path, info.size_bytes)) is not None
         assert owned or info.path in side.files or info.path in store.refused, info.path
 
 

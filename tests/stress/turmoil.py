@@ -17,6 +17,7 @@ from tests.simulation.reference_model import canonical
 from tests.stress.chaos_store import ChaosStore
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.changelog.api import PersistFuture
 
 KEY_GROUPS = sl.KeyGroupRange(0, 9)
@@ -27,8 +28,8 @@ class Model:
     """What the sets of one writer hold, from the truncation point on."""
 
     def __init__(self) -> None:
-        self.sets: dict[int, list[sl.StateChange]] = {}
-        self.active: list[sl.StateChange] = []
+        self.sets: dict[int, list[cl.StateChange]] = {}
+        self.active: list[cl.StateChange] = []
         self.lowest = self.next = 0
 
     def follow(self, active_sqn: int) -> None:
@@ -58,14 +59,14 @@ class Persist:
 class CheckpointSide:
     """Keeps the newest handles of each writer and deletes the files that only it still knows."""
 
-    def __init__(self, store: ChaosStore, registry: sl.TaskChangelogRegistry) -> None:
+    def __init__(self, store: ChaosStore, registry: cl.TaskChangelogRegistry) -> None:
         self._store = store
         self._registry = registry
         self._lock = threading.Lock()
-        self._retained: dict[int, list[sl.ChangelogStateHandle]] = {}
-        self.files: dict[str, sl.FileStateHandle] = {}
+        self._retained: dict[int, list[cl.ChangelogStateHandle]] = {}
+        self.files: dict[str, cl.FileStateHandle] = {}
 
-    def take(self, log_id: int, handle: sl.ChangelogStateHandle) -> None:
+    def take(self, log_id: int, handle: cl.ChangelogStateHandle) -> None:
         with self._lock:
             retained = self._retained.setdefault(log_id, [])
             retained.append(handle)
@@ -76,12 +77,12 @@ class CheckpointSide:
         with self._lock:
             self._retained.pop(log_id, None)
 
-    def inherit(self, files: dict[str, sl.FileStateHandle]) -> None:
+    def inherit(self, files: dict[str, cl.FileStateHandle]) -> None:
         """Take over what a closed writer has handed out."""
         with self._lock:
             self.files.update(files)
 
-    def known(self, files: dict[str, sl.FileStateHandle]) -> dict[str, sl.FileStateHandle]:
+    def known(self, files: dict[str, cl.FileStateHandle]) -> dict[str, cl.FileStateHandle]:
         """Return those of *files* that somebody owns still."""
         return {
             path: handle
@@ -105,11 +106,11 @@ class CheckpointSide:
         self._store.inner.delete(gone)
 
 
-def _files(handle: sl.ChangelogStateHandle) -> dict[str, sl.FileStateHandle]:
+def _files(handle: cl.ChangelogStateHandle) -> dict[str, cl.FileStateHandle]:
     return {
         entry.handle.path: entry.handle
         for entry in handle.handles_and_offsets
-        if isinstance(entry.handle, sl.FileStateHandle)
+        if isinstance(entry.handle, cl.FileStateHandle)
     }
 
 
@@ -117,10 +118,10 @@ def _files(handle: sl.ChangelogStateHandle) -> dict[str, sl.FileStateHandle]:
 class Actor:
     """One writer, its model and its persists; belongs to one thread."""
 
-    writer: sl.FsStateChangelogWriter
+    writer: cl.FsStateChangelogWriter
     model: Model = field(default_factory=Model)
     persists: list[Persist] = field(default_factory=list)
-    handed_out: dict[str, sl.FileStateHandle] = field(default_factory=dict)
+    handed_out: dict[str, cl.FileStateHandle] = field(default_factory=dict)
 
     def follow(self) -> None:
         self.model.follow(self.writer._log.active_sqn)
@@ -138,7 +139,7 @@ class Producer:
     """
 
     def __init__(
-        self, storage: sl.FsStateChangelogStorage, side: CheckpointSide, seed: int, writers: int
+        self, storage: cl.FsStateChangelogStorage, side: CheckpointSide, seed: int, writers: int
     ) -> None:
         self._storage = storage
         self._side = side
@@ -165,12 +166,12 @@ class Producer:
         )[0]
         try:
             operation(actor)
-        except sl.BackpressureTimeoutError:
+        except cl.BackpressureTimeoutError:
             self.counts["no room"] += 1
         actor.follow()
 
     def _append(self, actor: Actor) -> None:
-        change = sl.StateChange(self._rng.randrange(-1, 10), self._rng.randbytes(100))
+        change = cl.StateChange(self._rng.randrange(-1, 10), self._rng.randbytes(100))
         actor.model.active.append(change)
         if change.key_group < 0:
             actor.writer.append_meta(change.value)
@@ -180,7 +181,7 @@ class Producer:
     def _append_batch(self, actor: Actor) -> None:
         size = self._rng.choice([0, 10, 400])
         changes = [
-            sl.StateChange(self._rng.randrange(10), self._rng.randbytes(size))
+            cl.StateChange(self._rng.randrange(10), self._rng.randbytes(size))
             for _ in range(self._rng.randrange(30))
         ]
         actor.model.active.extend(changes)
@@ -195,7 +196,7 @@ class Producer:
         number = actor.writer.next_sequence_number()
         actor.follow()
         checkpoint_id, self._next_checkpoint = self._next_checkpoint, self._next_checkpoint + 1
-        from_sqn = sl.SequenceNumber(actor.model.lowest)
+        from_sqn = cl.SequenceNumber(actor.model.lowest)
         future = actor.writer.persist(from_sqn, checkpoint_id)
         actor.persists.append(Persist(checkpoint_id, from_sqn.value, number.value, future))
         if self._rng.random() < 0.3:  # a wait without a time-out runs uploads on this thread
@@ -209,22 +210,22 @@ class Producer:
             if handle is None or self._rng.random() < 0.2:
                 if handle is not None:
                     actor.writer.reset(
-                        sl.SequenceNumber(persist.from_sqn),
-                        sl.SequenceNumber(persist.to_sqn),
+                        cl.SequenceNumber(persist.from_sqn),
+                        cl.SequenceNumber(persist.to_sqn),
                         persist.checkpoint_id,
                     )
                 continue
             self._side.take(actor.writer.log_id, handle)
             actor.writer.confirm(
-                sl.SequenceNumber(persist.from_sqn),
-                sl.SequenceNumber(persist.to_sqn),
+                cl.SequenceNumber(persist.from_sqn),
+                cl.SequenceNumber(persist.to_sqn),
                 persist.checkpoint_id,
             )
             if self._rng.random() < 0.4:
                 lowest = actor.model.lowest
                 to_sqn = self._rng.randint(lowest, max(lowest, persist.to_sqn))
                 actor.model.truncate(to_sqn)
-                actor.writer.truncate(sl.SequenceNumber(to_sqn))
+                actor.writer.truncate(cl.SequenceNumber(to_sqn))
         if self._rng.random() < 0.1:
             self._side.sweep()
             actor.handed_out = self._side.known(actor.handed_out)
@@ -233,7 +234,7 @@ class Producer:
         if self._rng.random() < 0.5:
             actor.writer.close()
         else:
-            actor.writer.truncate_and_close(sl.SequenceNumber(actor.model.lowest))
+            actor.writer.truncate_and_close(cl.SequenceNumber(actor.model.lowest))
         for persist in actor.persists:
             # An upload thread may be about to resolve it: the core has decided, the future waits.
             if persist.future.exception(timeout=10) is None:
@@ -243,11 +244,11 @@ class Producer:
         self.actors[self.actors.index(actor)] = self._open()
         self.counts["replaced"] += 1
 
-    def judge(self, actor: Actor, persist: Persist) -> sl.ChangelogStateHandle | None:
+    def judge(self, actor: Actor, persist: Persist) -> cl.ChangelogStateHandle | None:
         """Return the handle of a persist that succeeded, after comparing it with the model."""
         error = persist.future.exception()
         if error is not None:
-            assert isinstance(error, sl.UploadFailedError | sl.ChangesTruncatedError), repr(error)
+            assert isinstance(error, cl.UploadFailedError | cl.ChangesTruncatedError), repr(error)
             self.counts[type(error).__name__] += 1
             return None
         self.counts["acknowledged"] += 1
@@ -275,7 +276,7 @@ class Producer:
             self._side.inherit(actor.handed_out)
 
 
-def _handle(persist: Persist) -> sl.ChangelogStateHandle:
+def _handle(persist: Persist) -> cl.ChangelogStateHandle:
     handle = persist.future.result().job_manager_owned
     assert handle is not None
     return handle

@@ -11,13 +11,17 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.checkpoint import CheckpointedStateScope, FsCheckpointStreamFactory
+from statelog.errors import InvalidOptionsError
 from statelog.model import FileStateHandle
 from statelog.options import (
     CheckpointOptions,
     LocalRecoveryOptions,
+    Options,
     SnapshotPolicy,
     StreamOptions,
+    load_options,
 )
 from statelog.store import PATHS, LocationPaths, open_store
 
@@ -37,23 +41,23 @@ class Quiet:
         pass
 
 
-def batching(**settings: Any) -> sl.BatchingStateChangeUploadScheduler:
+def batching(**settings: Any) -> cl.BatchingStateChangeUploadScheduler:
     from statelog.runtime.driver import system_runtime
 
-    return sl.BatchingStateChangeUploadScheduler(Quiet(), runtime=system_runtime(), **settings)
+    return cl.BatchingStateChangeUploadScheduler(Quiet(), runtime=system_runtime(), **settings)
 
 
 OPTIONS: list[tuple[Callable[[], object], str]] = [
-    (lambda: sl.ChangelogOptions(compression_enabled="no"), "compression_enabled .*True or False"),
-    (lambda: sl.ChangelogOptions(compression_enabled=1), "compression_enabled .*not 1 .int"),
-    (lambda: sl.ChangelogOptions(batch_persist_delay=5), "batch_persist_delay .*timedelta"),
-    (lambda: sl.ChangelogOptions(batch_persist_delay=NAN), "batch_persist_delay .*nan .float"),
-    (lambda: sl.ChangelogOptions(upload_max_attempts=2.5), "upload_max_attempts .*whole .*2.5"),
-    (lambda: sl.ChangelogOptions(upload_max_attempts="3"), "upload_max_attempts .*'3' .str"),
-    (lambda: sl.ChangelogOptions(upload_max_attempts=True), "upload_max_attempts .*True .bool"),
-    (lambda: sl.ChangelogOptions(upload_num_threads=NAN), "upload_num_threads .*whole number"),
-    (lambda: sl.ChangelogOptions(upload_retry_policy=None), "upload_retry_policy .*text"),
-    (lambda: sl.ChangelogOptions(base_path=5), "base_path .*path"),
+    (lambda: cl.ChangelogOptions(compression_enabled="no"), "compression_enabled .*True or False"),
+    (lambda: cl.ChangelogOptions(compression_enabled=1), "compression_enabled .*not 1 .int"),
+    (lambda: cl.ChangelogOptions(batch_persist_delay=5), "batch_persist_delay .*timedelta"),
+    (lambda: cl.ChangelogOptions(batch_persist_delay=NAN), "batch_persist_delay .*nan .float"),
+    (lambda: cl.ChangelogOptions(upload_max_attempts=2.5), "upload_max_attempts .*whole .*2.5"),
+    (lambda: cl.ChangelogOptions(upload_max_attempts="3"), "upload_max_attempts .*'3' .str"),
+    (lambda: cl.ChangelogOptions(upload_max_attempts=True), "upload_max_attempts .*True .bool"),
+    (lambda: cl.ChangelogOptions(upload_num_threads=NAN), "upload_num_threads .*whole number"),
+    (lambda: cl.ChangelogOptions(upload_retry_policy=None), "upload_retry_policy .*text"),
+    (lambda: cl.ChangelogOptions(base_path=5), "base_path .*path"),
     (lambda: CheckpointOptions(retained="3"), "retained .*whole number"),
     (lambda: CheckpointOptions(compress_metadata="no"), "compress_metadata .*True or False"),
     (lambda: StreamOptions(data_inline_threshold_bytes=1.5), "data_inline_threshold_bytes .*whole"),
@@ -62,14 +66,14 @@ OPTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: LocalRecoveryOptions(recovery="yes", directories=("a",)), "recovery .*True or False"),
     (lambda: LocalRecoveryOptions(directories="abc"), "directories .*sequence of paths"),
     (lambda: LocalRecoveryOptions(directories=(5,)), "directories .*path"),
-    (lambda: sl.Options(changelog={"upload_max_attempts": 2}), "changelog .*ChangelogOptions"),
+    (lambda: Options(changelog={"upload_max_attempts": 2}), "changelog .*ChangelogOptions"),
 ]
 
 CALLS: list[tuple[Callable[[], object], str]] = [
-    (lambda: sl.RetryPolicy.fixed(max_attempts=2.5), "max_attempts .*whole number"),
-    (lambda: sl.RetryPolicy.fixed(timeout_s=NAN), "time-out.*finite"),
-    (lambda: sl.RetryPolicy.fixed(delay_after_failure_s=NAN), "delay.*finite"),
-    (lambda: sl.RetryPolicy.exponential(delay_max_s=float("inf")), "delay.*finite"),
+    (lambda: cl.RetryPolicy.fixed(max_attempts=2.5), "max_attempts .*whole number"),
+    (lambda: cl.RetryPolicy.fixed(timeout_s=NAN), "time-out.*finite"),
+    (lambda: cl.RetryPolicy.fixed(delay_after_failure_s=NAN), "delay.*finite"),
+    (lambda: cl.RetryPolicy.exponential(delay_max_s=float("inf")), "delay.*finite"),
     (lambda: batching(batch_delay_s="10 ms"), "batch_delay_s .*seconds.* or a datetime.timedelta"),
     (lambda: batching(batch_delay_s=-1), "batch_delay_s .*at least 0"),
     (lambda: batching(batch_delay_s=dt.timedelta(-1)), "batch_delay_s .*at least 0"),
@@ -79,18 +83,18 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: batching(fixed_delay="no"), "fixed_delay .*True or False"),
     (lambda: batching(backpressure_timeout_s=NAN), "backpressure_timeout_s .*finite"),
     (lambda: batching(policy="fixed"), "policy .*RetryPolicy"),
-    (lambda: sl.SequenceNumber("1"), "sequence number .*whole number"),
-    (lambda: sl.SequenceNumber(1.0), "sequence number .*whole number"),
-    (lambda: sl.SequenceNumber(True), "sequence number .*whole number"),
-    (lambda: sl.SequenceNumber(-1), "sequence number .*outside|from 0"),
-    (lambda: sl.SequenceNumberRange("a", "b"), "sequence number"),
+    (lambda: cl.SequenceNumber("1"), "sequence number .*whole number"),
+    (lambda: cl.SequenceNumber(1.0), "sequence number .*whole number"),
+    (lambda: cl.SequenceNumber(True), "sequence number .*whole number"),
+    (lambda: cl.SequenceNumber(-1), "sequence number .*outside|from 0"),
+    (lambda: cl.SequenceNumberRange("a", "b"), "sequence number"),
     (lambda: sl.KeyGroupRange(0.5, 3), "key group.*whole number"),
     (lambda: sl.KeyGroupRange("0", "3"), "key group.*whole number"),
-    (lambda: sl.LocalRecoveryConfig(("a",), backup="no"), "backup .*True or False"),
-    (lambda: sl.FsStateChangelogStorage(5), "base_path .*path"),
-    (lambda: sl.FsStateChangelogStorage("a", options={}), "options .*ChangelogOptions"),
-    (lambda: sl.FsStateChangelogStorage("a", cache_directories="tmp"), "cache_directories"),
-    (lambda: sl.FsStateChangelogStorage("a", local_recovery=["x"]), "LocalRecoveryConfig"),
+    (lambda: cl.LocalRecoveryConfig(("a",), backup="no"), "backup .*True or False"),
+    (lambda: cl.FsStateChangelogStorage(5), "base_path .*path"),
+    (lambda: cl.FsStateChangelogStorage("a", options={}), "options .*ChangelogOptions"),
+    (lambda: cl.FsStateChangelogStorage("a", cache_directories="tmp"), "cache_directories"),
+    (lambda: cl.FsStateChangelogStorage("a", local_recovery=["x"]), "LocalRecoveryConfig"),
     (lambda: open_store(5), "location .*path"),
     (lambda: open_store("a", fsync="no"), "fsync .*True or False"),
     (lambda: open_store("a", options=["x"]), "options .*mapping"),
@@ -104,7 +108,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
 def test_an_option_of_the_wrong_type_is_refused_with_what_it_must_be(
     call: Callable[[], object], said: str
 ) -> None:
-    with pytest.raises(sl.InvalidOptionsError, match=said):
+    with pytest.raises(InvalidOptionsError, match=said):
         call()
 
 
@@ -120,19 +124,19 @@ def test_an_argument_of_the_wrong_type_is_refused_with_what_it_must_be(
     "job_id", ["..", ".", "a/b", "/a", "a\\b", "a\nb", "a\x00b", "../a", 5, b"job"]
 )
 def test_a_job_id_that_is_no_single_folder_is_refused(job_id: Any, tmp_path: Path) -> None:
-    with pytest.raises(sl.InvalidOptionsError, match="job_id must be"):
-        sl.FsStateChangelogStorage(tmp_path / "inner", job_id=job_id)
+    with pytest.raises(InvalidOptionsError, match="job_id must be"):
+        cl.FsStateChangelogStorage(tmp_path / "inner", job_id=job_id)
 
 
 def test_numpy_numbers_and_paths_are_taken_as_what_they_are(tmp_path: Path) -> None:
-    options = sl.ChangelogOptions(upload_max_attempts=np.int64(2), base_path=tmp_path)  # type: ignore[arg-type]
+    options = cl.ChangelogOptions(upload_max_attempts=np.int64(2), base_path=tmp_path)  # type: ignore[arg-type]
     assert (2, int, str(tmp_path)) == (
         options.upload_max_attempts,
         type(options.upload_max_attempts),
         options.base_path,
     )
     assert ("a", "b") == LocalRecoveryOptions(directories=["a", "b"]).directories  # type: ignore[arg-type]
-    assert sl.SequenceNumber(np.int64(3)) == sl.SequenceNumber(3)  # type: ignore[arg-type]
+    assert cl.SequenceNumber(np.int64(3)) == cl.SequenceNumber(3)  # type: ignore[arg-type]
 
 
 WRITER_CALLS: list[tuple[Callable[[Any], object], str]] = [
@@ -155,7 +159,7 @@ WRITER_CALLS: list[tuple[Callable[[Any], object], str]] = [
 def test_a_writer_refuses_what_is_no_number_and_goes_on(
     call: Callable[[Any], object], said: str
 ) -> None:
-    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"kept")
         with pytest.raises(sl.UsageError, match=said):
@@ -166,7 +170,7 @@ def test_a_writer_refuses_what_is_no_number_and_goes_on(
 
 
 def test_create_writer_says_what_a_range_is() -> None:
-    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         with pytest.raises(sl.UsageError, match="key_group_range must be a KeyGroupRange"):
             storage.create_writer("op", (0, 127))  # type: ignore[arg-type]
         with pytest.raises(sl.UsageError, match="operator_id must be text"):
@@ -191,7 +195,7 @@ def test_a_stream_of_no_scope_is_refused_instead_of_shared() -> None:
 
 
 def test_registries_refuse_a_count_that_is_none() -> None:
-    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         for wrong in (0, -1, 1.5, "2", None):
             with pytest.raises(sl.UsageError, match="num_sets"):
                 storage.registry.start_tracking(FileStateHandle("a", 1), wrong)  # type: ignore[arg-type]
@@ -199,13 +203,13 @@ def test_registries_refuse_a_count_that_is_none() -> None:
 
 
 def test_a_long_duration_is_no_overflow(tmp_path: Path) -> None:
-    options = sl.ChangelogOptions(
+    options = cl.ChangelogOptions(
         upload_timeout=dt.timedelta.max,
         backpressure_timeout=dt.timedelta.max,
         batch_persist_delay=dt.timedelta.max,
         upload_next_attempt_delay=dt.timedelta.max,
     )
-    with sl.FsStateChangelogStorage(tmp_path, options=options) as storage:
+    with cl.FsStateChangelogStorage(tmp_path, options=options) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"value")
         assert writer.persist(0).result(60).job_manager_owned is not None
@@ -237,57 +241,57 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
     changes = {"log_id": 0, "sqn": 0, "changes": []}
     classes: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, ...]]]] = [
         (
-            sl.HandleAndOffset,
+            cl.HandleAndOffset,
             entry,
             {"handle": (), "offset": (), "size_bytes": (None,), "crc32c": (None,)},
         ),
         (
-            sl.FileStateHandle,
+            cl.FileStateHandle,
             {"path": "a", "size_bytes": 1},
             {"path": ("x",), "size_bytes": (-1,), "crc32c": (None,)},
         ),
-        (sl.ByteStreamStateHandle, {"name": "a", "data": b""}, {"name": ("x",), "data": (b"b",)}),
+        (cl.ByteStreamStateHandle, {"name": "a", "data": b""}, {"name": ("x",), "data": (b"b",)}),
         (
-            sl.ChangelogStateHandle,
+            cl.ChangelogStateHandle,
             handle,
             {"key_group_range": (), "handles_and_offsets": (), "checkpoint_id": ()}
             | {"size_bytes": (-1,), "incremental_size_bytes": (-1,), "state_handle_id": ("x",)},
         ),
-        (sl.UploadTask, task, {"change_sets": ([], {}), "on_success": (), "on_failure": ()}),
-        (sl.Entropy, {"marker": "m"}, {"marker": ("x",), "length": ()}),
+        (cl.UploadTask, task, {"change_sets": ([], {}), "on_success": (), "on_failure": ()}),
+        (cl.Entropy, {"marker": "m"}, {"marker": ("x",), "length": ()}),
         (
-            sl.StateChangeFsUploader,
+            cl.StateChangeFsUploader,
             {"store": store},
             {"store": ("x",), "job_id": ("x",), "compress": (True,), "paths": (None,)},
         ),
         (
-            sl.InlineStateChangeUploader,
+            cl.InlineStateChangeUploader,
             {"threshold_bytes": 1, "delegate": Quiet()},
             {"threshold_bytes": (), "delegate": ()},
         ),
-        (sl.DirectStateChangeUploadScheduler, {}, {"uploader": ()}),
+        (cl.DirectStateChangeUploadScheduler, {}, {"uploader": ()}),
         (
-            sl.BatchingStateChangeUploadScheduler,
+            cl.BatchingStateChangeUploadScheduler,
             {"uploader": Quiet()},
             {"uploader": (), "metrics": (None,)},
         ),
         (
-            sl.TaskChangelogRegistry,
+            cl.TaskChangelogRegistry,
             {"store": store},
             {"store": ("x",), "copies": (None,), "discard_threads": ()},
         ),
         (
-            sl.LocalBackup,
+            cl.LocalBackup,
             {"folder": "copies"},
             {"folder": ("x",), "patience_s": (1.5,), "num_threads": ()},
         ),
         (
-            sl.DownloadCache,
+            cl.DownloadCache,
             cache,
             {"store": ("x",), "directories": (), "max_bytes": (), "idle_timeout": ()},
         ),
         (
-            sl.FsStateChangelogStorage,
+            cl.FsStateChangelogStorage,
             {"base_path": store},
             {
                 "base_path": ("x",),
@@ -311,16 +315,16 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
                 "entropy": (None,),
             },
         ),
-        (sl.StateChangeSet.of, changes, {"log_id": (), "sqn": (), "changes": ([], {})}),
+        (cl.StateChangeSet.of, changes, {"log_id": (), "sqn": (), "changes": ([], {})}),
         (
-            sl.StateChangeSet,
+            cl.StateChangeSet,
             {"log_id": 0, "sqn": 0, "batches": []},
             {"log_id": (), "sqn": (), "batches": ([], {})},
         ),
         (sl.KeyGroupRange, {"start": 0, "end": 5}, {"start": (), "end": (-1,)}),
-        (sl.SequenceNumberRange, {"from_sqn": 0, "to_sqn": 5}, {"from_sqn": (), "to_sqn": ()}),
+        (cl.SequenceNumberRange, {"from_sqn": 0, "to_sqn": 5}, {"from_sqn": (), "to_sqn": ()}),
         (
-            sl.RetryPolicy.fixed,
+            cl.RetryPolicy.fixed,
             {},
             {"max_attempts": (), "timeout_s": (None, 1.5, -1), "delay_after_failure_s": (1.5,)},
         ),
@@ -329,9 +333,9 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
     for make, base, arguments in classes:
         for name, fine in arguments.items():
             calls[f"{make.__qualname__}.{name}"] = (_call(make, name, base), fine)
-    storage, registry = sl.FsStateChangelogStorage(store), sl.TaskChangelogRegistry(store)
-    writer, copies = storage.create_writer("op", ALL), sl.LocalChangelogRegistry()
-    empty = sl.ChangelogStateHandle(**handle)
+    storage, registry = cl.FsStateChangelogStorage(store), cl.TaskChangelogRegistry(store)
+    writer, copies = storage.create_writer("op", ALL), cl.LocalChangelogRegistry()
+    empty = cl.ChangelogStateHandle(**handle)
     copy, one = FileStateHandle("/a", 1), pa.array([b"x"])
     calls |= {
         "append": (lambda value: writer.append(1, value), (b"b",)),
@@ -342,8 +346,8 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
         "reset": (lambda value: writer.reset(value, 0, 0), ()),
         "truncate": (writer.truncate, ()),
         "create_writer.mailbox": (lambda value: storage.create_writer("a", ALL, value), (None,)),
-        "mailbox.execute": (sl.TaskMailbox().execute, ()),
-        "mailbox.run": (sl.TaskMailbox().run, ()),
+        "mailbox.execute": (cl.TaskMailbox().execute, ()),
+        "mailbox.run": (cl.TaskMailbox().run, ()),
         "append_meta": (writer.append_meta, (b"b",)),
         "append_batch.values": (lambda value: writer.append_batch([1], value), ()),
         "append_batch.key_groups": (lambda value: writer.append_batch(value, one), ()),
@@ -351,17 +355,17 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
         "read_batches": (lambda value: storage.read_batches(empty, value), (None,)),
         "registry.release": (registry.release, ()),
         "registry.close": (registry.close, (1.5,)),
-        "copies.close": (sl.LocalChangelogRegistry().close, (1.5,)),
+        "copies.close": (cl.LocalChangelogRegistry().close, (1.5,)),
         "registry.start_tracking": (lambda value: registry.start_tracking(value, 1), ()),
         "copies.register": (lambda value: copies.register(copy, value), ()),
         "copies.discard": (copies.discard_up_to_checkpoint, ()),
         "availability.wait": (storage.scheduler.availability.wait, (None, 1.5)),
-        "from_mapping": (sl.ChangelogOptions.from_mapping, ({},)),
-        "load_options": (sl.load_options, (None, {})),
-        "operator": (lambda value: sl.key_group_range_for_operator(value, 1, 0), ()),
-        "split": (lambda value: sl.split_key_groups(128, value), ()),
+        "from_mapping": (cl.ChangelogOptions.from_mapping, ({},)),
+        "load_options": (load_options, (None, {})),
+        "operator": (lambda value: cl.key_group_range_for_operator(value, 1, 0), ()),
+        "split": (lambda value: cl.split_key_groups(128, value), ()),
         "range": (lambda value: sl.KeyGroupRange.of(value, 5), ()),
-        "discard": (lambda value: sl.discard_local_copies(value, "job"), ()),
+        "discard": (lambda value: cl.discard_local_copies(value, "job"), ()),
     }
     return calls
 

@@ -10,6 +10,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from tests.forged import NAMES
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.exporters import PrometheusCollector, register_opentelemetry
 from statelog.metrics import METRICS
 from statelog.plain_text import one_line
@@ -76,7 +77,7 @@ def test_a_name_in_a_label_makes_no_line_of_a_page(name: str) -> None:
 
 def test_a_scrape_reads_what_a_storage_counts() -> None:
     registry = prometheus_client.CollectorRegistry()
-    with sl.FsStateChangelogStorage("memory://scraped") as storage:
+    with cl.FsStateChangelogStorage("memory://scraped") as storage:
         registry.register(PrometheusCollector(storage.metrics))
         writer = storage.create_writer("operator", sl.KeyGroupRange(0, 1))
         writer.append(0, b"x")

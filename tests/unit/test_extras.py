@@ -11,6 +11,7 @@ import pytest
 
 import statelog as sl
 from statelog import extras
+from statelog.errors import RequirementError
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
@@ -60,7 +61,7 @@ USES = [
     ),
     (
         ["yaml"],
-        "import statelog; statelog.load_options(yaml_text='a: 1')",
+        "from statelog.options import load_options; load_options(yaml_text='a: 1')",
         "the YAML text needs pyyaml",
         "cli",
     ),
@@ -151,7 +152,7 @@ def test_a_tested_or_a_newer_pyspark_is_accepted(
 @pytest.mark.parametrize("version", ["3.4.9", "2.4.0", "3.1.9+vendor"])
 def test_an_older_pyspark_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", pyspark_of(version))
-    with pytest.raises(sl.RequirementError, match=re.escape(f"{version} is installed")) as caught:
+    with pytest.raises(RequirementError, match=re.escape(f"{version} is installed")) as caught:
         extras.require_spark("a test")
     assert ("spark", ("pyspark",)) == (caught.value.extra, caught.value.packages)
 

@@ -7,3 +7,16 @@ Flink's changelog: from `append` to files, and back.
     local     copies of files on this host, and the cache of downloads
     reader    verified changes out of handles; storage puts all of it together
 """
+
+from statelog.first_use import public_names
+from statelog.flink_names import unknown_name
+
+_first_use, __dir__, __all__ = public_names(__name__, unknown_name)
+
+
+def __getattr__(name: str) -> object:
+    value = _first_use(name)
+    # At its import, the errors of these classes learn what to write in place of Flink's spellings.
+    from statelog.changelog import spellings  # noqa: F401
+
+    return value

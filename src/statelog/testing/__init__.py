@@ -6,18 +6,8 @@ What users test with.
 `sink_contract` tests a sink of one's own for `exactly_once` (needs the extra `spark`).
 """
 
-from __future__ import annotations
+from statelog.first_use import public_names
 
-from typing import TYPE_CHECKING
-
-from statelog.first_use import names_on_first_use
-
-if TYPE_CHECKING:
-    from statelog.extensions.testing.processor_tester import ProcessorTester
-else:
-    # It needs PySpark; the stores do not.
-    __getattr__ = names_on_first_use(
-        __name__, {"statelog.extensions.testing.processor_tester": "ProcessorTester"}
-    )
-
-__all__ = ["ProcessorTester"]
+__getattr__, __dir__, __all__ = public_names(
+    __name__
+)  # ProcessorTester needs PySpark; the stores do not

@@ -8,7 +8,8 @@ from pyspark.sql.functions import col, window
 from tests.spark.connect.jobs import Deliveries
 from tests.spark.streams import BatchSource, wait
 
-from statelog.spark import aggregate, count, sum_, top_k
+from statelog.spark import aggregate
+from statelog.spark import functions as F
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
@@ -20,9 +21,9 @@ def test_windows_are_aggregated_and_dropped(remote: SparkSession, tmp_path: Path
     sink = Deliveries(tmp_path / "out")
     out = aggregate(
         source.frame().withWatermark("at", "1 minute").groupBy(window("at", "10 minutes"), "name"),
-        count().alias("n"),
-        sum_(col("value") * 2).alias("total"),
-        top_k("value", 2).alias("top"),
+        F.count().alias("n"),
+        F.sum(col("value") * 2).alias("total"),
+        F.top_k("value", 2).alias("top"),
         outputMode="append",
         tasks=2,
         stateLocation=str(tmp_path / "state"),

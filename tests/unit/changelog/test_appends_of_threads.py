@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.changelog.helpers import ALL, handle_of
 
-import statelog as sl
+from statelog import changelog as cl
 
 RUNS = 200
 """Runs of the two races in all, where the campaign runs."""
@@ -33,12 +33,12 @@ def value_of(key_group: int, number: int) -> bytes:
     return f"{key_group}:{number}".encode()
 
 
-def misplaced(changes: list[sl.StateChange]) -> list[sl.StateChange]:
+def misplaced(changes: list[cl.StateChange]) -> list[cl.StateChange]:
     """Return the changes whose value names another key group."""
     return [each for each in changes if int(each.value.split(b":")[0]) != each.key_group]
 
 
-def check_log(storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter) -> list[int]:
+def check_log(storage: cl.FsStateChangelogStorage, writer: cl.FsStateChangelogWriter) -> list[int]:
     """Persist twice, check that nothing is misplaced, and return the numbers in the log."""
     writer.persist(0).result(60)
     changes = list(storage.read(handle_of(writer.persist(0).result(60))))
@@ -54,7 +54,7 @@ def appends_in_continuations(persists: int = 300, appends: int = 200) -> None:
     futures: list[Future[object]] = []
     continued = threading.Semaphore(0)
     failures: list[BaseException] = []
-    with sl.FsStateChangelogStorage("memory://continuations") as storage:
+    with cl.FsStateChangelogStorage("memory://continuations") as storage:
         writer = storage.create_writer("op", ALL)
 
         def append_more(future: Future[object]) -> None:
@@ -84,7 +84,7 @@ def appends_in_continuations(persists: int = 300, appends: int = 200) -> None:
 def appends_at_full_speed(appends: int) -> None:
     """Append on two threads without a pause, with a persist between."""
     failures: list[BaseException] = []
-    with sl.FsStateChangelogStorage("memory://full-speed") as storage:
+    with cl.FsStateChangelogStorage("memory://full-speed") as storage:
         writer = storage.create_writer("op", ALL)
 
         def append(key_group: int, first: int, end: int) -> None:
@@ -117,8 +117,8 @@ def test_appends_of_two_threads_are_in_the_log_once_under_their_key_group() -> N
 @pytest.mark.usefixtures("eager_switches")
 def test_all_kinds_of_appends_of_four_threads_are_in_the_log_once() -> None:
     failures: list[BaseException] = []
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=500)
-    with sl.FsStateChangelogStorage("memory://kinds", options=options) as storage:
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=500)
+    with cl.FsStateChangelogStorage("memory://kinds", options=options) as storage:
         writer = storage.create_writer("op", ALL)
 
         def append(key_group: int) -> None:

@@ -14,13 +14,14 @@ FORK = """
 import os, sys, threading
 import pyarrow as pa
 import statelog as sl
+from statelog import changelog as cl
 from statelog.store import open_store
 from tests.forks import in_child
 
 root, case = sys.argv[1:]
-START = sl.SequenceNumber(0)
+START = cl.SequenceNumber(0)
 ALL = sl.KeyGroupRange(0, 9)
-storage = sl.FsStateChangelogStorage(root, job_id="job")
+storage = cl.FsStateChangelogStorage(root, job_id="job")
 writer = storage.create_writer("op", ALL)
 writer.append(1, b"one")
 handle = open_future = None
@@ -98,12 +99,12 @@ def test_a_child_may_open_a_storage_of_its_own(tmp_path: Path) -> None:
         FORK.split("root, case")[0]
         + """
 root = sys.argv[1]
-inherited = sl.FsStateChangelogStorage(root, job_id="parent")
+inherited = cl.FsStateChangelogStorage(root, job_id="parent")
 def own():
-    with sl.FsStateChangelogStorage(root, job_id="child") as storage:
+    with cl.FsStateChangelogStorage(root, job_id="child") as storage:
         writer = storage.create_writer("op", sl.KeyGroupRange(0, 9))
         writer.append(1, b"one")
-        handle = writer.persist(sl.SequenceNumber(0)).result().job_manager_owned
+        handle = writer.persist(cl.SequenceNumber(0)).result().job_manager_owned
         return [change.value for change in storage.read(handle)]
 said = in_child(own)
 assert said == "worked: [b'one']", said

@@ -9,35 +9,36 @@ import pytest
 from tests.unit.changelog.helpers import ALL, HeldScheduler, ScriptedStore, handle_of, values_of
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.changelog.registry import FileOwner
 from statelog.model import ChangeBatch
 from statelog.runtime.clock import RandomIds
 from statelog.runtime.driver import system_runtime
 from statelog.store.paths import LocationPaths
 
-FAST = sl.RetryPolicy.fixed(max_attempts=3, timeout_s=None, delay_after_failure_s=0.001)
+FAST = cl.RetryPolicy.fixed(max_attempts=3, timeout_s=None, delay_after_failure_s=0.001)
 
 
-def sqn(value: int) -> sl.SequenceNumber:
-    return sl.SequenceNumber(value)
+def sqn(value: int) -> cl.SequenceNumber:
+    return cl.SequenceNumber(value)
 
 
 def batching(
-    store: ScriptedStore, policy: sl.RetryPolicy = FAST, **settings: object
-) -> sl.FsStateChangelogStorage:
+    store: ScriptedStore, policy: cl.RetryPolicy = FAST, **settings: object
+) -> cl.FsStateChangelogStorage:
     """A storage with its own retry policy, whose uploader tracks files in the storage's registry."""
     runtime = system_runtime()
-    registry = sl.TaskChangelogRegistry(store, runtime=runtime)
-    uploader = sl.StateChangeFsUploader(
+    registry = cl.TaskChangelogRegistry(store, runtime=runtime)
+    uploader = cl.StateChangeFsUploader(
         store, paths=LocationPaths("job"), ids=runtime.ids, registry=registry
     )
-    scheduler = sl.BatchingStateChangeUploadScheduler(
+    scheduler = cl.BatchingStateChangeUploadScheduler(
         uploader,
         runtime=runtime,
         policy=policy,
         **settings,  # type: ignore[arg-type]
     )
-    return sl.FsStateChangelogStorage(
+    return cl.FsStateChangelogStorage(
         store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
     )
 
@@ -56,7 +57,7 @@ def test_h1_a_put_that_fails_at_its_end_is_a_failure() -> None:
     with batching(store) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        with pytest.raises(sl.UploadFailedError, match="lost while closing"):
+        with pytest.raises(cl.UploadFailedError, match="lost while closing"):
             writer.persist(sqn(0)).result(60)
         assert 3 == storage.scheduler._metrics.snapshot()["number_of_upload_failures"]  # type: ignore[attr-defined]
 
@@ -72,10 +73,10 @@ def test_h2_a_retry_after_an_error_helps() -> None:
         assert (1, 1) == (len(store.objects), len(storage.registry))
 
 
-def held_storage() -> tuple[sl.FsStateChangelogStorage, HeldScheduler, ScriptedStore]:
+def held_storage() -> tuple[cl.FsStateChangelogStorage, HeldScheduler, ScriptedStore]:
     store, scheduler, runtime = ScriptedStore(), HeldScheduler(), system_runtime()
-    registry = sl.TaskChangelogRegistry(store, runtime=runtime)
-    storage = sl.FsStateChangelogStorage(
+    registry = cl.TaskChangelogRegistry(store, runtime=runtime)
+    storage = cl.FsStateChangelogStorage(
         store,
         job_id="",
         scheduler=scheduler,  # type: ignore[arg-type]
@@ -86,9 +87,9 @@ def held_storage() -> tuple[sl.FsStateChangelogStorage, HeldScheduler, ScriptedS
 
 
 def upload_together(
-    storage: sl.FsStateChangelogStorage, scheduler: HeldScheduler
-) -> sl.UploadTasksResult:
-    uploader = sl.StateChangeFsUploader(
+    storage: cl.FsStateChangelogStorage, scheduler: HeldScheduler
+) -> cl.UploadTasksResult:
+    uploader = cl.StateChangeFsUploader(
         storage.store, paths=LocationPaths(""), ids=RandomIds(), registry=storage.registry
     )
     tasks, scheduler.tasks = scheduler.tasks, []
@@ -107,7 +108,7 @@ def test_h3_closing_a_writer_never_harms_a_shared_file(close: str) -> None:
     else:
         one.truncate_and_close(sqn(0))
     upload_together(storage, scheduler).complete()
-    with pytest.raises(sl.WriterClosedError):
+    with pytest.raises(cl.WriterClosedError):
         futures[0].result(0)
     handle = handle_of(futures[1].result(0))
     assert [(2, b"two")] == list(storage.read(handle))
@@ -136,11 +137,11 @@ def test_h4_a_callback_that_raises_keeps_no_other_task_from_its_end() -> None:
         raise RuntimeError("a bad callback")
 
     batches: tuple[ChangeBatch, ...] = ()
-    sets = [sl.StateChangeSet(log, sqn(0), batches, 0) for log in range(3)]
+    sets = [cl.StateChangeSet(log, sqn(0), batches, 0) for log in range(3)]
     tasks = [
-        sl.UploadTask([sets[0]], lambda _: ended.append("first"), burst),
-        sl.UploadTask([sets[1]], burst, burst),
-        sl.UploadTask([sets[2]], lambda _: ended.append("last"), burst),
+        cl.UploadTask([sets[0]], lambda _: ended.append("first"), burst),
+        cl.UploadTask([sets[1]], burst, burst),
+        cl.UploadTask([sets[2]], lambda _: ended.append("last"), burst),
     ]
     scheduler.tasks = tasks
     upload_together(storage, scheduler).complete()
@@ -159,7 +160,7 @@ def test_h5_any_kind_of_error_ends_the_upload(error: BaseException) -> None:
     with batching(store) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        with pytest.raises(sl.UploadFailedError):
+        with pytest.raises(cl.UploadFailedError):
             writer.persist(sqn(0)).result(60)
         assert 0 == storage.scheduler.in_flight_bytes  # type: ignore[attr-defined]
         again = handle_of(writer.persist(sqn(0)).result(60))
@@ -183,7 +184,7 @@ class HangingStore(ScriptedStore):
 
 def test_h5_hung_threads_do_not_keep_a_rival_from_starting() -> None:
     store = HangingStore(hanging=5)
-    hedging = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.02, delay_after_failure_s=0)
+    hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.02, delay_after_failure_s=0)
     with batching(store, hedging, batch_delay_s=0) as storage:
         futures = []
         for index in range(5):  # as many as there are upload threads
@@ -197,25 +198,25 @@ def test_h5_hung_threads_do_not_keep_a_rival_from_starting() -> None:
 
 def test_h5_a_close_ends_what_hangs() -> None:
     store = HangingStore(hanging=1)
-    storage = batching(store, sl.RetryPolicy.none())
+    storage = batching(store, cl.RetryPolicy.none())
     writer = storage.create_writer("operator", ALL)
     writer.append(1, b"value")
     future = writer.persist(sqn(0))
     ended: list[BaseException | None] = []
-    task = sl.UploadTask([], lambda _: None, lambda _, error: ended.append(error))
+    task = cl.UploadTask([], lambda _: None, lambda _, error: ended.append(error))
     storage.scheduler.upload(task)
     storage.close()
-    with pytest.raises(sl.WriterClosedError):
+    with pytest.raises(cl.WriterClosedError):
         future.result(0)
     assert [sl.ClosedError] == [type(error) for error in ended]
     with pytest.raises(sl.ClosedError):
-        storage.scheduler.upload(sl.UploadTask([], lambda _: None, lambda *_: None))
+        storage.scheduler.upload(cl.UploadTask([], lambda _: None, lambda *_: None))
     store.release.set()
 
 
 def test_h6_a_late_loser_is_deleted_and_forgotten() -> None:
     store = HangingStore(hanging=1)
-    hedging = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.01, delay_after_failure_s=0)
+    hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.01, delay_after_failure_s=0)
     with batching(store, hedging) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
@@ -242,10 +243,10 @@ def test_h7_a_partial_file_is_removed() -> None:
 def test_h7_a_failing_clean_up_does_not_hide_the_error() -> None:
     store = ScriptedStore()
     store.put_errors, store.delete_errors = [OSError("the true reason")], [OSError("and this")]
-    with batching(store, sl.RetryPolicy.none()) as storage:
+    with batching(store, cl.RetryPolicy.none()) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        with pytest.raises(sl.UploadFailedError, match="the true reason"):
+        with pytest.raises(cl.UploadFailedError, match="the true reason"):
             writer.persist(sqn(0)).result(60)
 
 
@@ -266,8 +267,8 @@ def test_h9_an_aborted_checkpoint_takes_nothing_away() -> None:
 def test_h10_an_old_failure_poisons_neither_append_nor_persist() -> None:
     store = ScriptedStore()
     store.put_errors = [OSError("bad hour")]
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=4, upload_retry_policy="none")
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=4, upload_retry_policy="none")
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"1234")  # uploaded at once, and fails
         wait_until(lambda: not store.put_errors)
@@ -285,9 +286,9 @@ def test_h11_truncation_never_moves_back() -> None:
         writer.next_sequence_number()
     writer.truncate(sqn(2))
     writer.truncate(sqn(1))
-    with pytest.raises(sl.ChangesTruncatedError):
+    with pytest.raises(cl.ChangesTruncatedError):
         writer.persist(sqn(1))
-    with pytest.raises(sl.ChangesNotAppendedError):
+    with pytest.raises(cl.ChangesNotAppendedError):
         writer.truncate(sqn(3))
     storage.close()
 
@@ -301,7 +302,7 @@ def test_h11_every_future_ends_when_the_writer_closes() -> None:
         futures.append(writer.persist(sqn(0)))  # type: ignore[arg-type]
     writer.close()
     for future in futures:
-        with pytest.raises(sl.WriterClosedError):
+        with pytest.raises(cl.WriterClosedError):
             future.result(0)
     storage.close()
 
@@ -327,8 +328,8 @@ def test_h11_the_incremental_size_is_that_of_all_new_sets() -> None:
 
 def test_h11_sets_uploaded_before_the_checkpoint_count_as_new() -> None:
     store = ScriptedStore()
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=4)
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=4)
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"1234")
         wait_until(lambda: len(store.objects) == 1)
@@ -341,7 +342,7 @@ def test_h11_truncating_what_an_open_persist_needs_fails_it() -> None:
     writer.append(1, b"x")
     future = writer.persist(sqn(0))
     writer.truncate(sqn(1))
-    with pytest.raises(sl.ChangesTruncatedError):
+    with pytest.raises(cl.ChangesTruncatedError):
         future.result(0)
     upload_together(storage, scheduler).complete()
     storage.close()
@@ -351,8 +352,8 @@ def test_h11_truncating_what_an_open_persist_needs_fails_it() -> None:
 @pytest.mark.parametrize("compress", [False, True], ids=["plain", "snappy"])
 def test_h12_a_flipped_bit_is_found(compress: bool) -> None:
     store = ScriptedStore()
-    options = sl.ChangelogOptions(compression_enabled=compress)
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    options = cl.ChangelogOptions(compression_enabled=compress)
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         for index in range(100):
             writer.append(1, b"value %d" % index)
@@ -390,7 +391,7 @@ def test_h13_a_file_holds_the_sets_of_a_task_in_order() -> None:
         writer.next_sequence_number()
     future = writer.persist(sqn(0))
     scheduler.tasks = [
-        sl.UploadTask(
+        cl.UploadTask(
             tuple(reversed(task.change_sets)),
             task.complete,
             lambda *_: None,

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.runtime.driver import system_runtime
 from statelog.runtime.pool import SPARE_THREADS
 from statelog.store import open_store
 from statelog.store.paths import LocationPaths
 
-START = sl.SequenceNumber(0)
-HEDGED = sl.RetryPolicy.fixed(max_attempts=3, timeout_s=0.02, delay_after_failure_s=0.0)
+START = cl.SequenceNumber(0)
+HEDGED = cl.RetryPolicy.fixed(max_attempts=3, timeout_s=0.02, delay_after_failure_s=0.0)
 
 
 class HungStore(ScriptedStore):
@@ -39,13 +39,13 @@ class HungStore(ScriptedStore):
 
 def storage_on(
     store: HungStore, *, limit: int, threads: int = 2, backpressure_timeout_s: float = 0.05
-) -> sl.FsStateChangelogStorage:
+) -> cl.FsStateChangelogStorage:
     runtime = system_runtime(upload_threads=threads)
-    registry = sl.TaskChangelogRegistry(store, runtime=runtime)
-    uploader = sl.StateChangeFsUploader(
+    registry = cl.TaskChangelogRegistry(store, runtime=runtime)
+    uploader = cl.StateChangeFsUploader(
         store, paths=LocationPaths("job"), ids=runtime.ids, registry=registry
     )
-    scheduler = sl.BatchingStateChangeUploadScheduler(
+    scheduler = cl.BatchingStateChangeUploadScheduler(
         uploader,
         runtime=runtime,
         policy=HEDGED,
@@ -53,14 +53,14 @@ def storage_on(
         max_in_flight_bytes=limit,
         backpressure_timeout_s=backpressure_timeout_s,
     )
-    return sl.FsStateChangelogStorage(
+    return cl.FsStateChangelogStorage(
         store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
     )
 
 
-def in_flight(storage: sl.FsStateChangelogStorage) -> int:
+def in_flight(storage: cl.FsStateChangelogStorage) -> int:
     scheduler = storage.scheduler
-    assert isinstance(scheduler, sl.BatchingStateChangeUploadScheduler)
+    assert isinstance(scheduler, cl.BatchingStateChangeUploadScheduler)
     return scheduler.in_flight_bytes
 
 
@@ -80,10 +80,10 @@ def test_a_given_up_upload_that_hangs_counts_until_it_returns() -> None:
     with storage_on(store, limit=600) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, bytes(600))
-        with pytest.raises(sl.UploadFailedError, match="timed out"):
+        with pytest.raises(cl.UploadFailedError, match="timed out"):
             writer.persist(START).result(20)
         assert 600 == in_flight(storage)
-        with pytest.raises(sl.BackpressureTimeoutError):
+        with pytest.raises(cl.BackpressureTimeoutError):
             writer.persist(START)
         store.released.set()
         eventually(lambda: in_flight(storage) == 0, "bytes stay in flight")
@@ -117,7 +117,7 @@ def test_attempts_share_one_encoding_under_different_names() -> None:
     with storage_on(store, limit=1000) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, bytes(600))
-        with pytest.raises(sl.UploadFailedError):
+        with pytest.raises(cl.UploadFailedError):
             writer.persist(START).result(20)
         contents = [data for _, data in store.given]
         assert 3 == len({path for path, _ in store.given})
@@ -138,12 +138,12 @@ def test_a_store_that_hangs_takes_a_bounded_number_of_threads_and_bytes() -> Non
                 writer.append(1, bytes(700))
                 try:
                     futures.append(writer.persist(START))
-                except sl.BackpressureTimeoutError:
+                except cl.BackpressureTimeoutError:
                     refused += 1
                 assert in_flight(storage) < 10_000 + 3 * 700
                 assert upload_threads() - before <= 2 + SPARE_THREADS
             for future in futures:
-                assert isinstance(future.exception(20), sl.UploadFailedError)
+                assert isinstance(future.exception(20), cl.UploadFailedError)
                 failed += 1
         assert refused > 0
         assert failed > 0
@@ -169,7 +169,7 @@ def test_an_upload_that_gets_no_thread_fails_and_is_sent_later() -> None:
         late = storage.create_writer("late", ALL)
         late.append(1, b"late")
         error = late.persist(START).exception(20)
-        assert isinstance(error, sl.UploadFailedError)
+        assert isinstance(error, cl.UploadFailedError)
         assert "no thread was free" in str(error)
         store.released.set()
         assert [b"late"] == values_of(storage.read(handle_of(late.persist(START).result(20))))
@@ -180,14 +180,14 @@ def test_an_upload_that_gets_no_thread_fails_and_is_sent_later() -> None:
 def test_encoding_does_not_count_for_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes longer than all attempts together may, and happens once."""
     encoded: list[int] = []
-    in_order = sl.UploadTask.in_order
+    in_order = cl.UploadTask.in_order
 
-    def slowly(task: sl.UploadTask) -> object:
+    def slowly(task: cl.UploadTask) -> object:
         encoded.append(1)
         time.sleep(0.2)
         return in_order(task)
 
-    monkeypatch.setattr(sl.UploadTask, "in_order", slowly)
+    monkeypatch.setattr(cl.UploadTask, "in_order", slowly)
     store = HungStore()
     store.released.set()
     store.put_errors = [OSError("once")]
@@ -216,12 +216,12 @@ def test_the_wait_for_a_result_ends_with_the_hedged_attempt(
         put(path, data)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "put", first_hangs)
-    options = sl.ChangelogOptions(upload_timeout=dt.timedelta(milliseconds=20))
+    options = cl.ChangelogOptions(upload_timeout=dt.timedelta(milliseconds=20))
     try:
         for use in ("persist", "object"):
             threads.clear()
             released.clear()
-            with sl.FsStateChangelogStorage(store, options=options, job_id="job") as storage:
+            with cl.FsStateChangelogStorage(store, options=options, job_id="job") as storage:
                 if use == "persist":
                     writer = storage.create_writer("operator", ALL)
                     writer.append(1, b"value")

@@ -17,6 +17,7 @@ import pytest
 from tests.unit.changelog.helpers import ALL, handle_of, values_of
 
 import statelog as sl
+from statelog import changelog as cl
 
 WAIT_S = 20.0
 ROUNDS = 60
@@ -47,7 +48,7 @@ def signals(delay_s: float) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def calls_of(writer: sl.FsStateChangelogWriter) -> list[Callable[[], Any]]:
+def calls_of(writer: cl.FsStateChangelogWriter) -> list[Callable[[], Any]]:
     return [
         lambda: writer.append(1, b"late"),
         lambda: writer.append_meta(b"late"),
@@ -60,17 +61,17 @@ def calls_of(writer: sl.FsStateChangelogWriter) -> list[Callable[[], Any]]:
     ]
 
 
-def check_refused(storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter) -> None:
+def check_refused(storage: cl.FsStateChangelogStorage, writer: cl.FsStateChangelogWriter) -> None:
     for call in calls_of(writer):
         with pytest.raises(
-            sl.WriterClosedError, match=r"interrupted .*close the storage and open it"
+            cl.WriterClosedError, match=r"interrupted .*close the storage and open it"
         ):
             call()
     with pytest.raises(sl.ClosedError, match="close the storage and open it"):
         storage.create_writer("late", ALL)
 
 
-def check_unlocked(storage: sl.FsStateChangelogStorage) -> None:
+def check_unlocked(storage: cl.FsStateChangelogStorage) -> None:
     """Another thread can take the locks of the storage."""
     runtime = storage._runtime
     for lock in (runtime.lock, runtime.upload_pool._changed, runtime.callback_pool._changed):
@@ -88,8 +89,8 @@ def _take(lock: Any, taken: list[bool]) -> None:
 
 
 def work(
-    storage: sl.FsStateChangelogStorage,
-    writers: list[sl.FsStateChangelogWriter],
+    storage: cl.FsStateChangelogStorage,
+    writers: list[cl.FsStateChangelogWriter],
     futures: list[Future[Any]],
 ) -> None:
     """Call writers until an interrupt; code in C may drop one, so for a second at most."""
@@ -134,7 +135,7 @@ def test_a_signal_into_any_call_leaves_no_lock_and_no_future(scheduler: str) -> 
         storage.close()
         for future in futures:
             future.exception(WAIT_S)
-        with sl.FsStateChangelogStorage(location) as again:
+        with cl.FsStateChangelogStorage(location) as again:
             writer = again.create_writer("operator", ALL)
             writer.append(1, b"value")
             handle = handle_of(writer.persist(0).result(WAIT_S))
@@ -142,51 +143,51 @@ def test_a_signal_into_any_call_leaves_no_lock_and_no_future(scheduler: str) -> 
     assert refused > ROUNDS // 4
 
 
-def storage_of(scheduler: str, location: str) -> sl.FsStateChangelogStorage:
+def storage_of(scheduler: str, location: str) -> cl.FsStateChangelogStorage:
     if scheduler == "direct":
-        direct = sl.StateChangeUploadScheduler.direct_scheduler(sl.StateChangeFsUploader(location))
-        return sl.FsStateChangelogStorage(location, scheduler=direct)
+        direct = cl.StateChangeUploadScheduler.direct_scheduler(cl.StateChangeFsUploader(location))
+        return cl.FsStateChangelogStorage(location, scheduler=direct)
     inline_bytes = 10_000 if scheduler == "inline" else None
-    return sl.FsStateChangelogStorage(location, inline_bytes=inline_bytes)
+    return cl.FsStateChangelogStorage(location, inline_bytes=inline_bytes)
 
 
 def test_an_interrupt_fails_the_open_persists_of_all_writers_and_keeps_what_is_durable() -> None:
     class Raises:
-        def upload(self, task: sl.UploadTask) -> None:
+        def upload(self, task: cl.UploadTask) -> None:
             if task.change_sets[0].log_id == 1:
                 raise KeyboardInterrupt
 
         def close(self) -> None:
             pass
 
-    storage = sl.FsStateChangelogStorage("memory://interrupt-of-one", scheduler=Raises())  # type: ignore[arg-type]
+    storage = cl.FsStateChangelogStorage("memory://interrupt-of-one", scheduler=Raises())  # type: ignore[arg-type]
     waiting, interrupted = (storage.create_writer("operator", ALL) for _ in range(2))
     waiting.append(1, b"value")
     future = waiting.persist(0)
     interrupted.append(1, b"value")
     with pytest.raises(KeyboardInterrupt):
         interrupted.persist(0)
-    with pytest.raises(sl.WriterClosedError, match="a KeyboardInterrupt interrupted a call"):
+    with pytest.raises(cl.WriterClosedError, match="a KeyboardInterrupt interrupted a call"):
         future.result(WAIT_S)
     for writer in (waiting, interrupted):
         check_refused(storage, writer)
     interrupted.truncate_and_close(0)
     storage.close()
     for writer in (waiting, interrupted):
-        with pytest.raises(sl.WriterClosedError, match="is closed; create a new one"):
+        with pytest.raises(cl.WriterClosedError, match="is closed; create a new one"):
             writer.append(1, b"late")
 
 
 def test_an_interrupt_of_a_wait_for_a_result_ends_the_wait_alone() -> None:
     class Waits:
-        def upload(self, task: sl.UploadTask) -> None:
+        def upload(self, task: cl.UploadTask) -> None:
             self.task = task
 
         def close(self) -> None:
             pass
 
     scheduler = Waits()
-    with sl.FsStateChangelogStorage("memory://wait", scheduler=scheduler) as storage:  # type: ignore[arg-type]
+    with cl.FsStateChangelogStorage("memory://wait", scheduler=scheduler) as storage:  # type: ignore[arg-type]
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         future = writer.persist(0)
@@ -195,27 +196,27 @@ def test_an_interrupt_of_a_wait_for_a_result_ends_the_wait_alone() -> None:
         assert not future.done()
         writer.append(1, b"another")
         scheduler.task.fail(OSError("full"))
-        assert isinstance(future.exception(WAIT_S), sl.UploadFailedError)
+        assert isinstance(future.exception(WAIT_S), cl.UploadFailedError)
 
 
 def test_an_interrupt_of_a_wait_for_capacity_ends_it() -> None:
     gate = threading.Event()
 
     class Slow:
-        def upload(self, tasks: Any) -> sl.UploadTasksResult:
+        def upload(self, tasks: Any) -> cl.UploadTasksResult:
             gate.wait(WAIT_S)
             raise OSError("late")
 
-        def discard(self, result: sl.UploadTasksResult) -> None:
+        def discard(self, result: cl.UploadTasksResult) -> None:
             pass
 
         def close(self) -> None:
             pass
 
-    scheduler = sl.BatchingStateChangeUploadScheduler(
+    scheduler = cl.BatchingStateChangeUploadScheduler(
         Slow(), max_in_flight_bytes=1, batch_threshold_bytes=1
     )
-    storage = sl.FsStateChangelogStorage("memory://capacity", scheduler=scheduler)
+    storage = cl.FsStateChangelogStorage("memory://capacity", scheduler=scheduler)
     writer = storage.create_writer("operator", ALL)
     writer.append(1, b"value")
     writer.persist(0)

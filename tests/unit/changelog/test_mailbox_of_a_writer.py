@@ -9,17 +9,18 @@ import pytest
 from tests.unit.changelog.helpers import ALL, HeldScheduler, ScriptedStore, handle_of
 
 import statelog as sl
+from statelog import changelog as cl
 
 Run = Callable[[], object]
 
 
 def test_a_chain_of_persists_runs_on_the_owners_thread() -> None:
     """Flink's example: each continuation appends, and persists what it appended."""
-    handles: list[sl.ChangelogStateHandle] = []
+    handles: list[cl.ChangelogStateHandle] = []
     threads: list[threading.Thread] = []
     with (
-        sl.TaskMailbox() as mailbox,
-        sl.FsStateChangelogStorage("memory://chain") as storage,
+        cl.TaskMailbox() as mailbox,
+        cl.FsStateChangelogStorage("memory://chain") as storage,
         storage.create_writer("op", sl.KeyGroupRange(0, 127), mailbox) as writer,
     ):
 
@@ -48,7 +49,7 @@ def test_the_mailbox_is_a_keyword_too_and_takes_any_executor() -> None:
             self.commands.append(command)
 
     scheduler, queue, ended = HeldScheduler(), Queue(), []
-    with sl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage:  # type: ignore[arg-type]
+    with cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage:  # type: ignore[arg-type]
         writer = storage.create_writer("op", ALL, mailbox=queue)
         writer.append(1, b"one")
         writer.persist(0).add_done_callback(ended.append)
@@ -56,7 +57,7 @@ def test_the_mailbox_is_a_keyword_too_and_takes_any_executor() -> None:
         task.fail(OSError("no"))
         assert ([], 1) == (ended, len(queue.commands))
         queue.commands[0]()
-        assert isinstance(ended[0].exception(), sl.UploadFailedError)
+        assert isinstance(ended[0].exception(), cl.UploadFailedError)
         with pytest.raises(sl.UsageError, match=r"mailbox must be a MailboxExecutor.* has no exec"):
             storage.create_writer("op", ALL, print)  # type: ignore[arg-type]
 
@@ -67,8 +68,8 @@ def test_what_a_callback_raises_reaches_the_owner() -> None:
 
     scheduler = HeldScheduler()  # the callback is there before the persist ends
     with (
-        sl.TaskMailbox() as mailbox,
-        sl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage,  # type: ignore[arg-type]
+        cl.TaskMailbox() as mailbox,
+        cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage,  # type: ignore[arg-type]
     ):
         writer = storage.create_writer("op", ALL, mailbox)
         writer.append(1, b"one")
@@ -83,8 +84,8 @@ def test_what_a_callback_raises_reaches_the_owner() -> None:
 def test_a_callback_that_a_closed_mailbox_refuses_is_called_once() -> None:
     scheduler, called = HeldScheduler(), threading.Event()
     calls: list[object] = []
-    mailbox = sl.TaskMailbox()
-    with sl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage:  # type: ignore[arg-type]
+    mailbox = cl.TaskMailbox()
+    with cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage:  # type: ignore[arg-type]
         writer = storage.create_writer("op", ALL, mailbox)
         writer.append(1, b"one")
         future = writer.persist(0)
@@ -98,8 +99,8 @@ def test_a_callback_that_a_closed_mailbox_refuses_is_called_once() -> None:
 
 def test_a_callback_added_after_the_end_runs_at_once() -> None:
     with (
-        sl.TaskMailbox() as mailbox,
-        sl.FsStateChangelogStorage(ScriptedStore()) as storage,
+        cl.TaskMailbox() as mailbox,
+        cl.FsStateChangelogStorage(ScriptedStore()) as storage,
     ):
         writer = storage.create_writer("op", ALL, mailbox)
         writer.append(1, b"one")

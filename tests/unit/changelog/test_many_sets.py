@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.changelog import reader
 from statelog.changelog.registry import FileOwner
 from statelog.format import segment
@@ -23,7 +23,7 @@ from statelog.format.trailer import SetEntry
 from statelog.runtime.driver import system_runtime
 from statelog.store.paths import LocationPaths
 
-START = sl.SequenceNumber(0)
+START = cl.SequenceNumber(0)
 
 
 class CountingSets(tuple[SetEntry, ...]):
@@ -48,11 +48,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     CountingSets.walks = 0
 
 
-def singly(storage: sl.FsStateChangelogStorage, handle: sl.ChangelogStateHandle) -> list[bytes]:
+def singly(storage: cl.FsStateChangelogStorage, handle: cl.ChangelogStateHandle) -> list[bytes]:
     return [change.value for change in storage.read(handle)]
 
 
-def in_columns(storage: sl.FsStateChangelogStorage, handle: sl.ChangelogStateHandle) -> list[bytes]:
+def in_columns(storage: cl.FsStateChangelogStorage, handle: cl.ChangelogStateHandle) -> list[bytes]:
     return [value for each in storage.read_batches(handle) for value in each.column(1).to_pylist()]
 
 
@@ -61,10 +61,10 @@ def in_columns(storage: sl.FsStateChangelogStorage, handle: sl.ChangelogStateHan
 def test_the_index_of_a_file_is_walked_once_for_all_its_sets(
     counted: None,
     snappy: bool,
-    read: Callable[[sl.FsStateChangelogStorage, sl.ChangelogStateHandle], list[bytes]],
+    read: Callable[[cl.FsStateChangelogStorage, cl.ChangelogStateHandle], list[bytes]],
 ) -> None:
-    options = sl.ChangelogOptions(compression_enabled=snappy)
-    with sl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
+    options = cl.ChangelogOptions(compression_enabled=snappy)
+    with cl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         values = [b"value %d" % number for number in range(50)]
         for value in values:
@@ -75,7 +75,7 @@ def test_the_index_of_a_file_is_walked_once_for_all_its_sets(
     assert CountingSets.walks == 1
 
 
-def append_sets(writer: sl.FsStateChangelogWriter, number: int) -> list[bytes]:
+def append_sets(writer: cl.FsStateChangelogWriter, number: int) -> list[bytes]:
     values = [b"value %06d" % each for each in range(number)]
     for each, value in enumerate(values):
         writer.append(each % 128, value)
@@ -84,8 +84,8 @@ def append_sets(writer: sl.FsStateChangelogWriter, number: int) -> list[bytes]:
 
 
 def test_many_small_sets_are_uploaded_by_the_first_attempt() -> None:
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=2**30)
-    with sl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=2**30)
+    with cl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         values = append_sets(writer, 20_000)
         handle = handle_of(writer.persist(START).result(60))
@@ -94,8 +94,8 @@ def test_many_small_sets_are_uploaded_by_the_first_attempt() -> None:
 
 
 def test_a_small_set_takes_little_memory() -> None:
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=2**30)
-    with sl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=2**30)
+    with cl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         append_sets(writer, 100)
         tracemalloc.start()
@@ -119,26 +119,26 @@ def small_trailers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MAX_CHUNK_LENGTH", 20_000)
 
 
-def storage_of(store: ScriptedStore, policy: sl.RetryPolicy) -> sl.FsStateChangelogStorage:
+def storage_of(store: ScriptedStore, policy: cl.RetryPolicy) -> cl.FsStateChangelogStorage:
     runtime = system_runtime()
-    registry = sl.TaskChangelogRegistry(store, runtime=runtime)
-    uploader = sl.StateChangeFsUploader(
+    registry = cl.TaskChangelogRegistry(store, runtime=runtime)
+    uploader = cl.StateChangeFsUploader(
         store, paths=LocationPaths("job"), ids=runtime.ids, compress=True, registry=registry
     )
-    scheduler = sl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime, policy=policy)
-    return sl.FsStateChangelogStorage(
+    scheduler = cl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime, policy=policy)
+    return cl.FsStateChangelogStorage(
         store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
     )
 
 
-def files_of(handle: sl.ChangelogStateHandle) -> list[sl.FileStateHandle]:
+def files_of(handle: cl.ChangelogStateHandle) -> list[cl.FileStateHandle]:
     handles = dict.fromkeys(entry.handle for entry in handle.handles_and_offsets)
-    return [each for each in handles if isinstance(each, sl.FileStateHandle)]
+    return [each for each in handles if isinstance(each, cl.FileStateHandle)]
 
 
 def test_an_upload_with_too_many_sets_for_a_file_takes_several(small_trailers: None) -> None:
     store = ScriptedStore()
-    with storage_of(store, sl.RetryPolicy.none()) as storage:
+    with storage_of(store, cl.RetryPolicy.none()) as storage:
         writer = storage.create_writer("operator", ALL)
         values = append_sets(writer, 1500)
         handle = handle_of(writer.persist(START, 1).result(20))
@@ -150,14 +150,14 @@ def test_an_upload_with_too_many_sets_for_a_file_takes_several(small_trailers: N
         per_file = [
             sum(entry.handle == file for entry in handle.handles_and_offsets) for file in files
         ]
-        writer.truncate(sl.SequenceNumber(per_file[0] - 1))
+        writer.truncate(cl.SequenceNumber(per_file[0] - 1))
         assert 3 == len(storage.registry)
-        writer.truncate(sl.SequenceNumber(per_file[0]))
+        writer.truncate(cl.SequenceNumber(per_file[0]))
         assert [None, FileOwner.OFFERED, FileOwner.OFFERED] == [
             storage.registry.owner(file) for file in files
         ]
         end = writer.next_sequence_number()
-        writer.confirm(sl.SequenceNumber(per_file[0]), end, 1)
+        writer.confirm(cl.SequenceNumber(per_file[0]), end, 1)
         writer.truncate(end)
         assert 0 == len(storage.registry)
     assert {file.path for file in files[1:]} == set(store.objects)
@@ -174,7 +174,7 @@ def test_an_upload_that_fails_at_its_second_file_leaves_none(small_trailers: Non
         put(path, data)
 
     store.put = second_fails  # type: ignore[method-assign]
-    policy = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=None, delay_after_failure_s=0.0)
+    policy = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=None, delay_after_failure_s=0.0)
     with storage_of(store, policy) as storage:
         writer = storage.create_writer("operator", ALL)
         values = append_sets(writer, 1500)
@@ -195,7 +195,7 @@ def test_a_late_upload_of_several_files_is_discarded_whole(small_trailers: None)
         put(path, data)
 
     store.put = third_hangs  # type: ignore[method-assign]
-    policy = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.2, delay_after_failure_s=0.0)
+    policy = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.2, delay_after_failure_s=0.0)
     with storage_of(store, policy) as storage:
         writer = storage.create_writer("operator", ALL)
         values = append_sets(writer, 1500)

@@ -10,6 +10,9 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 import statelog as sl
+from statelog import changelog as cl
+from statelog.errors import InvalidOptionsError
+from statelog.options import load_options
 from statelog.runtime.driver import system_runtime
 
 FLINK = (
@@ -25,7 +28,7 @@ FLINK = (
 
 
 def test_flinks_nouns_are_public() -> None:
-    assert [] == [name for name in FLINK.split() if name not in sl.__all__]
+    assert [] == [name for name in FLINK.split() if name not in cl.__all__]
 
 
 def threads() -> set[str]:
@@ -39,27 +42,27 @@ def wait_for_no_new_threads(before: set[str]) -> None:
     assert set() == threads() - before
 
 
-def a_set(sqn: int = 0) -> sl.StateChangeSet:
-    return sl.StateChangeSet.of(0, sqn, [(1, b"one"), (-1, b"meta"), (2, b"")])
+def a_set(sqn: int = 0) -> cl.StateChangeSet:
+    return cl.StateChangeSet.of(0, sqn, [(1, b"one"), (-1, b"meta"), (2, b"")])
 
 
 def test_parts_made_without_a_runtime_end_their_threads_with_close(tmp_path: Path) -> None:
     before = threads()
     store = sl.open_store(tmp_path)
-    uploader = sl.StateChangeFsUploader(store, job_id="job", backup=sl.LocalBackup(str(tmp_path)))
-    scheduler = sl.BatchingStateChangeUploadScheduler(
-        sl.InlineStateChangeUploader(0, uploader), policy=sl.RetryPolicy.fixed(2, 30.0)
+    uploader = cl.StateChangeFsUploader(store, job_id="job", backup=cl.LocalBackup(str(tmp_path)))
+    scheduler = cl.BatchingStateChangeUploadScheduler(
+        cl.InlineStateChangeUploader(0, uploader), policy=cl.RetryPolicy.fixed(2, 30.0)
     )
     ended = threading.Event()
-    scheduler.upload(sl.UploadTask([a_set()], lambda _: ended.set(), lambda *_: None))
+    scheduler.upload(cl.UploadTask([a_set()], lambda _: ended.set(), lambda *_: None))
     assert ended.wait(60)
-    registry = sl.TaskChangelogRegistry(store, discard_threads=2)
-    registry.start_tracking(sl.FileStateHandle("none", 0), 1)
-    registry.release(sl.FileStateHandle("none", 0))
-    copies = sl.LocalChangelogRegistry()
-    copies.register(sl.FileStateHandle(str(tmp_path / "gone"), 0), 1)
+    registry = cl.TaskChangelogRegistry(store, discard_threads=2)
+    registry.start_tracking(cl.FileStateHandle("none", 0), 1)
+    registry.release(cl.FileStateHandle("none", 0))
+    copies = cl.LocalChangelogRegistry()
+    copies.register(cl.FileStateHandle(str(tmp_path / "gone"), 0), 1)
     copies.discard_up_to_checkpoint(2)
-    cache = sl.DownloadCache(store, [tmp_path / "cache"])
+    cache = cl.DownloadCache(store, [tmp_path / "cache"])
     for part in (scheduler, registry, copies, cache, uploader._backup):
         assert part is not None
         part.close()
@@ -69,14 +72,14 @@ def test_parts_made_without_a_runtime_end_their_threads_with_close(tmp_path: Pat
 
 def test_a_runtime_of_the_caller_is_left_open() -> None:
     runtime = system_runtime()
-    uploader = sl.StateChangeFsUploader(ScriptedStore())
+    uploader = cl.StateChangeFsUploader(ScriptedStore())
     parts: list[Any] = [
-        sl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime),
-        sl.BatchingStateChangeUploadScheduler.from_config(
+        cl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime),
+        cl.BatchingStateChangeUploadScheduler.from_config(
             base_path=ScriptedStore(), runtime=runtime
         ),
-        sl.TaskChangelogRegistry(ScriptedStore(), runtime=runtime),
-        sl.LocalChangelogRegistry(runtime=runtime),
+        cl.TaskChangelogRegistry(ScriptedStore(), runtime=runtime),
+        cl.LocalChangelogRegistry(runtime=runtime),
     ]
     for part in parts:
         part.close()
@@ -89,15 +92,15 @@ def test_a_runtime_of_the_caller_is_left_open() -> None:
 @pytest.mark.parametrize("compress", [False, True])
 def test_from_config_does_what_the_options_say(compress: bool, tmp_path: Path) -> None:
     before = threads()
-    options = sl.ChangelogOptions(compression_enabled=compress, base_path=str(tmp_path / "log"))
-    config = sl.LocalRecoveryConfig((str(tmp_path / "local"),))
+    options = cl.ChangelogOptions(compression_enabled=compress, base_path=str(tmp_path / "log"))
+    config = cl.LocalRecoveryConfig((str(tmp_path / "local"),))
     store = sl.open_store(tmp_path / "log")
-    copies = sl.LocalChangelogRegistry()
-    registry = sl.TaskChangelogRegistry(store, copies=copies)
-    scheduler = sl.BatchingStateChangeUploadScheduler.from_config(
+    copies = cl.LocalChangelogRegistry()
+    registry = cl.TaskChangelogRegistry(store, copies=copies)
+    scheduler = cl.BatchingStateChangeUploadScheduler.from_config(
         options, job_id="job", registry=registry, local_recovery=config
     )
-    with sl.FsStateChangelogStorage(
+    with cl.FsStateChangelogStorage(
         store, scheduler=scheduler, registry=registry, job_id="job", local_recovery=config
     ) as storage:
         writer = storage.create_writer("op", ALL)
@@ -117,29 +120,29 @@ def test_from_config_does_what_the_options_say(compress: bool, tmp_path: Path) -
 
 @pytest.mark.parametrize("wrong", [{"options": {}}, {"job_id": "a/b"}, {"options": None}])
 def test_from_config_refuses_what_it_cannot_use(wrong: dict[str, Any]) -> None:
-    with pytest.raises(sl.InvalidOptionsError):
-        sl.BatchingStateChangeUploadScheduler.from_config(**wrong)
+    with pytest.raises(InvalidOptionsError):
+        cl.BatchingStateChangeUploadScheduler.from_config(**wrong)
 
 
 def test_a_set_of_changes_keeps_their_order_and_counts_their_bytes() -> None:
-    made = sl.StateChangeSet.of(3, 7, [sl.StateChange(1, b"one"), (2, b""), (-1, b"meta")])
+    made = cl.StateChangeSet.of(3, 7, [cl.StateChange(1, b"one"), (2, b""), (-1, b"meta")])
     assert [(1, b"one"), (2, b""), (-1, b"meta")] == list(made)
-    assert (3, sl.SequenceNumber(7), 7, 3) == (
+    assert (3, cl.SequenceNumber(7), 7, 3) == (
         made.log_id,
         made.sqn,
         made.size_bytes,
         len(made),
     )
-    empty = sl.StateChangeSet.of(0, 0, [])
+    empty = cl.StateChangeSet.of(0, 0, [])
     assert ([], 0) == (list(empty), len(empty))
     for wrong in ([b"x"], [(1,)], [(1, "text")], [(-2, b"")], [(1.5, b"")], [(2**31, b"")]):
         with pytest.raises(sl.UsageError):
-            sl.StateChangeSet.of(0, 0, wrong)  # type: ignore[arg-type]
-    assert (-1, b"m") == sl.StateChange.of_metadata_change(b"m")
+            cl.StateChangeSet.of(0, 0, wrong)  # type: ignore[arg-type]
+    assert (-1, b"m") == cl.StateChange.of_metadata_change(b"m")
     for call in (
-        lambda: sl.StateChange.of_data_change(-1, b""),
-        lambda: sl.StateChange.of_data_change(1, "text"),  # type: ignore[arg-type]
-        lambda: sl.StateChange.of_metadata_change(None),  # type: ignore[arg-type]
+        lambda: cl.StateChange.of_data_change(-1, b""),
+        lambda: cl.StateChange.of_data_change(1, "text"),  # type: ignore[arg-type]
+        lambda: cl.StateChange.of_metadata_change(None),  # type: ignore[arg-type]
     ):
         with pytest.raises(sl.UsageError):
             call()
@@ -147,45 +150,45 @@ def test_a_set_of_changes_keeps_their_order_and_counts_their_bytes() -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_the_format_writes_and_reads_a_file(compress: bool) -> None:
-    file, sets = io.BytesIO(), [a_set(0), sl.StateChangeSet.of(1, 0, []), a_set(1)]
-    places = sl.StateChangeFormat(compress=compress).write(file, sets)
+    file, sets = io.BytesIO(), [a_set(0), cl.StateChangeSet.of(1, 0, []), a_set(1)]
+    places = cl.StateChangeFormat(compress=compress).write(file, sets)
     read = [
-        sorted(sl.StateChangeFormat().read(file.getvalue(), places[each].offset)) for each in sets
+        sorted(cl.StateChangeFormat().read(file.getvalue(), places[each].offset)) for each in sets
     ]
     assert [sorted(each) for each in sets] == read
     with pytest.raises(sl.UsageError, match="twice"):
-        sl.StateChangeFormat().write(io.BytesIO(), [sets[0], sets[0]])
+        cl.StateChangeFormat().write(io.BytesIO(), [sets[0], sets[0]])
     with pytest.raises(sl.UsageError, match="StateChangeSet"):
-        sl.StateChangeFormat().write(io.BytesIO(), [b"x"])  # type: ignore[list-item]
+        cl.StateChangeFormat().write(io.BytesIO(), [b"x"])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("with_checksums", [True, False])
 def test_a_result_made_by_hand_is_read_back(with_checksums: bool) -> None:
     store, file = ScriptedStore(), io.BytesIO()
     tasks = [
-        sl.UploadTask([a_set(0), a_set(1)], lambda _: None, lambda *_: None),
-        sl.UploadTask([sl.StateChangeSet.of(1, 0, [(9, b"nine")])], print, print),
+        cl.UploadTask([a_set(0), a_set(1)], lambda _: None, lambda *_: None),
+        cl.UploadTask([cl.StateChangeSet.of(1, 0, [(9, b"nine")])], print, print),
     ]
     sets = [each for task in tasks for each in task.change_sets]
-    written = sl.StateChangeFormat().write(file, sets)
+    written = cl.StateChangeFormat().write(file, sets)
     store.put("file", file.getvalue())
     size = sum(place.size_bytes for place in written.values())
     places = written if with_checksums else {each: at.offset for each, at in written.items()}
-    result = sl.UploadTasksResult.of(tasks, places, sl.FileStateHandle("file", size))
+    result = cl.UploadTasksResult.of(tasks, places, cl.FileStateHandle("file", size))
     assert (size, [2, 1]) == (result.state_size, [len(each.results) for each in result.tasks])
     for change_set, entry in zip(sets, [r for t in result.tasks for r in t.results], strict=True):
-        handle = sl.ChangelogStateHandle(ALL, (entry.entry,), 0, 0, "id")
-        assert sorted(change_set) == sorted(sl.read_changes(store, handle))
+        handle = cl.ChangelogStateHandle(ALL, (entry.entry,), 0, 0, "id")
+        assert sorted(change_set) == sorted(cl.read_changes(store, handle))
         assert (change_set.log_id, change_set.sqn) == (entry.log_id, entry.sqn)
     result.discard(store)
     assert {} == store.objects
     with pytest.raises(sl.UsageError, match="has no place"):
-        sl.UploadTasksResult.of(tasks, {}, sl.FileStateHandle("file", size))
+        cl.UploadTasksResult.of(tasks, {}, cl.FileStateHandle("file", size))
 
 
 def test_a_result_of_one_set_is_checked() -> None:
-    handle, copy = sl.FileStateHandle("file", 9), sl.FileStateHandle("/copy", 9)
-    made = sl.UploadResult.of(handle, a_set(4), 5, local_handle=copy)
+    handle, copy = cl.FileStateHandle("file", 9), cl.FileStateHandle("/copy", 9)
+    made = cl.UploadResult.of(handle, a_set(4), 5, local_handle=copy)
     assert made.local is not None
     assert (4, 7, 5, 5, copy) == (
         made.sqn.value,
@@ -196,12 +199,12 @@ def test_a_result_of_one_set_is_checked() -> None:
     )
     for wrong in (("file", a_set(), 0), (handle, "set", 0), (handle, a_set(), -1)):
         with pytest.raises(sl.UsageError):
-            sl.UploadResult.of(*wrong)  # type: ignore[arg-type]
+            cl.UploadResult.of(*wrong)  # type: ignore[arg-type]
 
 
 def test_an_availability_of_a_custom_scheduler_has_a_lock_of_its_own() -> None:
     room = [False]
-    available = sl.AvailabilityProvider(lambda: room[0])
+    available = cl.AvailabilityProvider(lambda: room[0])
     assert available.is_available
     available.refresh()
     assert not available.wait(0.01)
@@ -209,7 +212,7 @@ def test_an_availability_of_a_custom_scheduler_has_a_lock_of_its_own() -> None:
     available.refresh()
     assert available.wait(0.01)
     with pytest.raises(sl.UsageError, match="has_room must be a function"):
-        sl.AvailabilityProvider(5)  # type: ignore[arg-type]
+        cl.AvailabilityProvider(5)  # type: ignore[arg-type]
 
 
 def test_a_storage_from_options_reads_the_changelog_and_the_local_recovery(tmp_path: Path) -> None:
@@ -219,16 +222,16 @@ def test_a_storage_from_options_reads_the_changelog_and_the_local_recovery(tmp_p
         "local-recovery.recovery": True,
         "local-recovery.directories": str(tmp_path / "local"),
     }
-    options = sl.load_options(settings, environ={})
-    with sl.FsStateChangelogStorage.from_options(options, job_id="job") as storage:
+    options = load_options(settings, environ={})
+    with cl.FsStateChangelogStorage.from_options(options, job_id="job") as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"x" * 100)
         result = writer.persist(0, 1).result(60)
         assert result.task_local is not None
-        report = sl.ReadReport()
+        report = cl.ReadReport()
         changes = storage.read(handle_of(result), local=result.task_local, report=report)
         assert [(1, b"x" * 100)] == list(changes)
         assert 1 == report.local_files
-    assert sl.LocalRecoveryConfig.of(sl.LocalRecoveryOptions()) is None
-    with pytest.raises(sl.InvalidOptionsError, match="load_options"):
-        sl.FsStateChangelogStorage.from_options(sl.ChangelogOptions())  # type: ignore[arg-type]
+    assert cl.LocalRecoveryConfig.of(cl.LocalRecoveryOptions()) is None
+    with pytest.raises(InvalidOptionsError, match="load_options"):
+        cl.FsStateChangelogStorage.from_options(cl.ChangelogOptions())  # type: ignore[arg-type]

@@ -6,22 +6,22 @@ import time
 
 from tests.unit.changelog.helpers import ALL, ScriptedStore
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.errors import StoreError
 from statelog.metrics import METRICS, HistogramSnapshot
 
-QUICK = sl.ChangelogOptions(
+QUICK = cl.ChangelogOptions(
     upload_next_attempt_delay=dt.timedelta(0), upload_timeout=dt.timedelta(seconds=20)
 )
 
 
-def persisted(storage: sl.FsStateChangelogStorage, value: bytes = b"12345") -> None:
+def persisted(storage: cl.FsStateChangelogStorage, value: bytes = b"12345") -> None:
     writer = storage.create_writer("operator", ALL)
     writer.append(1, value)
-    writer.persist(sl.SequenceNumber(0), 1).result(timeout=20)
+    writer.persist(cl.SequenceNumber(0), 1).result(timeout=20)
 
 
-def histogram(storage: sl.FsStateChangelogStorage, name: str) -> HistogramSnapshot:
+def histogram(storage: cl.FsStateChangelogStorage, name: str) -> HistogramSnapshot:
     found = storage.metrics.snapshot()[name]
     assert isinstance(found, HistogramSnapshot)
     return found
@@ -30,7 +30,7 @@ def histogram(storage: sl.FsStateChangelogStorage, name: str) -> HistogramSnapsh
 def test_a_persist_with_one_error_is_seen_in_every_phase() -> None:
     store = ScriptedStore()
     store.put_errors = [StoreError("the close failed", path="")]
-    with sl.FsStateChangelogStorage(store, options=QUICK) as storage:
+    with cl.FsStateChangelogStorage(store, options=QUICK) as storage:
         persisted(storage)
         values = storage.metrics.snapshot()
         assert (2, 1, 0, 0) == tuple(
@@ -84,7 +84,7 @@ class GatedStore(ScriptedStore):
         super().put(path, data)
 
 
-def eventually(storage: sl.FsStateChangelogStorage, name: str, expected: float) -> None:
+def eventually(storage: cl.FsStateChangelogStorage, name: str, expected: float) -> None:
     until = time.monotonic() + 60
     while storage.metrics.snapshot()[name] != expected:
         assert time.monotonic() < until, f"{name} is {storage.metrics.snapshot()[name]}"
@@ -93,8 +93,8 @@ def eventually(storage: sl.FsStateChangelogStorage, name: str, expected: float) 
 
 def test_a_time_out_is_no_failure_and_its_late_file_is_discarded() -> None:
     store = GatedStore()
-    options = sl.ChangelogOptions(upload_timeout=dt.timedelta(milliseconds=20))
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    options = cl.ChangelogOptions(upload_timeout=dt.timedelta(milliseconds=20))
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         persisted(storage)
         eventually(storage, "number_of_upload_timeouts", 1)
         store.gate.set()
@@ -105,18 +105,18 @@ def test_a_time_out_is_no_failure_and_its_late_file_is_discarded() -> None:
 
 def test_what_waits_has_an_age() -> None:
     store = GatedStore()
-    options = sl.ChangelogOptions(
+    options = cl.ChangelogOptions(
         upload_retry_policy="none",
         batch_persist_delay=dt.timedelta(minutes=1),
         upload_max_in_flight_bytes=100,
         batch_persist_size_threshold_bytes=100,
     )
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         writers = [storage.create_writer("operator", ALL) for _ in range(3)]
         for writer in writers:
             writer.append(1, bytes(50))
-        futures = [writer.persist(sl.SequenceNumber(0), 1) for writer in writers[:2]]
-        blocked = threading.Thread(target=lambda: writers[2].persist(sl.SequenceNumber(0), 1))
+        futures = [writer.persist(cl.SequenceNumber(0), 1) for writer in writers[:2]]
+        blocked = threading.Thread(target=lambda: writers[2].persist(cl.SequenceNumber(0), 1))
         blocked.start()
         eventually(storage, "backpressured_tasks", 1)
         values = storage.metrics.snapshot()
@@ -131,14 +131,14 @@ def test_what_waits_has_an_age() -> None:
 
 def test_an_attempt_that_a_close_prevents_is_no_failure() -> None:
     store = GatedStore()
-    options = sl.ChangelogOptions(
+    options = cl.ChangelogOptions(
         upload_num_threads=1, upload_retry_policy="none", batch_persist_delay=dt.timedelta(0)
     )
-    storage = sl.FsStateChangelogStorage(store, options=options)
+    storage = cl.FsStateChangelogStorage(store, options=options)
     for _ in range(2):  # the second upload waits for the only thread
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"x")
-        writer.persist(sl.SequenceNumber(0), 1)
+        writer.persist(cl.SequenceNumber(0), 1)
     assert store.entered.wait(20)
     threading.Timer(0.05, store.gate.set).start()
     storage.close()

@@ -11,58 +11,58 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 from tests.unit.runtime.test_pool import NoThreads
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.changelog.upload.uploader import StateChangeUploader
 from statelog.runtime.clock import RandomIds
 from statelog.runtime.driver import CALLBACK_THREADS, Runtime, system_runtime
 from statelog.store.paths import LocationPaths
 
-START = sl.SequenceNumber(0)
+START = cl.SequenceNumber(0)
 WAIT_S = 20.0
 EVERY_KIND = [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit]
 
-Answer = Callable[[sl.UploadTasksResult], Any]
+Answer = Callable[[cl.UploadTasksResult], Any]
 
 
 class Wrapper:
     """A user's uploader: writes as ours does and spoils the answer."""
 
     def __init__(self, store: ScriptedStore, spoil: Answer) -> None:
-        self._files = sl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
+        self._files = cl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
         self._spoil = spoil
         self.calls = 0
 
-    def upload(self, tasks: Sequence[sl.UploadTask]) -> Any:
+    def upload(self, tasks: Sequence[cl.UploadTask]) -> Any:
         self.calls += 1
         return self._spoil(self._files.upload(tasks))
 
-    def discard(self, result: sl.UploadTasksResult) -> None:
+    def discard(self, result: cl.UploadTasksResult) -> None:
         self._files.discard(result)
 
     def close(self) -> None:
         pass
 
 
-def without_tasks(result: sl.UploadTasksResult) -> Any:
+def without_tasks(result: cl.UploadTasksResult) -> Any:
     return dataclasses.replace(result, tasks=())
 
 
-def without_a_set(result: sl.UploadTasksResult) -> Any:
+def without_a_set(result: cl.UploadTasksResult) -> Any:
     tasks = [dataclasses.replace(each, results=each.results[1:]) for each in result.tasks]
     return dataclasses.replace(result, tasks=tuple(tasks))
 
 
-def with_a_set_twice(result: sl.UploadTasksResult) -> Any:
+def with_a_set_twice(result: cl.UploadTasksResult) -> Any:
     tasks = [dataclasses.replace(each, results=each.results[:1] * 2) for each in result.tasks]
     return dataclasses.replace(result, tasks=tuple(tasks))
 
 
-def with_other_numbers(result: sl.UploadTasksResult) -> Any:
+def with_other_numbers(result: cl.UploadTasksResult) -> Any:
     tasks = [
         dataclasses.replace(
             each,
             results=tuple(
-                dataclasses.replace(one, sqn=sl.SequenceNumber(one.sqn.value + 7))
+                dataclasses.replace(one, sqn=cl.SequenceNumber(one.sqn.value + 7))
                 for one in each.results
             ),
         )
@@ -71,34 +71,34 @@ def with_other_numbers(result: sl.UploadTasksResult) -> Any:
     return dataclasses.replace(result, tasks=tuple(tasks))
 
 
-def with_odd_tasks(result: sl.UploadTasksResult) -> Any:
+def with_odd_tasks(result: cl.UploadTasksResult) -> Any:
     return dataclasses.replace(result, tasks=(1, 2))
 
 
-def with_odd_results(result: sl.UploadTasksResult) -> Any:
+def with_odd_results(result: cl.UploadTasksResult) -> Any:
     tasks = [dataclasses.replace(each, results=(None, None)) for each in result.tasks]
     return dataclasses.replace(result, tasks=tuple(tasks))
 
 
-def with_none(result: sl.UploadTasksResult) -> Any:
+def with_none(result: cl.UploadTasksResult) -> Any:
     return None
 
 
-def completed_then_raised(result: sl.UploadTasksResult) -> Any:
+def completed_then_raised(result: cl.UploadTasksResult) -> Any:
     result.tasks[0].task.complete(result.tasks[0].results)
     raise OSError("after the first task")
 
 
-def direct(uploader: StateChangeUploader) -> sl.DirectStateChangeUploadScheduler:
-    return sl.DirectStateChangeUploadScheduler(uploader)
+def direct(uploader: StateChangeUploader) -> cl.DirectStateChangeUploadScheduler:
+    return cl.DirectStateChangeUploadScheduler(uploader)
 
 
 def batching(
     uploader: StateChangeUploader, threads: int = 5, **settings: Any
-) -> sl.BatchingStateChangeUploadScheduler:
-    policy = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=None, delay_after_failure_s=0.001)
+) -> cl.BatchingStateChangeUploadScheduler:
+    policy = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=None, delay_after_failure_s=0.001)
     runtime = system_runtime(upload_threads=threads)
-    return sl.BatchingStateChangeUploadScheduler(
+    return cl.BatchingStateChangeUploadScheduler(
         uploader, runtime=runtime, policy=policy, **settings
     )
 
@@ -121,12 +121,12 @@ def test_an_answer_that_does_not_fit_fails_the_persist_at_once(
 ) -> None:
     store = ScriptedStore()
     uploader = Wrapper(store, spoil)
-    with sl.FsStateChangelogStorage(store, scheduler=scheduler_of(uploader)) as storage:
+    with cl.FsStateChangelogStorage(store, scheduler=scheduler_of(uploader)) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"one")
         writer.next_sequence_number()
         writer.append(1, b"two")
-        with pytest.raises(sl.UploadFailedError, match=words):
+        with pytest.raises(cl.UploadFailedError, match=words):
             writer.persist(START).result(WAIT_S)
         uploader._spoil = lambda result: result
         handle = handle_of(writer.persist(START).result(WAIT_S))
@@ -137,11 +137,11 @@ def test_a_task_that_was_answered_is_not_failed_with_the_others() -> None:
     store = ScriptedStore()
     scheduler = batching(Wrapper(store, lambda result: without_second(result)), threads=1)
 
-    def without_second(result: sl.UploadTasksResult) -> Any:
+    def without_second(result: cl.UploadTasksResult) -> Any:
         return dataclasses.replace(result, tasks=result.tasks[:1])
 
     gate = threading.Event()
-    with sl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
+    with cl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
         scheduler._runtime.upload_pool.submit(lambda: gate.wait(WAIT_S), lambda *_: None)
         writers = [storage.create_writer(f"operator {number}", ALL) for number in range(3)]
         futures = []
@@ -150,7 +150,7 @@ def test_a_task_that_was_answered_is_not_failed_with_the_others() -> None:
             futures.append(writer.persist(START))
         gate.set()  # the first went alone; the others share an upload
         assert [None, None] == [futures[0].exception(WAIT_S), futures[1].exception(WAIT_S)]
-        with pytest.raises(sl.UploadFailedError, match="1 tasks of 2"):
+        with pytest.raises(cl.UploadFailedError, match="1 tasks of 2"):
             futures[2].result(WAIT_S)
 
 
@@ -160,7 +160,7 @@ def test_an_uploader_that_raises_after_completing_a_task_leaves_no_other_open(
 ) -> None:
     store = ScriptedStore()
     uploader = Wrapper(store, completed_then_raised)
-    with sl.FsStateChangelogStorage(store, scheduler=scheduler_of(uploader)) as storage:
+    with cl.FsStateChangelogStorage(store, scheduler=scheduler_of(uploader)) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         assert writer.persist(START).exception(WAIT_S) is None
@@ -172,22 +172,22 @@ def test_whatever_an_uploader_raises_ends_the_task_and_no_thread(
 ) -> None:
     store = ScriptedStore()
 
-    def spoil(result: sl.UploadTasksResult) -> Any:
+    def spoil(result: cl.UploadTasksResult) -> Any:
         raise error
 
     uploader = Wrapper(store, spoil)
     scheduler = batching(uploader, threads=1)
-    with sl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
+    with cl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        with pytest.raises(sl.UploadFailedError):
+        with pytest.raises(cl.UploadFailedError):
             writer.persist(START).result(WAIT_S)
         uploader._spoil = lambda result: result
         assert writer.persist(START).exception(WAIT_S) is None
 
 
-def small_set(log_id: int) -> sl.StateChangeSet:
-    return sl.StateChangeSet(log_id, START, (), 0)
+def small_set(log_id: int) -> cl.StateChangeSet:
+    return cl.StateChangeSet(log_id, START, (), 0)
 
 
 @pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
@@ -195,7 +195,7 @@ def test_whatever_a_callback_raises_ends_no_thread_and_no_other_callback(
     error: type[BaseException],
 ) -> None:
     store = ScriptedStore()
-    files = sl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
+    files = cl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
     scheduler = batching(files, threads=1)
     ended: list[int] = []
     done = threading.Event()
@@ -212,8 +212,8 @@ def test_whatever_a_callback_raises_ends_no_thread_and_no_other_callback(
         return end
 
     for number in range(10):  # more than there are threads of any kind
-        scheduler.upload(sl.UploadTask([small_set(0)], raises, raises))
-        scheduler.upload(sl.UploadTask([small_set(1)], ends(number), raises))
+        scheduler.upload(cl.UploadTask([small_set(0)], raises, raises))
+        scheduler.upload(cl.UploadTask([small_set(1)], ends(number), raises))
     assert done.wait(WAIT_S), f"only {ended}"
     scheduler._runtime.close(1.0)
 
@@ -223,7 +223,7 @@ def test_whatever_a_future_callback_raises_the_others_of_the_future_are_called(
     error: type[BaseException],
 ) -> None:
     store = ScriptedStore()
-    with sl.FsStateChangelogStorage(store, runtime=one_thread()) as storage:
+    with cl.FsStateChangelogStorage(store, runtime=one_thread()) as storage:
         writer = storage.create_writer("operator", ALL)
         for _ in range(2 * CALLBACK_THREADS):
             gate, called = threading.Event(), threading.Event()
@@ -259,10 +259,10 @@ def test_whatever_a_callback_raises_reaches_the_other_tasks_of_a_file(
         raise error
 
     tasks = [
-        sl.UploadTask([small_set(0)], raises, raises),
-        sl.UploadTask([small_set(1)], lambda _: ended.append("last"), raises),
+        cl.UploadTask([small_set(0)], raises, raises),
+        cl.UploadTask([small_set(1)], lambda _: ended.append("last"), raises),
     ]
-    files = sl.StateChangeFsUploader(ScriptedStore(), paths=LocationPaths("job"), ids=RandomIds())
+    files = cl.StateChangeFsUploader(ScriptedStore(), paths=LocationPaths("job"), ids=RandomIds())
     result = files.upload(tasks)
     try:
         result.complete()
@@ -292,16 +292,16 @@ def test_whatever_a_discard_raises_ends_no_thread(error: type[BaseException]) ->
     discarded = threading.Event()
 
     class BadDiscard(Wrapper):
-        def discard(self, result: sl.UploadTasksResult) -> None:
+        def discard(self, result: cl.UploadTasksResult) -> None:
             discarded.set()
             raise error
 
-    policy = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.02, delay_after_failure_s=0.0)
+    policy = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.02, delay_after_failure_s=0.0)
     runtime = system_runtime(upload_threads=1)
-    scheduler = sl.BatchingStateChangeUploadScheduler(
+    scheduler = cl.BatchingStateChangeUploadScheduler(
         BadDiscard(store, lambda result: result), runtime=runtime, policy=policy
     )
-    with sl.FsStateChangelogStorage(store, scheduler=scheduler, runtime=runtime) as storage:
+    with cl.FsStateChangelogStorage(store, scheduler=scheduler, runtime=runtime) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         assert writer.persist(START).exception(WAIT_S) is None
@@ -321,7 +321,7 @@ def test_callbacks_that_block_hold_up_neither_uploads_nor_time_outs() -> None:
         names.append(threading.current_thread().name)
         gate.wait(WAIT_S)
 
-    with sl.FsStateChangelogStorage(store, runtime=one_thread()) as storage:
+    with cl.FsStateChangelogStorage(store, runtime=one_thread()) as storage:
         for number in range(12):
             writer = storage.create_writer(f"blocking {number}", ALL)
             hold = threading.Event()
@@ -342,9 +342,9 @@ def test_callbacks_that_block_hold_up_neither_uploads_nor_time_outs() -> None:
 def test_callbacks_of_a_failure_by_time_out_do_not_run_on_the_timers_thread() -> None:
     store = LateLoser()
     runtime = system_runtime()
-    policy = sl.RetryPolicy.fixed(max_attempts=1, timeout_s=0.02, delay_after_failure_s=0.0)
-    files = sl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
-    scheduler = sl.BatchingStateChangeUploadScheduler(files, runtime=runtime, policy=policy)
+    policy = cl.RetryPolicy.fixed(max_attempts=1, timeout_s=0.02, delay_after_failure_s=0.0)
+    files = cl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
+    scheduler = cl.BatchingStateChangeUploadScheduler(files, runtime=runtime, policy=policy)
     names: list[str] = []
     called = threading.Semaphore(0)
 
@@ -352,15 +352,15 @@ def test_callbacks_of_a_failure_by_time_out_do_not_run_on_the_timers_thread() ->
         names.append(threading.current_thread().name)
         called.release()
 
-    with sl.FsStateChangelogStorage(store, scheduler=scheduler, runtime=runtime) as storage:
+    with cl.FsStateChangelogStorage(store, scheduler=scheduler, runtime=runtime) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         future = writer.persist(START)
         future.add_done_callback(note)
-        assert isinstance(future.exception(WAIT_S), sl.UploadFailedError)
+        assert isinstance(future.exception(WAIT_S), cl.UploadFailedError)
         assert called.acquire(timeout=WAIT_S)
         store.puts = 0
-        scheduler.upload(sl.UploadTask([small_set(7)], note, note))
+        scheduler.upload(cl.UploadTask([small_set(7)], note, note))
         assert called.acquire(timeout=WAIT_S)
         store.release.set()
     assert {"statelog-callback"} == {name.rsplit("-", 1)[0] for name in names}
@@ -371,16 +371,16 @@ def test_a_system_without_threads_fails_a_persist_and_keeps_the_changes(
     fixed_delay: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = NoThreads(monkeypatch)
-    options = sl.ChangelogOptions(batch_fixed_delay=fixed_delay)
+    options = cl.ChangelogOptions(batch_fixed_delay=fixed_delay)
     store = ScriptedStore()
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         called = threading.Event()
         future = writer.persist(START)
         future.add_done_callback(lambda _: called.set())
         assert "refused to start a thread" in str(future.exception(WAIT_S))
-        assert isinstance(future.exception(), sl.UploadFailedError)
+        assert isinstance(future.exception(), cl.UploadFailedError)
         assert called.wait(WAIT_S)
         assert 0 == storage.metrics.snapshot()["in_flight_bytes"]
         system.refusing = False

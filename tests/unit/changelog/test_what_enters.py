@@ -10,6 +10,7 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.core.upload_retry import (
     AttemptFailed,
     AttemptStarted,
@@ -22,8 +23,8 @@ from statelog.runtime.driver import system_runtime
 GIB_2 = 2**31
 
 
-def sqn(value: int) -> sl.SequenceNumber:
-    return sl.SequenceNumber(value)
+def sqn(value: int) -> cl.SequenceNumber:
+    return cl.SequenceNumber(value)
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -32,8 +33,8 @@ def sqn(value: int) -> sl.SequenceNumber:
 @pytest.mark.parametrize("threshold", [5 << 20, 1 << 40])
 @pytest.mark.parametrize("how", ["append", "append_meta", "append_batch", "bytearray"])
 def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how: str, threshold: int) -> None:
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=threshold)
-    with sl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=threshold)
+    with cl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"before")
         value = bytes(GIB_2)  # zero pages: they take no memory until something reads them
@@ -63,7 +64,7 @@ def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how: str, threshold:
 def test_a_chunked_array_is_appended_as_its_values(
     kind: pa.DataType, chunks: list[list[bytes]]
 ) -> None:
-    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append_batch([1, 2], pa.chunked_array(chunks, kind))
         writer.append_batch([], pa.chunked_array([], kind))
@@ -76,7 +77,7 @@ def test_a_chunked_array_is_appended_as_its_values(
     "values", [pa.chunked_array([["text"]]), pa.array([1]), [b"a"], None, pa.array([b"a", None])]
 )
 def test_values_that_are_no_binary_array_are_refused(values: Any) -> None:
-    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         writer = storage.create_writer("op", ALL)
         with pytest.raises(sl.UsageError, match=r"array of binary|null"):
             writer.append_batch([1] if values is None or len(values) == 1 else [1, 2], values)
@@ -85,7 +86,7 @@ def test_values_that_are_no_binary_array_are_refused(values: Any) -> None:
 
 
 def test_plain_integers_are_sequence_numbers() -> None:
-    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"one")
         first = handle_of(writer.persist(0, 1).result(60))
@@ -98,12 +99,12 @@ def test_plain_integers_are_sequence_numbers() -> None:
         writer.confirm(0, 1, checkpoint_id=1)
         writer.reset(1, 2, checkpoint_id=2)
         writer.truncate(1)
-        with pytest.raises(sl.ChangesTruncatedError):
+        with pytest.raises(cl.ChangesTruncatedError):
             writer.persist(0)
         assert 2 == int(writer.next_sequence_number())
         writer.truncate_and_close(1)
-    assert sl.SequenceNumber.of(7) == sqn(7) == sl.SequenceNumber.of(sqn(7))
-    assert 3 in sl.SequenceNumberRange.of(2, sqn(4)) and 4 not in sl.SequenceNumberRange(2, 4)  # type: ignore[arg-type]
+    assert cl.SequenceNumber.of(7) == sqn(7) == cl.SequenceNumber.of(sqn(7))
+    assert 3 in cl.SequenceNumberRange.of(2, sqn(4)) and 4 not in cl.SequenceNumberRange(2, 4)  # type: ignore[arg-type]
     assert ["c"] == ["a", "b", "c"][sqn(2) :]
 
 
@@ -116,7 +117,7 @@ def test_plain_integers_are_sequence_numbers() -> None:
 def test_an_attempt_that_ends_with_a_time_out_is_followed_at_once(
     error: OSError, at_once: bool
 ) -> None:
-    retry = UploadRetry(sl.RetryPolicy.fixed(3, 1.0, delay_after_failure_s=60.0))
+    retry = UploadRetry(cl.RetryPolicy.fixed(3, 1.0, delay_after_failure_s=60.0))
     retry.handle(UploadRequested(), 0)
     retry.handle(AttemptStarted(1), 0)
     actions = retry.handle(AttemptFailed(1, error), 0)
@@ -127,9 +128,9 @@ def test_an_attempt_that_ends_with_a_time_out_is_followed_at_once(
 def test_a_store_that_times_out_once_costs_no_delay() -> None:
     store = ScriptedStore()
     store.put_errors = [TimeoutError("the server took too long")]
-    with sl.FsStateChangelogStorage(
+    with cl.FsStateChangelogStorage(
         store,
-        options=sl.ChangelogOptions.from_mapping({"upload.next-attempt-delay": "1 h"}),
+        options=cl.ChangelogOptions.from_mapping({"upload.next-attempt-delay": "1 h"}),
     ) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"value")
@@ -147,10 +148,10 @@ class Failing:
         self.error = error
         self.closes = 0
 
-    def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+    def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
         raise OSError("never up")
 
-    def discard(self, result: sl.UploadTasksResult) -> None:
+    def discard(self, result: cl.UploadTasksResult) -> None:
         raise AssertionError("nothing to discard")
 
     def close(self) -> None:
@@ -158,15 +159,15 @@ class Failing:
         raise self.error
 
 
-def closed_parts(storage: sl.FsStateChangelogStorage, writer: Any) -> list[Callable[[], object]]:
+def closed_parts(storage: cl.FsStateChangelogStorage, writer: Any) -> list[Callable[[], object]]:
     return [lambda: writer.append(1, b""), lambda: storage.create_writer("late", ALL)]
 
 
 def test_close_ends_every_part_and_raises_the_first_error() -> None:
     uploader, runtime = Failing(OSError("first")), system_runtime()
-    scheduler = sl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime)
+    scheduler = cl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime)
     registry = FailingRegistry(ScriptedStore(), runtime=runtime)
-    storage = sl.FsStateChangelogStorage(
+    storage = cl.FsStateChangelogStorage(
         ScriptedStore(), scheduler=scheduler, registry=registry, runtime=runtime
     )
     writer = storage.create_writer("op", ALL)
@@ -183,7 +184,7 @@ def test_close_ends_every_part_and_raises_the_first_error() -> None:
     assert (1, 1) == (uploader.closes, registry.closes)
 
 
-class FailingRegistry(sl.TaskChangelogRegistry):
+class FailingRegistry(cl.TaskChangelogRegistry):
     closes = 0
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -193,9 +194,9 @@ class FailingRegistry(sl.TaskChangelogRegistry):
 
 def test_an_interrupt_while_closing_is_raised_after_the_other_parts_are_closed() -> None:
     runtime = system_runtime()
-    scheduler = sl.DirectStateChangeUploadScheduler(Failing(KeyboardInterrupt()))
+    scheduler = cl.DirectStateChangeUploadScheduler(Failing(KeyboardInterrupt()))
     registry = FailingRegistry(ScriptedStore(), runtime=runtime)
-    storage = sl.FsStateChangelogStorage(
+    storage = cl.FsStateChangelogStorage(
         ScriptedStore(), scheduler=scheduler, registry=registry, runtime=runtime
     )
     with pytest.raises(KeyboardInterrupt):
@@ -204,10 +205,10 @@ def test_an_interrupt_while_closing_is_raised_after_the_other_parts_are_closed()
 
 
 def test_the_error_of_a_block_is_not_hidden_by_the_close() -> None:
-    scheduler = sl.DirectStateChangeUploadScheduler(Failing(OSError("close")))
+    scheduler = cl.DirectStateChangeUploadScheduler(Failing(OSError("close")))
     with (
         pytest.raises(LookupError, match="the block") as caught,
-        sl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler),
+        cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler),
     ):
         raise LookupError("the block")
     assert ["closing failed too: OSError: close"] == caught.value.__notes__
@@ -217,6 +218,6 @@ def test_the_error_of_a_put_is_not_hidden_by_the_clean_up(tmp_path: Path) -> Non
     store = ScriptedStore()
     store.put_errors = [OSError("the put")]
     store.delete_errors = [ValueError("the clean-up")]
-    uploader = sl.StateChangeFsUploader(store)
+    uploader = cl.StateChangeFsUploader(store)
     with pytest.raises(OSError, match="the put"):
         uploader.upload([])

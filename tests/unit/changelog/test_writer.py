@@ -10,6 +10,7 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, columns, handle_of, values_of
 
 import statelog as sl
+from statelog import changelog as cl
 
 
 @pytest.fixture
@@ -18,22 +19,22 @@ def store() -> ScriptedStore:
 
 
 @pytest.fixture
-def storage(store: ScriptedStore) -> Iterator[sl.FsStateChangelogStorage]:
-    with sl.FsStateChangelogStorage(store, job_id="job") as opened:
+def storage(store: ScriptedStore) -> Iterator[cl.FsStateChangelogStorage]:
+    with cl.FsStateChangelogStorage(store, job_id="job") as opened:
         yield opened
 
 
 @pytest.fixture
-def writer(storage: sl.FsStateChangelogStorage) -> sl.FsStateChangelogWriter:
+def writer(storage: cl.FsStateChangelogStorage) -> cl.FsStateChangelogWriter:
     return storage.create_writer("operator", ALL)
 
 
-def sqn(value: int) -> sl.SequenceNumber:
-    return sl.SequenceNumber(value)
+def sqn(value: int) -> cl.SequenceNumber:
+    return cl.SequenceNumber(value)
 
 
 def test_what_was_appended_is_read_back(
-    storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter, store: ScriptedStore
+    storage: cl.FsStateChangelogStorage, writer: cl.FsStateChangelogWriter, store: ScriptedStore
 ) -> None:
     writer.append(5, b"one")
     writer.append_batch(*columns([(7, b"two"), (5, b"three"), (0, b"")]))
@@ -54,16 +55,16 @@ def test_what_was_appended_is_read_back(
 
 
 def test_the_handle_survives_json(
-    storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter
+    storage: cl.FsStateChangelogStorage, writer: cl.FsStateChangelogWriter
 ) -> None:
     writer.append(1, b"value")
     handle = handle_of(writer.persist(sqn(0)).result(60))
     assert [(1, b"value")] == list(
-        storage.read(sl.ChangelogStateHandle.from_json(handle.to_json()))
+        storage.read(cl.ChangelogStateHandle.from_json(handle.to_json()))
     )
 
 
-def test_numbers_move_only_when_something_was_appended(writer: sl.FsStateChangelogWriter) -> None:
+def test_numbers_move_only_when_something_was_appended(writer: cl.FsStateChangelogWriter) -> None:
     assert sqn(0) == writer.initial_sequence_number() == writer.next_sequence_number()
     writer.append(1, b"a")
     assert sqn(1) == writer.next_sequence_number() == writer.next_sequence_number()
@@ -71,7 +72,7 @@ def test_numbers_move_only_when_something_was_appended(writer: sl.FsStateChangel
     assert sqn(2) == writer.next_sequence_number()
 
 
-def test_an_empty_range_completes_at_once(writer: sl.FsStateChangelogWriter) -> None:
+def test_an_empty_range_completes_at_once(writer: cl.FsStateChangelogWriter) -> None:
     future = writer.persist(sqn(0))
     assert future.done()
     handle = handle_of(future.result())
@@ -83,7 +84,7 @@ def test_an_empty_range_completes_at_once(writer: sl.FsStateChangelogWriter) -> 
 
 
 def test_sets_are_uploaded_once_however_often_they_are_persisted(
-    writer: sl.FsStateChangelogWriter, store: ScriptedStore
+    writer: cl.FsStateChangelogWriter, store: ScriptedStore
 ) -> None:
     writer.append(1, b"a")
     first = handle_of(writer.persist(sqn(0), 1).result(60))
@@ -98,24 +99,24 @@ def test_sets_are_uploaded_once_however_often_they_are_persisted(
     assert first.handles_and_offsets == second.handles_and_offsets[:1]
 
 
-def test_a_refused_persist_cuts_nothing(writer: sl.FsStateChangelogWriter) -> None:
+def test_a_refused_persist_cuts_nothing(writer: cl.FsStateChangelogWriter) -> None:
     writer.append(1, b"a")
-    with pytest.raises(sl.ChangesNotAppendedError):
+    with pytest.raises(cl.ChangesNotAppendedError):
         writer.persist(sqn(1))
     assert sqn(1) == writer.next_sequence_number()
     writer.truncate(sqn(1))
-    with pytest.raises(sl.ChangesTruncatedError, match="below 1"):
+    with pytest.raises(cl.ChangesTruncatedError, match="below 1"):
         writer.persist(sqn(0))
 
 
 @pytest.mark.parametrize("key_group", [9, 21, -1, 2**40])
 def test_a_foreign_key_group_is_refused(
-    storage: sl.FsStateChangelogStorage, key_group: int
+    storage: cl.FsStateChangelogStorage, key_group: int
 ) -> None:
     writer = storage.create_writer("operator", sl.KeyGroupRange(10, 20))
-    with pytest.raises(sl.KeyGroupOutOfRangeError):
+    with pytest.raises(cl.KeyGroupOutOfRangeError):
         writer.append(key_group, b"x")
-    with pytest.raises(sl.KeyGroupOutOfRangeError):
+    with pytest.raises(cl.KeyGroupOutOfRangeError):
         writer.append_batch(np.array([10, key_group, 20]), pa.array([b"x"] * 3, pa.binary()))
     assert sqn(0) == writer.next_sequence_number(), "nothing was appended"
 
@@ -133,7 +134,7 @@ def test_a_foreign_key_group_is_refused(
     ids=["lengths", "null", "text", "float", "table", "list"],
 )
 def test_columns_that_do_not_fit_are_refused(
-    writer: sl.FsStateChangelogWriter, key_groups: object, values: object
+    writer: cl.FsStateChangelogWriter, key_groups: object, values: object
 ) -> None:
     with pytest.raises(sl.UsageError):
         writer.append_batch(key_groups, values)  # type: ignore[arg-type]
@@ -141,7 +142,7 @@ def test_columns_that_do_not_fit_are_refused(
 
 
 def test_values_must_be_bytes_and_buffers_are_copied(
-    storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter
+    storage: cl.FsStateChangelogStorage, writer: cl.FsStateChangelogWriter
 ) -> None:
     with pytest.raises(sl.UsageError, match="str"):
         writer.append(1, "text")  # type: ignore[arg-type]
@@ -156,7 +157,7 @@ def test_values_must_be_bytes_and_buffers_are_copied(
 
 
 def test_a_closed_writer_raises_and_a_second_close_does_nothing(
-    writer: sl.FsStateChangelogWriter,
+    writer: cl.FsStateChangelogWriter,
 ) -> None:
     writer.append(1, b"a")
     writer.close()
@@ -169,18 +170,18 @@ def test_a_closed_writer_raises_and_a_second_close_does_nothing(
         lambda: writer.persist(sqn(0)),
         writer.next_sequence_number,
     ):
-        with pytest.raises(sl.WriterClosedError):
+        with pytest.raises(cl.WriterClosedError):
             call()
     writer.truncate(sqn(0))
     writer.reset(sqn(0), sqn(0), 1)
 
 
 def test_a_closed_storage_makes_no_writers_and_closes_its_own(store: ScriptedStore) -> None:
-    storage = sl.FsStateChangelogStorage(store)
+    storage = cl.FsStateChangelogStorage(store)
     writer = storage.create_writer("operator", ALL)
     storage.close()
     storage.close()
-    with pytest.raises(sl.WriterClosedError):
+    with pytest.raises(cl.WriterClosedError):
         writer.append(1, b"a")
     with pytest.raises(sl.ClosedError):
         storage.create_writer("operator", ALL)
@@ -188,14 +189,14 @@ def test_a_closed_storage_makes_no_writers_and_closes_its_own(store: ScriptedSto
 
 @pytest.mark.parametrize("key_groups", [sl.KeyGroupRange.empty(), sl.KeyGroupRange(0, 32768)])
 def test_a_writer_needs_key_groups_that_the_format_can_hold(
-    storage: sl.FsStateChangelogStorage, key_groups: sl.KeyGroupRange
+    storage: cl.FsStateChangelogStorage, key_groups: sl.KeyGroupRange
 ) -> None:
     with pytest.raises(sl.UsageError):
         storage.create_writer("operator", key_groups)
 
 
 def test_a_slice_of_columns_is_appended_as_it_looks(
-    storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter
+    storage: cl.FsStateChangelogStorage, writer: cl.FsStateChangelogWriter
 ) -> None:
     values = pa.array([b"no", b"yes", b"yes too", b"no"], pa.binary()).slice(1, 2)
     writer.append_batch(np.array([3, 3], np.uint8), values)
@@ -205,8 +206,8 @@ def test_a_slice_of_columns_is_appended_as_it_looks(
 
 
 def test_the_threshold_uploads_without_a_checkpoint(store: ScriptedStore) -> None:
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=10)
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=10)
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"123456789")
         assert 0 == store.requests["put"]
@@ -217,8 +218,8 @@ def test_the_threshold_uploads_without_a_checkpoint(store: ScriptedStore) -> Non
 
 
 def test_a_batch_reaching_the_threshold_is_uploaded(store: ScriptedStore) -> None:
-    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=10)
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=10)
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append_batch(*columns([(1, b"12345"), (2, b"67890")]))
         assert sqn(1) == writer.next_sequence_number()
@@ -227,7 +228,7 @@ def test_a_batch_reaching_the_threshold_is_uploaded(store: ScriptedStore) -> Non
 
 
 def test_a_confirmed_file_is_never_deleted_and_others_are(
-    storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter, store: ScriptedStore
+    storage: cl.FsStateChangelogStorage, writer: cl.FsStateChangelogWriter, store: ScriptedStore
 ) -> None:
     writer.append(1, b"a")
     writer.persist(sqn(0), 1).result(60)
@@ -241,7 +242,7 @@ def test_a_confirmed_file_is_never_deleted_and_others_are(
 
 
 def test_checkpoints_in_flight_may_be_confirmed_in_any_order(
-    storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter
+    storage: cl.FsStateChangelogStorage, writer: cl.FsStateChangelogWriter
 ) -> None:
     writer.append(1, b"a")
     one = writer.persist(sqn(0), 1)
@@ -258,7 +259,7 @@ def test_checkpoints_in_flight_may_be_confirmed_in_any_order(
 
 @pytest.mark.parametrize(("from_sqn", "to_sqn"), [(1, 0), (0, 2)])
 def test_a_confirmation_must_be_of_something(
-    writer: sl.FsStateChangelogWriter, from_sqn: int, to_sqn: int
+    writer: cl.FsStateChangelogWriter, from_sqn: int, to_sqn: int
 ) -> None:
     writer.append(1, b"a")
     writer.next_sequence_number()
@@ -276,7 +277,7 @@ def test_a_confirmation_during_the_upload_keeps_the_file(truncated_first: bool) 
             super().put(path, data)
 
     store = Gated()
-    with sl.FsStateChangelogStorage(store, job_id="job") as storage:
+    with cl.FsStateChangelogStorage(store, job_id="job") as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(5, b"change")
         start, end = writer.initial_sequence_number(), writer.next_sequence_number()
@@ -292,4 +293,4 @@ def test_a_confirmation_during_the_upload_keeps_the_file(truncated_first: bool) 
         assert [b"change"] == values_of(storage.read(handle))
         (entry,) = handle.handles_and_offsets
         assert storage.registry.owner(entry.handle) is None, "the checkpoint deletes it"
-    assert [b"change"] == values_of(sl.read_changes(store, handle))
+    assert [b"change"] == values_of(cl.read_changes(store, handle))

@@ -8,7 +8,7 @@ import pytest
 from tests.change_sets import iterate_change_set
 from tests.unit.changelog.helpers import ALL, ScriptedStore
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.changelog.reader import read_change_batches, read_changes
 from statelog.errors import CorruptionError, InvariantError
 from statelog.format.buffers import checksum
@@ -140,10 +140,10 @@ def test_inline_state_is_held_to_its_size() -> None:
 
 def test_a_shifted_column_is_never_acknowledged() -> None:
     """What is wrong in memory must fail the persist, not the restore."""
-    with sl.FsStateChangelogStorage(ScriptedStore(), job_id="job") as storage:
+    with cl.FsStateChangelogStorage(ScriptedStore(), job_id="job") as storage:
         writer = storage.create_writer("op", ALL)
         writer._has_batches = True
         writer._add((None, (batch([1, 2], [b"a"]), 1)))
         error = writer.persist(SequenceNumber(0)).exception(20)
-        assert isinstance(error, sl.UploadFailedError)
+        assert isinstance(error, cl.UploadFailedError)
         assert "2 key groups and 1 values" in str(error)

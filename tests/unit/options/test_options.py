@@ -4,13 +4,15 @@ import datetime as dt
 
 import pytest
 
-import statelog as sl
+from statelog import changelog as cl
+from statelog.errors import InvalidOptionsError
+from statelog.options import load_options
 
 FLINK = "state.changelog.dstl.dfs."
 
 
 def test_the_defaults_are_flinks() -> None:
-    options = sl.ChangelogOptions()
+    options = cl.ChangelogOptions()
     assert (False, 5 << 20, 10 << 20, 5, 1, 100 << 20, "fixed", 3) == (
         options.compression_enabled,
         options.preemptive_persist_threshold_bytes,
@@ -35,7 +37,7 @@ def test_the_defaults_are_flinks() -> None:
 
 
 def test_flinks_keys_are_understood_in_all_spellings() -> None:
-    expected = sl.ChangelogOptions(
+    expected = cl.ChangelogOptions(
         base_path="s3://bucket/log",
         compression_enabled=True,
         preemptive_persist_threshold_bytes=5 << 20,
@@ -43,7 +45,7 @@ def test_flinks_keys_are_understood_in_all_spellings() -> None:
         upload_max_attempts=7,
         download_local_cache_idle_timeout=dt.timedelta(minutes=3),
     )
-    assert expected == sl.ChangelogOptions.from_mapping(
+    assert expected == cl.ChangelogOptions.from_mapping(
         {
             FLINK + "base-path": "s3://bucket/log",
             FLINK + "compression.enabled": "true",
@@ -62,7 +64,7 @@ def test_flinks_keys_are_understood_in_all_spellings() -> None:
     [("0", 0), ("17", 17), ("5MB", 5 << 20), ("2 kb", 2048), ("1 gibibytes", 1 << 30), (12, 12)],
 )
 def test_sizes_have_binary_units(text: object, expected: int) -> None:
-    options = sl.ChangelogOptions.from_mapping({"preemptive_persist_threshold": text})
+    options = cl.ChangelogOptions.from_mapping({"preemptive_persist_threshold": text})
     assert expected == options.preemptive_persist_threshold_bytes
 
 
@@ -71,15 +73,13 @@ def test_sizes_have_binary_units(text: object, expected: int) -> None:
     [("10 ms", 10), ("0", 0), ("2s", 2000), ("PT1M", 60000), ("P1DT1H", 90000000), (5, 5)],
 )
 def test_durations_come_in_many_forms(text: object, milliseconds: int) -> None:
-    options = sl.ChangelogOptions.from_mapping({"upload.timeout": text})
+    options = cl.ChangelogOptions.from_mapping({"upload.timeout": text})
     assert dt.timedelta(milliseconds=milliseconds) == options.upload_timeout
 
 
 def test_an_unknown_key_comes_with_the_nearest_one() -> None:
-    with pytest.raises(
-        sl.InvalidOptionsError, match=r"did you mean 'changelog\.batch.persist-delay'"
-    ):
-        sl.ChangelogOptions.from_mapping({FLINK + "batch.persist-dely": "1 ms"})
+    with pytest.raises(InvalidOptionsError, match=r"did you mean 'changelog\.batch.persist-delay'"):
+        cl.ChangelogOptions.from_mapping({FLINK + "batch.persist-dely": "1 ms"})
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_an_unknown_key_comes_with_the_nearest_one() -> None:
     ids=lambda settings: " ".join(f"{key}={value}" for key, value in settings.items()),
 )
 def test_nonsense_is_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(sl.InvalidOptionsError):
-        sl.ChangelogOptions.from_mapping(settings)
+    with pytest.raises(InvalidOptionsError):
+        cl.ChangelogOptions.from_mapping(settings)
 
 
 def test_a_key_of_another_section_is_named_with_the_function_that_takes_it() -> None:
@@ -110,7 +110,7 @@ def test_a_key_of_another_section_is_named_with_the_function_that_takes_it() -> 
         "state.changelog.dstl.dfs.upload.num-threads": "10",
         "execution.checkpointing.num-retained": "2",
     }
-    assert 10 == sl.load_options(flink, environ={}).changelog.upload_num_threads
+    assert 10 == load_options(flink, environ={}).changelog.upload_num_threads
     for key in ("execution.checkpointing.num-retained", "checkpoint.retained"):
-        with pytest.raises(sl.InvalidOptionsError, match=r"section checkpoint.*`load_options`"):
-            sl.ChangelogOptions.from_mapping({key: "2"})
+        with pytest.raises(InvalidOptionsError, match=r"section checkpoint.*`load_options`"):
+            cl.ChangelogOptions.from_mapping({key: "2"})

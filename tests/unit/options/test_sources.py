@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import statelog as sl
-from statelog.options import SnapshotPolicy
+from statelog import changelog as cl
+from statelog.errors import InvalidOptionsError, RequirementError
+from statelog.options import SnapshotPolicy, load_options
 from statelog.options.declaration import Option
 from statelog.options.sections import FOREIGN, OPTIONS, Options, find_option, variable_of
 
@@ -15,7 +16,7 @@ ATTEMPTS = "changelog.upload.max-attempts"
 
 
 def load(settings: dict[str, object] | None = None, **places: object) -> Options:
-    return sl.load_options(settings, **{"environ": {}, **places})
+    return load_options(settings, **{"environ": {}, **places})
 
 
 def test_without_settings_all_are_defaults() -> None:
@@ -39,7 +40,7 @@ def test_the_environment_is_this_process_s_unless_another_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STATELOG_CHECKPOINT_RETAINED", "9")
-    assert 9 == sl.load_options().checkpoint.retained
+    assert 9 == load_options().checkpoint.retained
     assert 3 == load().checkpoint.retained
 
 
@@ -121,12 +122,12 @@ def test_an_error_says_where_the_value_came_from(tmp_path: Path) -> None:
         "'dstl.dfs.upload.timeout' in the code": {"settings": {"dstl.dfs.upload.timeout": "soon"}},
     }
     for origin, places in cases.items():
-        with pytest.raises(sl.InvalidOptionsError, match=f"{origin}.*must be a duration"):
+        with pytest.raises(InvalidOptionsError, match=f"{origin}.*must be a duration"):
             load(**places)
 
 
 def test_a_contradiction_names_both_places() -> None:
-    with pytest.raises(sl.InvalidOptionsError) as caught:
+    with pytest.raises(InvalidOptionsError) as caught:
         load(
             {"changelog.upload.max-in-flight": "1 mb"},
             environ={"STATELOG_CHANGELOG_BATCH_PERSIST_SIZE_THRESHOLD": "2 mb"},
@@ -135,9 +136,7 @@ def test_a_contradiction_names_both_places() -> None:
         caught.value
     )
     assert "in the code" in str(caught.value)
-    with pytest.raises(
-        sl.InvalidOptionsError, match=r"upload\.max-in-flight comes from the default"
-    ):
+    with pytest.raises(InvalidOptionsError, match=r"upload\.max-in-flight comes from the default"):
         load({"changelog.batch.persist-size-threshold": "1 gb"})
 
 
@@ -151,13 +150,13 @@ def test_a_slip_is_answered_with_the_nearest_key() -> None:
             "STATELOG_CHANGELOG_UPLOAD_TIMEOUT",
         ),
     ):
-        with pytest.raises(sl.InvalidOptionsError, match=f"did you mean '?{near}"):
+        with pytest.raises(InvalidOptionsError, match=f"did you mean '?{near}"):
             load(**places)
 
 
 def test_a_variable_that_is_no_option_is_let_be() -> None:
     assert Options() == load(environ={"STATELOG_FAIL_POINTS": "after-commit", "STATELOG_X": ""})
-    with pytest.raises(sl.InvalidOptionsError, match=r"docs/reference/options\.md"):
+    with pytest.raises(InvalidOptionsError, match=r"docs/reference/options\.md"):
         load(environ={"STATELOG_STREAM_Q": "1"})
 
 
@@ -182,7 +181,7 @@ def test_a_variable_that_is_no_option_is_let_be() -> None:
     ids=str,
 )
 def test_nonsense_is_refused(places: dict[str, object]) -> None:
-    with pytest.raises(sl.InvalidOptionsError):
+    with pytest.raises(InvalidOptionsError):
         load(**places)
 
 
@@ -195,10 +194,10 @@ def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
         ("execution.checkpointing.max-concurrent-checkpoints", 2, "one after another"),
         ("state.changelog.periodic-materialize.enabled", False, "bounds"),
     ):
-        with pytest.raises(sl.InvalidOptionsError, match=reason):
+        with pytest.raises(InvalidOptionsError, match=reason):
             load({key: value})
-    with pytest.raises(sl.InvalidOptionsError, match="whole number"):
-        sl.ChangelogOptions.from_mapping({"state.changelog.max-failures-allowed": "many"})
+    with pytest.raises(InvalidOptionsError, match="whole number"):
+        cl.ChangelogOptions.from_mapping({"state.changelog.max-failures-allowed": "many"})
 
 
 def test_yaml_without_its_reader_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,11 +209,11 @@ def test_yaml_without_its_reader_says_what_to_install(monkeypatch: pytest.Monkey
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without_yaml)
-    with pytest.raises(sl.RequirementError, match=r"pyyaml.*pip install 'statelog\[cli\]'"):
+    with pytest.raises(RequirementError, match=r"pyyaml.*pip install 'statelog\[cli\]'"):
         load(yaml_text="a: 1")
 
 
 def test_a_file_of_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(sl.InvalidOptionsError, match="cannot be read"):
+    with pytest.raises(InvalidOptionsError, match="cannot be read"):
         load(yaml_file=tmp_path / "s.yaml")

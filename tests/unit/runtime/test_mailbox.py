@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import statelog as sl
+from statelog import changelog as cl
 
 
 def on_thread(work: Callable[[], object]) -> BaseException | None:
@@ -30,7 +31,7 @@ def on_thread(work: Callable[[], object]) -> BaseException | None:
 
 def test_commands_run_on_the_owners_thread_in_order() -> None:
     ran: list[tuple[int, threading.Thread]] = []
-    with sl.TaskMailbox() as mailbox:
+    with cl.TaskMailbox() as mailbox:
         for number in range(5):
             assert (
                 on_thread(
@@ -53,7 +54,7 @@ def test_a_command_of_a_command_waits_for_the_next_drain() -> None:
         ran.append("first")
         mailbox.execute(lambda: ran.append("second"))
 
-    with sl.TaskMailbox() as mailbox:
+    with cl.TaskMailbox() as mailbox:
         mailbox.execute(first)
         assert 1 == mailbox.drain()
         assert ["first"] == ran
@@ -62,7 +63,7 @@ def test_a_command_of_a_command_waits_for_the_next_drain() -> None:
 
 
 def test_run_ends_with_the_future_or_the_condition_or_the_time() -> None:
-    with sl.TaskMailbox() as mailbox:
+    with cl.TaskMailbox() as mailbox:
         future: Future[None] = Future()
         timer = threading.Timer(0.01, future.set_result, (None,))
         timer.start()
@@ -81,7 +82,7 @@ def test_an_error_of_a_command_reaches_the_owner_and_keeps_the_others() -> None:
         raise ValueError("no")
 
     ran: list[int] = []
-    mailbox = sl.TaskMailbox()
+    mailbox = cl.TaskMailbox()
     mailbox.execute(fail, "the first mail")
     mailbox.execute(lambda: ran.append(1))
     with pytest.raises(ValueError, match="no") as raised:
@@ -96,7 +97,7 @@ def test_an_error_of_a_command_reaches_the_owner_and_keeps_the_others() -> None:
 
 
 def test_a_closed_mailbox_refuses_commands() -> None:
-    mailbox = sl.TaskMailbox()
+    mailbox = cl.TaskMailbox()
     mailbox.close()
     mailbox.close()
     with pytest.raises(sl.ClosedError, match="its owner runs no further commands"):
@@ -105,7 +106,7 @@ def test_a_closed_mailbox_refuses_commands() -> None:
 
 
 def test_another_thread_runs_no_commands() -> None:
-    mailbox = sl.TaskMailbox()
+    mailbox = cl.TaskMailbox()
     mailbox.drain()
     calls: list[Callable[[], Any]] = [mailbox.drain, mailbox.close, lambda: mailbox.run(print)]
     for call in calls:
@@ -125,5 +126,5 @@ def test_another_thread_runs_no_commands() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(call: Callable[[Any], object], text: str) -> None:
-    with sl.TaskMailbox() as mailbox, pytest.raises(sl.UsageError, match=text):
+    with cl.TaskMailbox() as mailbox, pytest.raises(sl.UsageError, match=text):
         call(mailbox)

@@ -10,21 +10,7 @@ The data source `spark.read.format("statelog")`: state and checkpoints as rows.
 Spark finds it by the package `pyspark_statelog`.  docs/how-to/read-state-on-spark.md has examples.
 """
 
-from typing import TYPE_CHECKING
+from statelog.first_use import public_names
 
-from statelog.first_use import names_on_first_use
-
-if TYPE_CHECKING:
-    from statelog.extensions.spark_source.options import SourceOptions
-    from statelog.extensions.spark_source.source import StateSource
-else:
-    # Spark 3.5 does not have data sources in Python, which `source` imports; `columns` is used there too.
-    __getattr__ = names_on_first_use(
-        __name__,
-        {
-            "statelog.extensions.spark_source.options": "SourceOptions",
-            "statelog.extensions.spark_source.source": "StateSource",
-        },
-    )
-
-__all__ = ["SourceOptions", "StateSource"]
+# Spark 3.5 does not have data sources in Python, which `source` imports; `columns` is used there too.
+__getattr__, __dir__, __all__ = public_names(__name__)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
-import statelog as sl
+from statelog import changelog as cl
 
 
-def told(storage: sl.FsStateChangelogStorage, family: str) -> dict[str, object]:
+def told(storage: cl.FsStateChangelogStorage, family: str) -> dict[str, object]:
     """Return the values of one family that are not zero, without the family's name and a "_"."""
     values = storage.metrics.snapshot().items()
     start = f"{family}_"
@@ -21,7 +21,7 @@ def told(storage: sl.FsStateChangelogStorage, family: str) -> dict[str, object]:
     }
 
 
-def filled(storage: sl.FsStateChangelogStorage, *values: bytes) -> list[sl.ChangelogStateHandle]:
+def filled(storage: cl.FsStateChangelogStorage, *values: bytes) -> list[cl.ChangelogStateHandle]:
     """Persist each value as a file of its own."""
     writer = storage.create_writer("operator", ALL)
     handles = []
@@ -33,8 +33,8 @@ def filled(storage: sl.FsStateChangelogStorage, *values: bytes) -> list[sl.Chang
 
 
 def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path: Path) -> None:
-    options = sl.ChangelogOptions(download_local_cache_max_bytes=3000)
-    with sl.FsStateChangelogStorage(
+    options = cl.ChangelogOptions(download_local_cache_max_bytes=3000)
+    with cl.FsStateChangelogStorage(
         ScriptedStore(), options=options, job_id="job", cache_directories=[tmp_path]
     ) as storage:
         first, second, large = filled(storage, b"1" * 2000, b"2" * 2000, b"3" * 9000)
@@ -58,8 +58,8 @@ def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path: Path) -> None:
 
 
 def test_files_nobody_uses_go_and_are_counted(tmp_path: Path) -> None:
-    options = sl.ChangelogOptions(download_local_cache_idle_timeout=dt.timedelta(milliseconds=30))
-    with sl.FsStateChangelogStorage(
+    options = cl.ChangelogOptions(download_local_cache_idle_timeout=dt.timedelta(milliseconds=30))
+    with cl.FsStateChangelogStorage(
         ScriptedStore(), options=options, job_id="job", cache_directories=[tmp_path]
     ) as storage:
         (handle,) = filled(storage, b"1")
@@ -72,13 +72,13 @@ def test_files_nobody_uses_go_and_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_local_copies_were_worth(tmp_path: Path) -> None:
-    config = sl.LocalRecoveryConfig((str(tmp_path),))
-    with sl.FsStateChangelogStorage(
+    config = cl.LocalRecoveryConfig((str(tmp_path),))
+    with cl.FsStateChangelogStorage(
         ScriptedStore(), job_id="job", local_recovery=config
     ) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        result = writer.persist(sl.SequenceNumber(0), 1).result(60)
+        result = writer.persist(cl.SequenceNumber(0), 1).result(60)
         handle, local = handle_of(result), result.task_local
         assert local is not None
         assert 1 == storage.metrics.snapshot()["local_copies_written"]
@@ -97,8 +97,8 @@ def test_what_local_copies_were_worth(tmp_path: Path) -> None:
 
 def test_a_copy_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    config = sl.LocalRecoveryConfig((str(tmp_path / "file"),))
-    with sl.FsStateChangelogStorage(
+    config = cl.LocalRecoveryConfig((str(tmp_path / "file"),))
+    with cl.FsStateChangelogStorage(
         ScriptedStore(), job_id="job", local_recovery=config
     ) as storage:
         filled(storage, b"value")

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.changelog.local.registry import write_file
+from statelog.errors import InvalidOptionsError, ObjectNotFoundError
 from statelog.format.segment import SegmentWriter
 from statelog.model import ChangeBatch
 from statelog.runtime.driver import system_runtime
@@ -37,8 +38,8 @@ def store() -> ScriptedStore:
     return filled
 
 
-def cache_of(store: ScriptedStore, folder: Path, **settings: object) -> sl.DownloadCache:
-    return sl.DownloadCache(store, [folder], runtime=system_runtime(), **settings)  # type: ignore[arg-type]
+def cache_of(store: ScriptedStore, folder: Path, **settings: object) -> cl.DownloadCache:
+    return cl.DownloadCache(store, [folder], runtime=system_runtime(), **settings)  # type: ignore[arg-type]
 
 
 def files_in(folder: Path) -> list[str]:
@@ -124,7 +125,7 @@ def test_a_failed_download_leaves_nothing(store: ScriptedStore, tmp_path: Path) 
     store.objects["dstl/1"] = b"no changelog file"
     for path in ("dstl/0", "dstl/1"):
         assert store.objects[path] == bytes(cache.get(path)), "the reader judges"
-    with pytest.raises(sl.ObjectNotFoundError):
+    with pytest.raises(ObjectNotFoundError):
         cache.get("dstl/none")
     assert ([], 0) == (files_in(tmp_path), cache.used_bytes)
     store.objects["dstl/0"] = torn
@@ -278,34 +279,34 @@ def test_a_close_during_a_download_leaves_nothing(store: ScriptedStore, tmp_path
 
 
 def test_a_storage_reads_through_its_cache(store: ScriptedStore, tmp_path: Path) -> None:
-    options = sl.ChangelogOptions(download_local_cache_idle_timeout=dt.timedelta(milliseconds=40))
-    with sl.FsStateChangelogStorage(
+    options = cl.ChangelogOptions(download_local_cache_idle_timeout=dt.timedelta(milliseconds=40))
+    with cl.FsStateChangelogStorage(
         store, options=options, job_id="job", cache_directories=[tmp_path]
     ) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"one")
-        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(60))
+        handle = handle_of(writer.persist(cl.SequenceNumber(0)).result(60))
         store.requests.clear()
         for _ in range(2):
             assert [b"one"] == values_of(storage.read(handle))
         assert [1] == [batch.num_rows for batch in storage.read_batches(handle)]
         assert 1 == store.requests["get"]
         wait_until(lambda: files_in(tmp_path) == [])  # the option has an effect
-        assert [b"one"] == values_of(sl.read_changes(cache_of(store, tmp_path), handle))
+        assert [b"one"] == values_of(cl.read_changes(cache_of(store, tmp_path), handle))
 
 
 def test_a_store_on_local_disk_needs_no_cache(tmp_path: Path) -> None:
-    with sl.FsStateChangelogStorage(
+    with cl.FsStateChangelogStorage(
         tmp_path / "store", job_id="job", cache_directories=[tmp_path / "cache"]
     ) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"one")
-        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(60))
+        handle = handle_of(writer.persist(cl.SequenceNumber(0)).result(60))
         assert [b"one"] == values_of(storage.read(handle))
         assert [] == files_in(tmp_path / "cache")
 
 
 def test_a_cache_without_a_place_is_refused(store: ScriptedStore, tmp_path: Path) -> None:
     for directories, max_bytes in (([], 1), ([tmp_path], -1)):
-        with pytest.raises(sl.InvalidOptionsError):
-            sl.DownloadCache(store, directories, runtime=system_runtime(), max_bytes=max_bytes)
+        with pytest.raises(InvalidOptionsError):
+            cl.DownloadCache(store, directories, runtime=system_runtime(), max_bytes=max_bytes)

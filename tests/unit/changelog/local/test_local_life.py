@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, values_of
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.model import FileStateHandle
 
@@ -20,21 +20,21 @@ class Life:
         self.rng = random.Random(seed)
         self.store = ScriptedStore()
         self.folder = folder
-        self.config = sl.LocalRecoveryConfig((str(folder),))
-        options = sl.ChangelogOptions(
+        self.config = cl.LocalRecoveryConfig((str(folder),))
+        options = cl.ChangelogOptions(
             preemptive_persist_threshold_bytes=40,
             upload_next_attempt_delay=dt.timedelta(milliseconds=1),
         )
-        self.storage = sl.FsStateChangelogStorage(
+        self.storage = cl.FsStateChangelogStorage(
             self.store, options=options, job_id="job", local_recovery=self.config
         )
         self.writers = [self.storage.create_writer(name, ALL) for name in ("one", "two")]
         self.appended: list[list[tuple[int, bytes]]] = [[], []]  # (set number, value)
         self.lowest = [0, 0]
         # checkpoint -> for each writer: from, to, result
-        self.open: dict[int, list[tuple[int, int, sl.SnapshotResult[sl.ChangelogStateHandle]]]] = {}
+        self.open: dict[int, list[tuple[int, int, cl.SnapshotResult[cl.ChangelogStateHandle]]]] = {}
         self.confirmed = 0
-        self.last_good: list[tuple[int, int, sl.SnapshotResult[sl.ChangelogStateHandle]]] = []
+        self.last_good: list[tuple[int, int, cl.SnapshotResult[cl.ChangelogStateHandle]]] = []
         self.next_id = 1
 
     def append(self) -> None:
@@ -53,7 +53,7 @@ class Life:
         for index, writer in enumerate(self.writers):
             upto = writer.next_sequence_number().value
             start = self.rng.randint(self.lowest[index], upto)
-            result = writer.persist(sl.SequenceNumber(start), number).result(60)
+            result = writer.persist(cl.SequenceNumber(start), number).result(60)
             parts.append((start, upto, result))
         self.open[number] = parts
 
@@ -72,7 +72,7 @@ class Life:
                 self.range_call(writer.reset, start, upto, number)
 
     def range_call(self, call: object, start: int, upto: int, number: int) -> None:
-        call(sl.SequenceNumber(start), sl.SequenceNumber(upto), number)  # type: ignore[operator]
+        call(cl.SequenceNumber(start), cl.SequenceNumber(upto), number)  # type: ignore[operator]
 
     def truncate(self) -> None:
         """Up to where the last good checkpoint and every open one begin, as a job would."""
@@ -83,7 +83,7 @@ class Life:
                 self.truncate_one(writer, self.lowest[index])
 
     def truncate_one(self, writer: FsStateChangelogWriter, to: int) -> None:
-        writer.truncate(sl.SequenceNumber(to))
+        writer.truncate(cl.SequenceNumber(to))
 
     def look(self) -> None:
         """Whatever a restore may begin at is there, locally, and is what was appended."""
@@ -91,7 +91,7 @@ class Life:
             for index, (start, upto, result) in enumerate(parts):
                 assert result.job_manager_owned is not None
                 expected = [v for n, v in self.appended[index] if start <= n < upto]
-                report = sl.ReadReport()
+                report = cl.ReadReport()
                 changes = self.storage.read(
                     result.job_manager_owned, local=result.task_local, report=report
                 )
@@ -108,7 +108,7 @@ class Life:
         while self.open:
             self.abort()
         for writer in self.writers:
-            writer.persist(sl.SequenceNumber(self.lowest[self.writers.index(writer)])).result(60)
+            writer.persist(cl.SequenceNumber(self.lowest[self.writers.index(writer)])).result(60)
             self.truncate_one(writer, writer.next_sequence_number().value)
         self.look()
         self.storage.close()

@@ -11,18 +11,20 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 import statelog as sl
+from statelog import changelog as cl
 from statelog.changelog.local.registry import LocalFiles
 from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.errors import InvalidOptionsError, ObjectNotFoundError
 from statelog.model import FileStateHandle
 from statelog.runtime.driver import system_runtime
 from statelog.runtime.pool import ThreadPool
 from statelog.store.paths import LocationPaths
 
-SnapshotOfLog = sl.SnapshotResult[sl.ChangelogStateHandle]
+SnapshotOfLog = cl.SnapshotResult[cl.ChangelogStateHandle]
 
 
-def sqn(value: int) -> sl.SequenceNumber:
-    return sl.SequenceNumber(value)
+def sqn(value: int) -> cl.SequenceNumber:
+    return cl.SequenceNumber(value)
 
 
 @pytest.fixture
@@ -31,15 +33,15 @@ def store() -> ScriptedStore:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> sl.LocalRecoveryConfig:
-    return sl.LocalRecoveryConfig((str(tmp_path / "local"),))
+def config(tmp_path: Path) -> cl.LocalRecoveryConfig:
+    return cl.LocalRecoveryConfig((str(tmp_path / "local"),))
 
 
 @pytest.fixture
 def storage(
-    store: ScriptedStore, config: sl.LocalRecoveryConfig
-) -> Iterator[sl.FsStateChangelogStorage]:
-    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as opened:
+    store: ScriptedStore, config: cl.LocalRecoveryConfig
+) -> Iterator[cl.FsStateChangelogStorage]:
+    with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as opened:
         yield opened
 
 
@@ -52,19 +54,19 @@ def persisted(
     return writer.persist(sqn(from_sqn), checkpoint_id).result(60)
 
 
-def local_of(result: SnapshotOfLog) -> sl.ChangelogStateHandle:
+def local_of(result: SnapshotOfLog) -> cl.ChangelogStateHandle:
     assert result.task_local is not None
     return result.task_local
 
 
-def path_of(handle: sl.ChangelogStateHandle, index: int = 0) -> Path:
+def path_of(handle: cl.ChangelogStateHandle, index: int = 0) -> Path:
     stream = handle.handles_and_offsets[index].handle
     assert isinstance(stream, FileStateHandle)
     return Path(stream.path)
 
 
 def test_the_copy_has_the_bytes_and_the_name_of_the_remote_file(
-    storage: sl.FsStateChangelogStorage, store: ScriptedStore, tmp_path: Path
+    storage: cl.FsStateChangelogStorage, store: ScriptedStore, tmp_path: Path
 ) -> None:
     result = persisted(storage.create_writer("operator", ALL), b"one", b"two")
     local, remote = local_of(result), handle_of(result)
@@ -78,18 +80,18 @@ def test_the_copy_has_the_bytes_and_the_name_of_the_remote_file(
         entry.offset for entry in local.handles_and_offsets
     ]
     assert (remote.size_bytes, 0) == (local.size_bytes, local.incremental_size_bytes)
-    assert local == sl.ChangelogStateHandle.from_json(local.to_json())
+    assert local == cl.ChangelogStateHandle.from_json(local.to_json())
 
 
 def test_a_restore_takes_the_copy_and_says_so(
-    storage: sl.FsStateChangelogStorage, store: ScriptedStore
+    storage: cl.FsStateChangelogStorage, store: ScriptedStore
 ) -> None:
     result = persisted(storage.create_writer("operator", ALL), b"one", b"two")
     store.objects.clear()
-    report = sl.ReadReport()
+    report = cl.ReadReport()
     changes = storage.read(handle_of(result), local=local_of(result), report=report)
     assert [b"one", b"two"] == values_of(changes)
-    assert sl.ReadReport(local_files=1) == report
+    assert cl.ReadReport(local_files=1) == report
     batches = storage.read_batches(handle_of(result), local=local_of(result))
     assert [1, 1] == [batch.num_rows for batch in batches]
 
@@ -111,21 +113,21 @@ def replace_by_a_folder(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [Path.unlink, damage, tear, replace_by_a_folder])
 def test_a_copy_that_is_not_whole_costs_one_request_and_no_restore(
-    storage: sl.FsStateChangelogStorage, harm: object
+    storage: cl.FsStateChangelogStorage, harm: object
 ) -> None:
     writer = storage.create_writer("operator", ALL)
     persisted(writer, b"one")
     result = persisted(writer, b"two", checkpoint_id=2)
     local = local_of(result)
     harm(path_of(local, 0))  # type: ignore[operator]
-    report = sl.ReadReport()
+    report = cl.ReadReport()
     changes = storage.read(handle_of(result), local=local, report=report)
     assert [b"one", b"two"] == values_of(changes)
     assert (1, 1) == (report.local_files, report.remote_files)
     assert [str(path_of(local, 0))] == [name for name, _ in report.set_aside]
 
 
-def test_a_copy_of_another_file_is_not_taken(storage: sl.FsStateChangelogStorage) -> None:
+def test_a_copy_of_another_file_is_not_taken(storage: cl.FsStateChangelogStorage) -> None:
     writer = storage.create_writer("operator", ALL)
     result = persisted(writer, b"one")
     other = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
@@ -134,7 +136,7 @@ def test_a_copy_of_another_file_is_not_taken(storage: sl.FsStateChangelogStorage
     assert [b"one"] == values_of(changes)
 
 
-def test_the_copy_of_another_handle_is_not_taken(storage: sl.FsStateChangelogStorage) -> None:
+def test_the_copy_of_another_handle_is_not_taken(storage: cl.FsStateChangelogStorage) -> None:
     writer = storage.create_writer("operator", ALL)
     result = persisted(writer, b"one")
     other = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
@@ -142,14 +144,14 @@ def test_the_copy_of_another_handle_is_not_taken(storage: sl.FsStateChangelogSto
         local_of(other),
         replace(local_of(result), handles_and_offsets=()),
     ):
-        report = sl.ReadReport()
+        report = cl.ReadReport()
         changes = storage.read(handle_of(result), local=foreign, report=report)
         assert [b"one"] == values_of(changes)
         assert (0, 1, 1) == (report.local_files, report.remote_files, len(report.set_aside))
 
 
 def test_the_copy_serves_a_rescaled_handle_and_a_lone_set(
-    storage: sl.FsStateChangelogStorage, store: ScriptedStore
+    storage: cl.FsStateChangelogStorage, store: ScriptedStore
 ) -> None:
     writer = storage.create_writer("operator", ALL)
     result = persisted(writer, b"a" * 5000, b"b" * 10)
@@ -166,15 +168,15 @@ def test_the_copy_serves_a_rescaled_handle_and_a_lone_set(
 
 def test_backup_and_recovery_are_separate_switches(store: ScriptedStore, tmp_path: Path) -> None:
     directories = (str(tmp_path),)
-    writing = sl.LocalRecoveryConfig(directories, backup=True, recovery=False)
-    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=writing) as storage:
+    writing = cl.LocalRecoveryConfig(directories, backup=True, recovery=False)
+    with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=writing) as storage:
         result = persisted(storage.create_writer("operator", ALL), b"one")
-        report = sl.ReadReport()
+        report = cl.ReadReport()
         list(storage.read(handle_of(result), local=local_of(result), report=report))
         assert (0, 1) == (report.local_files, report.remote_files)
-    reading = sl.LocalRecoveryConfig(directories, backup=False, recovery=True)
-    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=reading) as storage:
-        report = sl.ReadReport()
+    reading = cl.LocalRecoveryConfig(directories, backup=False, recovery=True)
+    with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=reading) as storage:
+        report = cl.ReadReport()
         list(storage.read(handle_of(result), local=local_of(result), report=report))
         assert (1, 0) == (report.local_files, report.remote_files)
         assert persisted(storage.create_writer("operator", ALL), b"two").task_local is None
@@ -203,12 +205,12 @@ def refuse(path: str, exist_ok: bool) -> None:
 def test_h8_a_directory_that_takes_nothing_means_no_local_copy(
     fault: object,
     store: ScriptedStore,
-    config: sl.LocalRecoveryConfig,
+    config: cl.LocalRecoveryConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault(tmp_path / "local", monkeypatch)  # type: ignore[operator]
-    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
+    with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         writer = storage.create_writer("operator", ALL)
         result = persisted(writer, b"one")
         assert result.task_local is None
@@ -241,7 +243,7 @@ class FullDisk:
 
 @pytest.mark.parametrize("at", ["write", "close"])
 def test_h8_a_full_disk_means_no_local_copy_and_leaves_nothing(
-    storage: sl.FsStateChangelogStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
+    storage: cl.FsStateChangelogStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
 ) -> None:
     monkeypatch.setattr("statelog.changelog.local.registry.open", FullDisk(at), raising=False)
     writer = storage.create_writer("operator", ALL)
@@ -253,17 +255,17 @@ def test_h8_a_full_disk_means_no_local_copy_and_leaves_nothing(
 
 
 def with_backup(
-    store: ScriptedStore, folder: Path, pool: ThreadPool, policy: sl.RetryPolicy, patience_s: float
-) -> sl.FsStateChangelogStorage:
+    store: ScriptedStore, folder: Path, pool: ThreadPool, policy: cl.RetryPolicy, patience_s: float
+) -> cl.FsStateChangelogStorage:
     runtime = system_runtime()
-    copies = sl.LocalChangelogRegistry(runtime=runtime)
-    registry = sl.TaskChangelogRegistry(store, runtime=runtime, copies=copies)
-    backup = sl.LocalBackup(str(folder), runtime=runtime, pool=pool, patience_s=patience_s)
-    uploader = sl.StateChangeFsUploader(
+    copies = cl.LocalChangelogRegistry(runtime=runtime)
+    registry = cl.TaskChangelogRegistry(store, runtime=runtime, copies=copies)
+    backup = cl.LocalBackup(str(folder), runtime=runtime, pool=pool, patience_s=patience_s)
+    uploader = cl.StateChangeFsUploader(
         store, paths=LocationPaths("job"), ids=runtime.ids, registry=registry, backup=backup
     )
-    scheduler = sl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime, policy=policy)
-    return sl.FsStateChangelogStorage(
+    scheduler = cl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime, policy=policy)
+    return cl.FsStateChangelogStorage(
         store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
     )
 
@@ -274,7 +276,7 @@ def test_h8_a_disk_that_hangs_holds_no_upload_and_leaves_nothing(
     pool = ThreadPool(1, "hanging")
     released, answered = threading.Event(), threading.Event()
     pool.submit(lambda: released.wait(60), lambda *_: None)
-    with with_backup(store, tmp_path, pool, sl.RetryPolicy.none(), 0.01) as storage:
+    with with_backup(store, tmp_path, pool, cl.RetryPolicy.none(), 0.01) as storage:
         result = persisted(storage.create_writer("operator", ALL), b"one")
         assert result.task_local is None
         released.set()
@@ -288,7 +290,7 @@ def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path: Path) -> None:
     pool = ThreadPool(1, "hanging")
     released = threading.Event()
     pool.submit(lambda: released.wait(60), lambda *_: None)
-    backup = sl.LocalBackup(str(tmp_path), runtime=system_runtime(), pool=pool, patience_s=0)
+    backup = cl.LocalBackup(str(tmp_path), runtime=system_runtime(), pool=pool, patience_s=0)
     copies = [backup.start(f"{index:02}", b"content") for index in range(40)]
     assert [None] * 40 == [copy.take() for copy in copies]
     released.set()
@@ -300,7 +302,7 @@ def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path: Path) -> None:
 
 
 def test_h7_a_failed_upload_leaves_no_copy(
-    storage: sl.FsStateChangelogStorage, store: ScriptedStore
+    storage: cl.FsStateChangelogStorage, store: ScriptedStore
 ) -> None:
     store.put_errors = [OSError("broken off")]
     result = persisted(storage.create_writer("operator", ALL), b"one")
@@ -329,7 +331,7 @@ class HangingStore(ScriptedStore):
 
 def test_h6_a_late_loser_loses_its_copy_too(tmp_path: Path) -> None:
     store, pool = HangingStore(), ThreadPool(2, "copies")
-    hedging = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.01, delay_after_failure_s=0)
+    hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.01, delay_after_failure_s=0)
     with with_backup(store, tmp_path, pool, hedging, 1.0) as storage:
         result = persisted(storage.create_writer("operator", ALL), b"one")
         copies = storage.registry.copies
@@ -347,7 +349,7 @@ def test_h6_a_late_loser_loses_its_copy_too(tmp_path: Path) -> None:
 # --- H9, and the life of a copy -------------------------------------------------------------------
 
 
-def drained(storage: sl.FsStateChangelogStorage) -> None:
+def drained(storage: cl.FsStateChangelogStorage) -> None:
     """Wait for the deletions under way."""
     storage.registry.close()
     runtime = storage._runtime
@@ -358,7 +360,7 @@ def drained(storage: sl.FsStateChangelogStorage) -> None:
 
 
 def test_h9_an_abort_leaves_the_copies_of_the_last_good_checkpoint(
-    storage: sl.FsStateChangelogStorage, store: ScriptedStore
+    storage: cl.FsStateChangelogStorage, store: ScriptedStore
 ) -> None:
     writer = storage.create_writer("operator", ALL)
     first = persisted(writer, b"one")
@@ -375,7 +377,7 @@ def test_h9_an_abort_leaves_the_copies_of_the_last_good_checkpoint(
 
 
 def test_h9_the_last_good_copy_outlives_truncation_and_abort(
-    storage: sl.FsStateChangelogStorage,
+    storage: cl.FsStateChangelogStorage,
 ) -> None:
     writer = storage.create_writer("operator", ALL)
     first = persisted(writer, b"one")
@@ -396,7 +398,7 @@ def test_h9_the_last_good_copy_outlives_truncation_and_abort(
 
 
 def test_a_confirmed_checkpoint_frees_what_only_older_ones_used(
-    storage: sl.FsStateChangelogStorage,
+    storage: cl.FsStateChangelogStorage,
 ) -> None:
     writer = storage.create_writer("operator", ALL)
     first = persisted(writer, b"one")
@@ -412,9 +414,9 @@ def test_a_confirmed_checkpoint_frees_what_only_older_ones_used(
 
 
 def test_the_close_keeps_the_copies_that_a_restore_may_want(
-    store: ScriptedStore, config: sl.LocalRecoveryConfig
+    store: ScriptedStore, config: cl.LocalRecoveryConfig
 ) -> None:
-    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
+    with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         writer = storage.create_writer("operator", ALL)
         result = persisted(writer, b"one")
         writer.confirm(sqn(0), sqn(1), 1)
@@ -423,15 +425,15 @@ def test_the_close_keeps_the_copies_that_a_restore_may_want(
     assert path_of(local_of(result)).exists()
     assert not path_of(local_of(unconfirmed)).exists(), "its remote file is gone"
     store.objects.clear()
-    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
+    with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         changes = storage.read(handle_of(result), local=local_of(result))
         assert [b"one"] == values_of(changes)
 
 
 def test_threads_of_the_copies_end_with_the_storage(
-    store: ScriptedStore, config: sl.LocalRecoveryConfig
+    store: ScriptedStore, config: cl.LocalRecoveryConfig
 ) -> None:
-    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
+    with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         persisted(storage.create_writer("operator", ALL), b"one")
         assert any(each.name.startswith("statelog-local") for each in threading.enumerate())
     assert not any(each.name.startswith("statelog-local") for each in threading.enumerate())
@@ -445,29 +447,29 @@ def test_the_configuration_understands_flinks_keys(tmp_path: Path) -> None:
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     recovery = "execution.state-recovery.from-local"
     backup = "execution.checkpointing.local-backup.enabled"
-    read = sl.LocalRecoveryConfig.from_mapping
-    assert sl.LocalRecoveryConfig((), False, False) == read({})
-    assert sl.LocalRecoveryConfig((one, two)) == read({recovery: "true", dirs: f"{one}, {two}"})
-    assert sl.LocalRecoveryConfig((one,), backup=True, recovery=False) == read(
+    read = cl.LocalRecoveryConfig.from_mapping
+    assert cl.LocalRecoveryConfig((), False, False) == read({})
+    assert cl.LocalRecoveryConfig((one, two)) == read({recovery: "true", dirs: f"{one}, {two}"})
+    assert cl.LocalRecoveryConfig((one,), backup=True, recovery=False) == read(
         {backup: True, dirs: one}
     )
-    assert sl.LocalRecoveryConfig((one,)) == read(
+    assert cl.LocalRecoveryConfig((one,)) == read(
         {"state.backend.local-recovery": "true", dirs: one}
     )
     for wrong in ({recovery: "true"}, {recovery: "perhaps", dirs: one}):
-        with pytest.raises(sl.InvalidOptionsError):
+        with pytest.raises(InvalidOptionsError):
             read(wrong)
-    with pytest.raises(sl.InvalidOptionsError):
-        sl.LocalRecoveryConfig("one text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOptionsError):
+        cl.LocalRecoveryConfig("one text")  # type: ignore[arg-type]
 
 
 def test_a_job_has_one_of_the_directories_for_ever() -> None:
-    config = sl.LocalRecoveryConfig(("/a", "/b", "/c"))
+    config = cl.LocalRecoveryConfig(("/a", "/b", "/c"))
     # As Flink: JobID.hashCode() is the exclusive-or of the id's four words, text hashes as in Java.
     assert "/b/jid_00000000000000000000000000000001/taskowned" == config.folder_of("0" * 31 + "1")
     assert config.folder_of("f" * 8 + "0" * 24).startswith("/b/"), "the sign bit is dropped"
     assert "/b/jid_hello/taskowned" == config.folder_of("hello")
-    assert "/a/jid_a%2Fb/taskowned" == sl.LocalRecoveryConfig(("/a",)).folder_of("a/b")
+    assert "/a/jid_a%2Fb/taskowned" == cl.LocalRecoveryConfig(("/a",)).folder_of("a/b")
 
 
 def test_local_files_are_absolute(tmp_path: Path) -> None:
@@ -476,30 +478,30 @@ def test_local_files_are_absolute(tmp_path: Path) -> None:
     assert b"nte" == bytes(files.get_range(str(tmp_path / "file"), 2, 3))
     with pytest.raises(sl.StoreError, match="absolute"):
         files.get("file")
-    with pytest.raises(sl.ObjectNotFoundError):
+    with pytest.raises(ObjectNotFoundError):
         files.get(str(tmp_path / "none"))
     with pytest.raises(sl.UsageError, match="absolute"):
-        sl.LocalChangelogRegistry(runtime=system_runtime()).register(FileStateHandle("file", 1), 1)
+        cl.LocalChangelogRegistry(runtime=system_runtime()).register(FileStateHandle("file", 1), 1)
 
 
 def test_the_copies_of_a_job_can_be_discarded(
-    storage: sl.FsStateChangelogStorage, config: sl.LocalRecoveryConfig
+    storage: cl.FsStateChangelogStorage, config: cl.LocalRecoveryConfig
 ) -> None:
     writer = storage.create_writer("operator", ALL)
     first = persisted(writer, b"one")
     second = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
-    assert 0 == sl.discard_local_copies(config, "another job")
-    assert 1 == sl.discard_local_copies(config, "job", keep=[local_of(second)])
+    assert 0 == cl.discard_local_copies(config, "another job")
+    assert 1 == cl.discard_local_copies(config, "job", keep=[local_of(second)])
     assert [b"one"] == values_of(storage.read(handle_of(first), local=local_of(first)))
-    assert 1 == sl.discard_local_copies(config, "job")
+    assert 1 == cl.discard_local_copies(config, "job")
 
 
-def test_readers_in_threads_share_the_copies(storage: sl.FsStateChangelogStorage) -> None:
+def test_readers_in_threads_share_the_copies(storage: cl.FsStateChangelogStorage) -> None:
     result = persisted(storage.create_writer("operator", ALL), *[b"%03d" % i for i in range(50)])
     outcomes: list[tuple[list[bytes], int]] = []
 
     def read() -> None:
-        report = sl.ReadReport()
+        report = cl.ReadReport()
         changes = storage.read(handle_of(result), local=local_of(result), report=report)
         outcomes.append((values_of(changes), report.remote_files))
 
@@ -512,11 +514,11 @@ def test_readers_in_threads_share_the_copies(storage: sl.FsStateChangelogStorage
 
 
 def test_a_copy_that_a_truncation_has_taken_is_not_given_out() -> None:
-    registry = sl.LocalChangelogRegistry(runtime=system_runtime())
+    registry = cl.LocalChangelogRegistry(runtime=system_runtime())
     one, two = FileStateHandle("/nowhere/one", 1), FileStateHandle("/nowhere/two", 1)
     registry.track(one)
     registry.track(two)
-    assert registry.claim([one, two, sl.ByteStreamStateHandle("inline", b"")], 1)
+    assert registry.claim([one, two, cl.ByteStreamStateHandle("inline", b"")], 1)
     registry.drop(two.path)
     assert not registry.claim([one, two], 2)
     registry.discard_up_to_checkpoint(2)

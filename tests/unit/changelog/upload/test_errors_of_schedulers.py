@@ -10,12 +10,13 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore
 
 import statelog as sl
+from statelog import changelog as cl
 
-ONE_ATTEMPT = sl.RetryPolicy.fixed(max_attempts=1, timeout_s=None)
-Scheduler = Callable[[sl.StateChangeUploader], sl.StateChangeUploadScheduler]
+ONE_ATTEMPT = cl.RetryPolicy.fixed(max_attempts=1, timeout_s=None)
+Scheduler = Callable[[cl.StateChangeUploader], cl.StateChangeUploadScheduler]
 SCHEDULERS: dict[str, Scheduler] = {
-    "direct": sl.DirectStateChangeUploadScheduler,
-    "batching": lambda uploader: sl.BatchingStateChangeUploadScheduler(
+    "direct": cl.DirectStateChangeUploadScheduler,
+    "batching": lambda uploader: cl.BatchingStateChangeUploadScheduler(
         uploader, policy=ONE_ATTEMPT
     ),
 }
@@ -27,10 +28,10 @@ class Raising:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+    def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
         raise self.error
 
-    def discard(self, result: sl.UploadTasksResult) -> None:
+    def discard(self, result: cl.UploadTasksResult) -> None:
         raise AssertionError("there is no result")
 
     def close(self) -> None:
@@ -38,17 +39,17 @@ class Raising:
 
 
 @contextmanager
-def task_end(scheduler: sl.StateChangeUploadScheduler) -> Iterator[list[BaseException]]:
+def task_end(scheduler: cl.StateChangeUploadScheduler) -> Iterator[list[BaseException]]:
     """Upload a task with two sets and wait for its failure."""
     errors: list[BaseException] = []
     ended = threading.Event()
 
-    def failed(numbers: Sequence[sl.SequenceNumber], error: BaseException) -> None:
+    def failed(numbers: Sequence[cl.SequenceNumber], error: BaseException) -> None:
         errors.append(error)
         ended.set()
 
-    sets = [sl.StateChangeSet.of(0, sqn, [(1, b"one")]) for sqn in (0, 1)]
-    scheduler.upload(sl.UploadTask(sets, print, failed))
+    sets = [cl.StateChangeSet.of(0, sqn, [(1, b"one")]) for sqn in (0, 1)]
+    scheduler.upload(cl.UploadTask(sets, print, failed))
     assert ended.wait(60)
     yield errors
     scheduler.close()
@@ -60,7 +61,7 @@ def task_end(scheduler: sl.StateChangeUploadScheduler) -> Iterator[list[BaseExce
 )
 def test_a_failed_upload_has_one_class_and_its_cause(name: str, error: Exception) -> None:
     with task_end(SCHEDULERS[name](Raising(error))) as (failure,):
-        assert type(failure) is sl.UploadFailedError
+        assert type(failure) is cl.UploadFailedError
         assert isinstance(failure, OSError)
         assert error is failure.__cause__
         text = f"upload of 2 change sets failed (attempt 1: {type(error).__name__}: {error}); "
@@ -71,8 +72,8 @@ def test_a_failed_upload_has_one_class_and_its_cause(name: str, error: Exception
 def test_a_time_out_of_the_store_is_a_time_out(name: str) -> None:
     error = TimeoutError("the server took too long")
     with task_end(SCHEDULERS[name](Raising(error))) as (failure,):
-        assert type(failure) is sl.UploadTimeoutError
-        assert isinstance(failure, TimeoutError) and isinstance(failure, sl.UploadFailedError)
+        assert type(failure) is cl.UploadTimeoutError
+        assert isinstance(failure, TimeoutError) and isinstance(failure, cl.UploadFailedError)
         assert error is failure.__cause__
 
 
@@ -80,12 +81,12 @@ def test_a_time_out_of_the_store_is_a_time_out(name: str) -> None:
 def test_a_persist_fails_with_the_same_class(name: str) -> None:
     store = ScriptedStore()
     store.put_errors = [sl.StoreError("s3 is down")]
-    scheduler = SCHEDULERS[name](sl.StateChangeFsUploader(store))
-    with sl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
+    scheduler = SCHEDULERS[name](cl.StateChangeFsUploader(store))
+    with cl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"one")
         error = writer.persist(0).exception(60)
-        assert type(error) is sl.UploadFailedError
+        assert type(error) is cl.UploadFailedError
         assert "s3 is down" in str(error) and isinstance(error.__cause__, sl.StoreError)
 
 
@@ -97,7 +98,7 @@ class Hanging(Raising):
         self.raises = error is not None
         self.end = threading.Event()
 
-    def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+    def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
         if self.raises:
             self.raises = False
             raise self.error
@@ -108,13 +109,13 @@ class Hanging(Raising):
 @pytest.mark.parametrize("first", [None, OSError("reset")])
 def test_an_upload_whose_last_attempt_hangs_is_a_time_out(first: OSError | None) -> None:
     uploader = Hanging(first)
-    scheduler = sl.BatchingStateChangeUploadScheduler(
+    scheduler = cl.BatchingStateChangeUploadScheduler(
         uploader,
-        policy=sl.RetryPolicy.fixed(2, dt.timedelta(milliseconds=50), dt.timedelta(0)),
+        policy=cl.RetryPolicy.fixed(2, dt.timedelta(milliseconds=50), dt.timedelta(0)),
         upload_threads=2,
     )
     with task_end(scheduler) as (failure,):
-        assert type(failure) is sl.UploadTimeoutError
+        assert type(failure) is cl.UploadTimeoutError
         assert type(failure.__cause__) is TimeoutError
         assert "attempt 2 did not end within 0.05 s" == str(failure.__cause__)
         assert first is failure.__cause__.__cause__
@@ -122,9 +123,9 @@ def test_an_upload_whose_last_attempt_hangs_is_a_time_out(first: OSError | None)
 
 
 def test_closed_is_no_os_error_so_that_no_retry_repeats_it() -> None:
-    for error in (sl.ClosedError, sl.WriterClosedError):
+    for error in (sl.ClosedError, cl.WriterClosedError):
         assert not issubclass(error, OSError)
-    for error in (sl.UploadFailedError, sl.BackpressureTimeoutError, sl.StoreError):
+    for error in (cl.UploadFailedError, cl.BackpressureTimeoutError, sl.StoreError):
         assert issubclass(error, OSError)
 
 
@@ -132,7 +133,7 @@ def test_closed_is_no_os_error_so_that_no_retry_repeats_it() -> None:
 def test_a_closed_scheduler_fails_the_task_and_the_call(name: str) -> None:
     scheduler, errors = SCHEDULERS[name](Raising(OSError())), []
     scheduler.close()
-    task = sl.UploadTask([], print, lambda _, error: errors.append(error))
+    task = cl.UploadTask([], print, lambda _, error: errors.append(error))
     with pytest.raises(sl.ClosedError, match="create a new storage"):
         scheduler.upload(task)
     assert [sl.ClosedError] == [type(each) for each in errors]
@@ -143,7 +144,7 @@ def test_a_scheduler_of_parts_has_as_many_threads_as_asked() -> None:
     together = threading.Barrier(3)
 
     class Meeting(Raising):
-        def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+        def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
             together.wait(60)
             raise self.error
 
@@ -155,12 +156,12 @@ def test_a_scheduler_of_parts_has_as_many_threads_as_asked() -> None:
         ended.release()
 
     error = ValueError("all three met")
-    with sl.BatchingStateChangeUploadScheduler(
+    with cl.BatchingStateChangeUploadScheduler(
         Meeting(error), policy=ONE_ATTEMPT, batch_threshold_bytes=0, upload_threads=3
     ) as scheduler:
         for sqn in range(3):
             scheduler.upload(
-                sl.UploadTask([sl.StateChangeSet.of(0, sqn, [(1, b"x")])], print, failed)
+                cl.UploadTask([cl.StateChangeSet.of(0, sqn, [(1, b"x")])], print, failed)
             )
         for _ in range(3):
             assert ended.acquire(timeout=60)
@@ -168,9 +169,9 @@ def test_a_scheduler_of_parts_has_as_many_threads_as_asked() -> None:
 
 
 def test_an_uploader_without_a_discard_of_its_own_is_named() -> None:
-    class Subclass(sl.StateChangeUploader):
-        def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+    class Subclass(cl.StateChangeUploader):
+        def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
             raise OSError("no")
 
     with pytest.raises(sl.UsageError, match="Subclass has no discard; write one"):
-        Subclass().discard(sl.UploadTasksResult())
+        Subclass().discard(cl.UploadTasksResult())

@@ -5,21 +5,22 @@ import threading
 import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, read_all
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.errors import ClosedError, StoreError, UsageError
 from statelog.model import ByteStreamStateHandle, FileStateHandle
+from statelog.options import load_options
 
 SMALL, LARGE = b"s" * 10, b"l" * 5_000
 
 
-def opened(store: ScriptedStore, inline_bytes: int = 1_000) -> sl.FsStateChangelogStorage:
-    options = sl.load_options({"changelog.upload.next-attempt-delay": "0 ms"}, environ={})
-    return sl.FsStateChangelogStorage.from_options(
+def opened(store: ScriptedStore, inline_bytes: int = 1_000) -> cl.FsStateChangelogStorage:
+    options = load_options({"changelog.upload.next-attempt-delay": "0 ms"}, environ={})
+    return cl.FsStateChangelogStorage.from_options(
         options, store, job_id="", inline_bytes=inline_bytes
     )
 
 
-def persisted(storage: sl.FsStateChangelogStorage, value: bytes) -> sl.ChangelogStateHandle:
+def persisted(storage: cl.FsStateChangelogStorage, value: bytes) -> cl.ChangelogStateHandle:
     with storage.create_writer("operator", ALL) as writer:
         writer.append(1, value)
         return handle_of(writer.persist(0, 1).result(timeout=20))
@@ -63,7 +64,7 @@ def test_the_threshold_may_change_between_writers() -> None:
 
 
 def test_a_storage_without_inline_handles_has_none() -> None:
-    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         assert storage.inline_bytes == 0
         with pytest.raises(UsageError, match="inline_bytes"):
             storage.inline_bytes = 5
@@ -71,8 +72,8 @@ def test_a_storage_without_inline_handles_has_none() -> None:
 
 def test_files_that_no_handle_names_are_deleted_at_the_close() -> None:
     store = ScriptedStore()
-    options = sl.load_options({"changelog.preemptive-persist-threshold": 2_000}, environ={})
-    with sl.FsStateChangelogStorage.from_options(options, store, job_id="", inline_bytes=100) as it:
+    options = load_options({"changelog.preemptive-persist-threshold": 2_000}, environ={})
+    with cl.FsStateChangelogStorage.from_options(options, store, job_id="", inline_bytes=100) as it:
         writer = it.create_writer("operator", ALL)
         for _ in range(3):
             writer.append(1, LARGE)
@@ -89,8 +90,8 @@ def test_a_closed_storage_takes_no_small_changes_either() -> None:
     scheduler = storage.scheduler
     storage.close()
     ended: list[object] = []
-    task = sl.UploadTask(
-        [sl.StateChangeSet.of(0, 0, [sl.StateChange(1, SMALL)])],
+    task = cl.UploadTask(
+        [cl.StateChangeSet.of(0, 0, [cl.StateChange(1, SMALL)])],
         ended.append,
         lambda _, error: ended.append(error),
     )

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 from tests.unit.changelog.helpers import ScriptedStore
 
-import statelog as sl
+from statelog import changelog as cl
 from statelog.errors import ClosedError, StoreError, UploadFailedError
+from statelog.options import load_options
 
 SETTINGS = {
     "changelog.upload.next-attempt-delay": "0 ms",
@@ -18,9 +19,9 @@ SETTINGS = {
 }
 
 
-def opened(store: ScriptedStore, **settings: object) -> sl.FsStateChangelogStorage:
-    options = sl.load_options(SETTINGS | settings, environ={})
-    return sl.FsStateChangelogStorage.from_options(options, store, job_id="")
+def opened(store: ScriptedStore, **settings: object) -> cl.FsStateChangelogStorage:
+    options = load_options(SETTINGS | settings, environ={})
+    return cl.FsStateChangelogStorage.from_options(options, store, job_id="")
 
 
 @pytest.fixture

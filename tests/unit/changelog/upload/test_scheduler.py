@@ -9,6 +9,8 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 import statelog as sl
+from statelog import changelog as cl
+from statelog.errors import ObjectNotFoundError
 from statelog.format.segment import parse_segment
 from statelog.model import ChangeBatch
 from statelog.runtime.clock import RandomIds
@@ -16,11 +18,11 @@ from statelog.runtime.driver import system_runtime
 from statelog.store.paths import PATHS
 
 
-def task(size: int, log_id: int = 0, sqn: int = 0) -> tuple[sl.UploadTask, list[object]]:
+def task(size: int, log_id: int = 0, sqn: int = 0) -> tuple[cl.UploadTask, list[object]]:
     batch = ChangeBatch(np.array([1], np.int32), pa.array([bytes(size)], pa.binary()))
     ended: list[object] = []
-    change_set = sl.StateChangeSet(log_id, sl.SequenceNumber(sqn), (batch,), size)
-    return sl.UploadTask([change_set], ended.append, lambda _, error: ended.append(error)), ended
+    change_set = cl.StateChangeSet(log_id, cl.SequenceNumber(sqn), (batch,), size)
+    return cl.UploadTask([change_set], ended.append, lambda _, error: ended.append(error)), ended
 
 
 class GatedStore(ScriptedStore):
@@ -37,12 +39,12 @@ class GatedStore(ScriptedStore):
 
 def gated(
     limit: int, timeout_s: float = 10
-) -> tuple[GatedStore, sl.BatchingStateChangeUploadScheduler]:
+) -> tuple[GatedStore, cl.BatchingStateChangeUploadScheduler]:
     store, runtime = GatedStore(), system_runtime()
-    return store, sl.BatchingStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, paths=PATHS, ids=runtime.ids),
+    return store, cl.BatchingStateChangeUploadScheduler(
+        cl.StateChangeFsUploader(store, paths=PATHS, ids=runtime.ids),
         runtime=runtime,
-        policy=sl.RetryPolicy.none(),
+        policy=cl.RetryPolicy.none(),
         batch_threshold_bytes=1,
         max_in_flight_bytes=limit,
         backpressure_timeout_s=timeout_s,
@@ -96,9 +98,9 @@ def test_waiting_ends_with_a_time_out() -> None:
     store, scheduler = gated(100, timeout_s=0.02)
     scheduler.upload(task(100)[0])
     late, ended = task(80)
-    with pytest.raises(sl.BackpressureTimeoutError, match="no upload capacity for 80 bytes"):
+    with pytest.raises(cl.BackpressureTimeoutError, match="no upload capacity for 80 bytes"):
         scheduler.upload(late)
-    assert [sl.BackpressureTimeoutError] == [type(each) for each in ended]
+    assert [cl.BackpressureTimeoutError] == [type(each) for each in ended]
     store.gate.set()
     scheduler.close()
 
@@ -127,8 +129,8 @@ def test_waiting_ends_with_the_close() -> None:
 
 def test_many_threads_exceed_the_limit_by_less_than_a_task() -> None:
     store, runtime = ScriptedStore(), system_runtime()
-    scheduler = sl.BatchingStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, paths=PATHS, ids=runtime.ids),
+    scheduler = cl.BatchingStateChangeUploadScheduler(
+        cl.StateChangeFsUploader(store, paths=PATHS, ids=runtime.ids),
         runtime=runtime,
         batch_threshold_bytes=100,
         max_in_flight_bytes=1000,
@@ -160,7 +162,7 @@ def test_many_threads_exceed_the_limit_by_less_than_a_task() -> None:
 
 def test_a_task_ends_once_and_counts_all_its_sets() -> None:
     one, ended = task(3)
-    both = sl.UploadTask(one.change_sets * 2, ended.append, lambda *_: None)
+    both = cl.UploadTask(one.change_sets * 2, ended.append, lambda *_: None)
     assert 6 == both.size_bytes
     both.complete([])
     both.complete([])
@@ -173,16 +175,16 @@ def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
     store = ScriptedStore()
     ids = RandomIds()
     before = threading.active_count()
-    scheduler = sl.DirectStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, paths=PATHS, ids=ids)
+    scheduler = cl.DirectStateChangeUploadScheduler(
+        cl.StateChangeFsUploader(store, paths=PATHS, ids=ids)
     )
-    with sl.FsStateChangelogStorage(store, job_id="", scheduler=scheduler) as storage:
+    with cl.FsStateChangelogStorage(store, job_id="", scheduler=scheduler) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         store.put_errors = [OSError("no")]
-        with pytest.raises(sl.UploadFailedError):
-            writer.persist(sl.SequenceNumber(0)).result(0)
-        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(0))
+        with pytest.raises(cl.UploadFailedError):
+            writer.persist(cl.SequenceNumber(0)).result(0)
+        handle = handle_of(writer.persist(cl.SequenceNumber(0)).result(0))
         assert [b"value"] == values_of(storage.read(handle))
         assert scheduler.availability.is_available
         assert before == threading.active_count()
@@ -194,8 +196,8 @@ def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
 @pytest.mark.parametrize(("threshold", "inline"), [(10_000, True), (60, False), (0, False)])
 def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> None:
     store, ids = ScriptedStore(), RandomIds()
-    uploader = sl.InlineStateChangeUploader(
-        threshold, sl.StateChangeFsUploader(store, paths=PATHS, ids=ids), ids=ids
+    uploader = cl.InlineStateChangeUploader(
+        threshold, cl.StateChangeFsUploader(store, paths=PATHS, ids=ids), ids=ids
     )
     one, two = task(10, sqn=1)[0], task(20, log_id=2)[0]
     result = uploader.upload([one, two])
@@ -203,7 +205,7 @@ def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> No
     assert [one, two] == [entry.task for entry in result.tasks]
     for handle in result.handles:
         if inline:
-            assert isinstance(handle, sl.ByteStreamStateHandle)
+            assert isinstance(handle, cl.ByteStreamStateHandle)
             assert parse_segment(handle.data).trailer is not None
     uploader.discard(result)
     uploader.close()
@@ -211,15 +213,15 @@ def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> No
 
 def test_compressed_files_are_read_set_by_set() -> None:
     store = ScriptedStore()
-    options = sl.ChangelogOptions(compression_enabled=True)
-    with sl.FsStateChangelogStorage(store, options=options) as storage:
+    options = cl.ChangelogOptions(compression_enabled=True)
+    with cl.FsStateChangelogStorage(store, options=options) as storage:
         writer = storage.create_writer("operator", ALL)
         for index in range(3):
             writer.append(index, b"x" * 1000)
             writer.next_sequence_number()
-        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(60))
+        handle = handle_of(writer.persist(cl.SequenceNumber(0)).result(60))
         assert 3000 == handle.size_bytes
-        tail = handle_of(writer.persist(sl.SequenceNumber(2)).result(60))
+        tail = handle_of(writer.persist(cl.SequenceNumber(2)).result(60))
         assert [(2, b"x" * 1000)] == list(storage.read(tail))
     (data,) = store.objects.values()
     assert 1 == data[0]
@@ -228,26 +230,26 @@ def test_compressed_files_are_read_set_by_set() -> None:
 
 def test_a_lone_set_of_a_plain_file_is_fetched_alone() -> None:
     store = ScriptedStore()
-    with sl.FsStateChangelogStorage(store) as storage:
+    with cl.FsStateChangelogStorage(store) as storage:
         writer = storage.create_writer("operator", ALL)
         for index in range(5):
             writer.append(index, b"x" * 1000)
             writer.next_sequence_number()
-        writer.persist(sl.SequenceNumber(0)).result(60)
-        tail = handle_of(writer.persist(sl.SequenceNumber(4)).result(60))
+        writer.persist(cl.SequenceNumber(0)).result(60)
+        tail = handle_of(writer.persist(cl.SequenceNumber(4)).result(60))
         assert [(4, b"x" * 1000)] == list(storage.read(tail))
     assert (1, 0) == (store.requests["get_range"], store.requests["get"])
 
 
 def test_a_missing_file_is_named() -> None:
     store = ScriptedStore()
-    with sl.FsStateChangelogStorage(store) as storage:
+    with cl.FsStateChangelogStorage(store) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"x")
-        handle = handle_of(writer.persist(sl.SequenceNumber(0), 9).result(60))
+        handle = handle_of(writer.persist(cl.SequenceNumber(0), 9).result(60))
         (path,) = store.objects
         store.objects.clear()
-        with pytest.raises(sl.ObjectNotFoundError) as caught:
+        with pytest.raises(ObjectNotFoundError) as caught:
             list(storage.read(handle))
     for fact in (path, handle.state_handle_id, "checkpoint 9", "scripted://"):
         assert fact in str(caught.value)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyspark.sql import Row
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import types as T
 
 from statelog.errors import UsageError
 from statelog.extensions.migration.initial_state import plain_struct

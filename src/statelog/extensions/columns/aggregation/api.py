@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 _SPARKS: Final = {
     "count": ("count",),
-    "sum_": ("sum",),
-    "min_": ("min",),
-    "max_": ("max",),
+    "sum": ("sum",),
+    "min": ("min",),
+    "max": ("max",),
     "mean": ("avg", "mean"),
     "variance": ("variance", "var_samp"),
     "first": ("first", "first_value", "min_by"),
@@ -65,7 +65,7 @@ def aggregate(
 
     Example:
         totals = aggregate(
-            events.groupBy("customer"), count().alias("n"), sum_("amount").alias("amount")
+            events.groupBy("customer"), F.count().alias("n"), F.sum("amount").alias("amount")
         )
 
     Args:
@@ -166,7 +166,7 @@ def _check_settings(settings: Mapping[str, object]) -> None:
         hint = f"; did you mean the setting {similar[0]}?" if similar else ""
         raise UsageError(
             f"aggregate: {name} is not a setting{hint}. An output column is named by "
-            f"count().alias('n'), before the settings"
+            f"F.count().alias('n'), before the settings"
         )
 
 
@@ -176,12 +176,12 @@ def _aggregate(value: object) -> Aggregate:
     text = f"{value!r:.80}"
     if isinstance(value, Column) or is_connect(value):
         raise UsageError(
-            f"aggregate: {text} is an expression of Spark; aggregate takes functions of statelog.spark, "
+            f"aggregate: {text} is an expression of Spark; aggregate takes those of statelog.spark.functions, "
             f"which know how to combine results over micro-batches. {_instead_of(str(value))}"
         )
     raise UsageError(
-        f"aggregate: {text} is not an aggregate of statelog.spark, such as count().alias('n') or "
-        "sum_('amount').alias('amount')"
+        f"aggregate: {text} is not an aggregate of statelog.spark.functions, such as F.count().alias('n') or "
+        "F.sum('amount').alias('amount')"
     )
 
 
@@ -191,10 +191,10 @@ def _instead_of(expression: str) -> str:
     function, argument = ("", "") if call is None else call.groups()
     ours = next((name for name, sparks in _SPARKS.items() if function in sparks), None)
     if ours is None:
-        return f"The aggregates of statelog.spark are {', '.join(_SPARKS)}, latest_row and top_k"
+        return f"The aggregates of statelog.spark.functions are {', '.join(_SPARKS)}, latest_row and top_k"
     value = repr(argument) if argument.isidentifier() else "column"
     if argument in ("*", "1"):
         value = ""
     if ours in ("first", "last"):
         value = "column, by=column"
-    return f"Use {ours}({value}) of statelog.spark"
+    return f"Use F.{ours}({value}), with `from statelog.spark import functions as F`"

@@ -47,14 +47,14 @@ class Extreme:
 
     @property
     def title(self) -> str:
-        return "min_" if self.is_least else "max_"
+        return "min" if self.is_least else "max"
 
     def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
         check_ordered(self.title, types[0])
         return self
 
     def whole(self, arguments: Sequence[str]) -> str:
-        return f"{self.title[:3]}({arguments[0]})"
+        return f"{self.title}({arguments[0]})"
 
     def partials(self, arguments: Sequence[str]) -> Mapping[str, str]:
         return {"": self.whole(arguments)}

@@ -68,7 +68,9 @@ def _written(function: Callable[P, Aggregate]) -> Callable[P, Aggregate]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Aggregate:
         texts = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
-        return replace(function(*args, **kwargs), call=f"{function.__name__}({', '.join(texts)})")
+        return replace(
+            function(*args, **kwargs), call=f"F.{function.__name__.rstrip('_')}({', '.join(texts)})"
+        )
 
     return call
 
@@ -79,7 +81,7 @@ def count(column: ColumnOrName | None = None) -> Aggregate:
     Count the rows, or the values that are not null.
 
     Example:
-        aggregate(events.groupBy("customer"), count().alias("rows"), count("amount").alias("n"))
+        aggregate(events.groupBy("customer"), F.count().alias("rows"), F.count("amount").alias("n"))
 
     Args:
         column: The values; None for the rows.
@@ -97,7 +99,7 @@ def sum_(column: ColumnOrName) -> Aggregate:
     The sum of integers is a long, of decimals a decimal with ten digits more, else a double.
 
     Example:
-        aggregate(events.groupBy("customer"), sum_("amount").alias("total"))
+        aggregate(events.groupBy("customer"), F.sum("amount").alias("total"))
 
     Args:
         column: The values.
@@ -111,7 +113,7 @@ def min_(column: ColumnOrName) -> Aggregate:
     Keep the least value.
 
     Example:
-        aggregate(events.groupBy("customer"), min_("amount").alias("least"))
+        aggregate(events.groupBy("customer"), F.min("amount").alias("least"))
 
     Args:
         column: The values, in Spark's order.
@@ -125,7 +127,7 @@ def max_(column: ColumnOrName) -> Aggregate:
     Keep the greatest value.
 
     Example:
-        aggregate(events.groupBy("customer"), max_("amount").alias("greatest"))
+        aggregate(events.groupBy("customer"), F.max("amount").alias("greatest"))
 
     Args:
         column: The values, in Spark's order.
@@ -139,7 +141,7 @@ def mean(column: ColumnOrName) -> Aggregate:
     Take the mean of the values.
 
     Example:
-        aggregate(events.groupBy("customer"), mean("amount").alias("mean"))
+        aggregate(events.groupBy("customer"), F.mean("amount").alias("mean"))
 
     Args:
         column: The values; of decimals the mean is a decimal, else a double.
@@ -153,7 +155,7 @@ def variance(column: ColumnOrName) -> Aggregate:
     Take the sample variance of the values.
 
     Example:
-        aggregate(events.groupBy("customer"), variance("amount").alias("variance"))
+        aggregate(events.groupBy("customer"), F.variance("amount").alias("variance"))
 
     Args:
         column: The values.  The variance of fewer than two is null.
@@ -167,7 +169,7 @@ def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     Keep the value of the row in which another column is least.
 
     Example:
-        aggregate(events.groupBy("customer"), first("amount", by="at").alias("first"))
+        aggregate(events.groupBy("customer"), F.first("amount", by="at").alias("first"))
 
     Args:
         column: The value; it may be null.
@@ -183,7 +185,7 @@ def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     Keep the value of the row in which another column is greatest.
 
     Example:
-        aggregate(events.groupBy("customer"), last("amount", by="at").alias("last"))
+        aggregate(events.groupBy("customer"), F.last("amount", by="at").alias("last"))
 
     Args:
         column: The value; it may be null.
@@ -199,7 +201,7 @@ def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
     Keep the row in which a column is greatest, as a struct.
 
     Example:
-        aggregate(events.groupBy("customer"), latest_row("at", "amount").alias("newest"))
+        aggregate(events.groupBy("customer"), F.latest_row("at", "amount").alias("newest"))
 
     Args:
         by: The column that orders the rows, as for `last`.
@@ -217,7 +219,7 @@ def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggre
     Keep the values of the rows in which another column is greatest, greatest first.
 
     Example:
-        aggregate(events.groupBy("customer"), top_k("amount", 3).alias("largest"))
+        aggregate(events.groupBy("customer"), F.top_k("amount", 3).alias("largest"))
 
     Args:
         column: The values, of any type.
@@ -238,7 +240,7 @@ def approx_count_distinct(column: ColumnOrName, rsd: float = 0.05) -> Aggregate:
     Needs the extra `sketches`.
 
     Example:
-        aggregate(events.groupBy("customer"), approx_count_distinct("amount").alias("amounts"))
+        aggregate(events.groupBy("customer"), F.approx_count_distinct("amount").alias("amounts"))
 
     Args:
         column: The values.

@@ -78,7 +78,7 @@ class Sum(_OfNumbers):
     so is a sum that overflowed.
     """
 
-    title: str = "sum_"
+    title: str = "sum"
 
     def whole(self, arguments: Sequence[str]) -> str:
         return f"sum({arguments[0]})"

@@ -19,14 +19,14 @@ class Expression:
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("count(1)", r"Use count\(\) of statelog\.spark"),
-        ("count(*)", r"Use count\(\) of statelog\.spark"),
-        ("count(amount)", r"Use count\('amount'\) of statelog\.spark"),
-        ("sum((amount * 2))", r"Use sum_\(column\) of statelog\.spark"),
-        ("avg(amount)", r"Use mean\('amount'\) of statelog\.spark"),
-        ("max_by(amount, at)", r"Use last\(column, by=column\) of statelog\.spark"),
-        ("amount", r"The aggregates of statelog\.spark are count, sum_, min_, max_"),
-        ("collect_list(amount)", r"The aggregates of statelog\.spark are count, sum_"),
+        ("count(1)", r"Use F\.count\(\)"),
+        ("count(*)", r"Use F\.count\(\)"),
+        ("count(amount)", r"Use F\.count\('amount'\)"),
+        ("sum((amount * 2))", r"Use F\.sum\(column\)"),
+        ("avg(amount)", r"Use F\.mean\('amount'\)"),
+        ("max_by(amount, at)", r"Use F\.last\(column, by=column\)"),
+        ("amount", r"The aggregates of statelog\.spark\.functions are count, sum, min, max"),
+        ("collect_list(amount)", r"The aggregates of statelog\.spark\.functions are count, sum"),
     ],
 )
 def test_the_equivalent_of_an_expression_is_named(

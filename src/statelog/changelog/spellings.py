@@ -1,0 +1,9 @@
+"""Let the errors of the public classes say what to write in place of Flink's spellings, at its import."""
+
+from statelog import changelog
+from statelog.flink_names import explain_names
+from statelog.runtime.pool import PoolFuture
+
+explain_names(
+    [PoolFuture, *(getattr(changelog, name) for name in dir(changelog) if name[0] != "_")]
+)

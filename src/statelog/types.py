@@ -1,0 +1,19 @@
+"""Types that calls of `statelog` take or return, for annotations."""
+
+from statelog.extensions.broadcasts.stored import BroadcastVersion
+from statelog.extensions.operations.copy_location import CopyProgress
+from statelog.extensions.operations.edit_keys import EditCounts
+from statelog.extensions.operations.key_traces import KeyTrace
+from statelog.extensions.read.history import KeyVersion
+from statelog.extensions.read.replica import ReplicaStatus
+from statelog.extensions.side_outputs.stored import KeptSideOutput
+
+__all__ = [
+    "BroadcastVersion",
+    "CopyProgress",
+    "EditCounts",
+    "KeptSideOutput",
+    "KeyTrace",
+    "KeyVersion",
+    "ReplicaStatus",
+]
