@@ -57,12 +57,7 @@ def whole_number(
     high: int | None = None,
     error: type[UsageError] = UsageError,
 ) -> int:
-    """
-    Return a whole number within [low, high].
-
-    Raises:
-        UsageError: It is something else (a fraction, a switch, text) or out of range.
-    """
+    """Return a whole number within [low, high]."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -81,12 +76,7 @@ def number(
     low: float | None = None,
     error: type[UsageError] = UsageError,
 ) -> float:
-    """
-    Return a finite number >= *low*.
-
-    Raises:
-        UsageError: It is something else, infinite, not a number, or too low.
-    """
+    """Return a finite number >= *low*."""
     bound = "" if low is None else f" of at least {low:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refused(name, f"a finite number{bound}", value, error)
@@ -102,12 +92,7 @@ def seconds(
     low: float | None = None,
     error: type[UsageError] = UsageError,
 ) -> float:
-    """
-    Return a duration >= *low* in seconds, given as a number or as a `timedelta`.
-
-    Raises:
-        UsageError: It is something else, infinite, not a number, or too low.
-    """
+    """Return a duration >= *low* in seconds, given as a number or as a `timedelta`."""
     if isinstance(value, dt.timedelta):
         return number(value.total_seconds(), name, low=low, error=error)
     bound = "" if low is None else f" of at least {low:g}"
@@ -118,36 +103,21 @@ def seconds(
 
 
 def switch(value: object, name: str, *, error: type[UsageError] = UsageError) -> bool:
-    """
-    Return a `bool`.
-
-    Raises:
-        UsageError: It is something else; text and numbers are not converted.
-    """
+    """Return a `bool`."""
     if not isinstance(value, bool):
         raise refused(name, "True or False", value, error)
     return value
 
 
 def text(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
-    """
-    Return a `str`.
-
-    Raises:
-        UsageError: It is something else.
-    """
+    """Return a `str`."""
     if not isinstance(value, str):
         raise refused(name, "text", value, error)
     return value
 
 
 def duration(value: object, name: str, *, error: type[UsageError] = UsageError) -> dt.timedelta:
-    """
-    Return a `timedelta`.
-
-    Raises:
-        UsageError: It is something else, such as a number without a unit.
-    """
+    """Return a `timedelta`."""
     if not isinstance(value, dt.timedelta):
         expected = "a datetime.timedelta such as timedelta(milliseconds=10)"
         raise refused(name, expected, value, error)
@@ -155,12 +125,7 @@ def duration(value: object, name: str, *, error: type[UsageError] = UsageError) 
 
 
 def path(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
-    """
-    Return a path as text.
-
-    Raises:
-        UsageError: It is neither text nor a path object.
-    """
+    """Return a path as text."""
     if isinstance(value, str):
         return value
     if isinstance(value, os.PathLike) and isinstance(path_text := os.fspath(value), str):
@@ -169,12 +134,7 @@ def path(value: object, name: str, *, error: type[UsageError] = UsageError) -> s
 
 
 def paths(value: object, name: str, *, error: type[UsageError] = UsageError) -> tuple[str, ...]:
-    """
-    Return several paths as text.
-
-    Raises:
-        UsageError: It is one path, no sequence, or holds something else.
-    """
+    """Return several paths as text."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise refused(name, "a sequence of paths", value, error)
     return tuple(path(each, f"each of {name}", error=error) for each in value)
@@ -188,24 +148,14 @@ def instance(
     *,
     error: type[UsageError] = UsageError,
 ) -> T:
-    """
-    Return *value* if it is an instance of *kinds*, described by *expected*.
-
-    Raises:
-        UsageError: It is something else.
-    """
+    """Return *value* if it is an instance of *kinds*, described by *expected*."""
     if not isinstance(value, kinds):
         raise refused(name, expected, value, error)
     return value
 
 
 def acting(value: T, name: str, methods: Sequence[str], expected: str) -> T:
-    """
-    Return *value* if it has all *methods*; *expected* names their protocol.
-
-    Raises:
-        UsageError: A method is missing; the message names it.
-    """
+    """Return *value* if it has all *methods*; *expected* names their protocol."""
     missing = [method for method in methods if not callable(getattr(value, method, None))]
     if missing:
         raise UsageError(
@@ -217,14 +167,7 @@ def acting(value: T, name: str, methods: Sequence[str], expected: str) -> T:
 
 
 def folder(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
-    """
-    Return the name of one folder below a root, or "" for none.
-
-    Raises:
-        UsageError: It is not text, is "." or "..", or contains a slash, a backslash or a control
-            character.  Such a name could lead out of the root, or name an object that no tool
-            lists.
-    """
+    """Return the name of one folder below a root, or "" for none."""
     name_text = text(value, name, error=error)
     if name_text in (".", "..") or any(
         each in "/\\" or not each.isprintable() for each in name_text

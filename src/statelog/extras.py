@@ -42,29 +42,14 @@ SPARK_VERSIONS: Final = ((3, 5), (4, 0), (4, 1), (4, 2), (4, 3))
 
 
 def require(feature: str, extra: str, *modules: str) -> None:
-    """
-    Check that modules of an extra can be imported, without importing them.
-
-    Args:
-        feature: What needs them, for the message.
-        extra: A key of `PACKAGES`.
-        modules: Modules of that extra.
-
-    Raises:
-        RequirementError: At least one is not installed.
-    """
+    """Check that modules of an extra can be imported, without importing them."""
     missing = [module for module in modules if not _is_installed(module)]
     if missing:
         raise missing_error(feature, extra, *missing)
 
 
 def load(feature: str, extra: str, module: str) -> ModuleType:
-    """
-    Import a module of an extra.
-
-    Raises:
-        RequirementError: It cannot be imported.
-    """
+    """Import a module of an extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -88,9 +73,6 @@ def require_spark(feature: str) -> None:
     Check that PySpark is installed in a version that statelog can run on.
 
     A version newer than the tested ones is accepted.
-
-    Raises:
-        RequirementError: It is missing or too old.
     """
     require(feature, "spark", "pyspark")
     version = str(getattr(importlib.import_module("pyspark"), "__version__", ""))

@@ -15,13 +15,7 @@ from collections.abc import Callable
 def public_names(
     package: str, unknown: Callable[[str], Exception] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """
-    Return `__getattr__`, `__dir__` and `__all__` of a package.
-
-    Args:
-        package: Its name.
-        unknown: Makes the error of an unknown name; None for Python's own.
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` of a package."""
     homes = _imports_of(package)
 
     def of_package(name: str) -> object:

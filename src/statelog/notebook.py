@@ -9,13 +9,7 @@ from statelog.plain_text import one_line
 
 
 def facts_as_html(title: str, facts: Mapping[str, object]) -> str:
-    """
-    Return a title and named facts as an HTML table; all texts are escaped.
-
-    Args:
-        title: What the object is.
-        facts: Name and value of each fact; None and "" are left out.
-    """
+    """Return a title and named facts as an HTML table; all texts are escaped."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{_escaped(name)}</th>"
         f"<td style='text-align:left'>{_escaped(value)}</td></tr>"

@@ -46,14 +46,7 @@ _FEW_BYTES = 1 << 20
 def batches_of(
     key_groups: list[Any], values: list[Any], has_batches: bool
 ) -> tuple[tuple[ChangeBatch, ...], int]:
-    """
-    Return what was appended, in order, as batches, and its size in bytes.
-
-    Args:
-        key_groups: The key group of each change that was appended alone; None for a batch.
-        values: The bytes of each change, or a batch and its size in bytes.
-        has_batches: False if every change was appended alone.
-    """
+    """Return what was appended, in order, as batches, and its size in bytes."""
     if not has_batches:
         rows = _batch_of_rows(key_groups, values)
         return (rows,), rows.size_bytes
@@ -93,12 +86,7 @@ def _key_group_column(key_groups: list[int]) -> Int32Array:
 
 
 def as_bytes(value: object) -> bytes:
-    """
-    Return the bytes of a change as an immutable object.
-
-    Raises:
-        UsageError: It is something else.
-    """
+    """Return the bytes of a change as an immutable object."""
     if isinstance(value, bytes | bytearray | memoryview):
         check_length(memoryview(value).nbytes)
         return bytes(value)  # a copy: the caller may change its buffer later
@@ -106,12 +94,7 @@ def as_bytes(value: object) -> bytes:
 
 
 def check_length(length: int) -> None:
-    """
-    Refuse a value that no change set can hold.
-
-    Raises:
-        UsageError: *length* is above 2**31-1.
-    """
+    """Refuse a value that no change set can hold."""
     if length > INT32_MAX:
         raise UsageError(
             f"a change of {length:,} bytes is too long: the limit is {INT32_MAX:,} bytes; split "
@@ -125,10 +108,6 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
     Return the columns of a caller as a batch.
 
     The key groups are copied, the values are not.
-
-    Raises:
-        KeyGroupOutOfRangeError: A key group has more than 32 bits.
-        UsageError: Lengths differ, types do not fit, or a value is null or too long.
     """
     if isinstance(values, pa.ChunkedArray):
         values = _one_chunk(values)

@@ -13,12 +13,7 @@ from statelog.store.opening import open_store
 
 
 def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:
-    """
-    Return *options*, or the defaults for None.
-
-    Raises:
-        InvalidOptionsError: They are of another class.
-    """
+    """Return *options*, or the defaults for None."""
     if options is None:
         return ChangelogOptions()
     if not isinstance(options, ChangelogOptions):
@@ -28,12 +23,7 @@ def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:
 
 
 def checked_job_id(job_id: str) -> str:
-    """
-    Return the folder of a job, "" for none.
-
-    Raises:
-        InvalidOptionsError: It is not the name of one folder.
-    """
+    """Return the folder of a job, "" for none."""
     return folder(job_id, "job_id", error=InvalidOptionsError)
 
 
@@ -44,9 +34,6 @@ def store_of(
     Return the store at *location*.
 
     It may be a store already; None takes the base path of *options*.
-
-    Raises:
-        InvalidOptionsError: There is no location, or it is invalid.
     """
     place = options.base_path if location is None else location
     if place is None:

@@ -374,14 +374,7 @@ def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
 
 
 def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa.RecordBatch]]:
-    """
-    Yield the changes of several handles, as `read_change_batches` does for each.
-
-    Raises:
-        Exception: As `read_change_batches`.
-
-    Blocks: On the store.
-    """
+    """Yield the changes of several handles, as `read_change_batches` does for each."""
     if endpoint_of(store) is None:
         for handle, key_groups in parts:
             yield read_change_batches(store, handle, key_groups)

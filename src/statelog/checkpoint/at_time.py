@@ -30,25 +30,7 @@ _ID: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "checkpoint") -> int:
-    """
-    Return the id of the checkpoint that a caller names.
-
-    Args:
-        store: The store of the location.
-        given: An id, as a number or as text; "latest" or "earliest" for the newest or the oldest
-            retained one; the name of a tag; a position as `CheckpointPosition.to_text` returns it; or
-            a time, as text of ISO 8601 (without a zone it is UTC) or as a `datetime`: the newest one
-            that was created at or before it.
-        name: Name of the argument, for errors.
-
-    Raises:
-        UsageError: It is none of them.
-        CheckpointError: There is no checkpoint, or none that is old enough (`reason` "not_found").  Or
-            the location does not continue the position ("not_newer").
-        StoreError: The store failed.
-
-    Blocks: On the store, except for an id.
-    """
+    """Return the id of the checkpoint that a caller names."""
     if isinstance(given, dt.datetime):
         return find_checkpoint_at(store, _with_zone(given))
     if not isinstance(given, str):
@@ -94,12 +76,7 @@ def given_checkpoint_id(store: ObjectStore, given: CheckpointName | None) -> int
 
 
 def parse_time(text: str) -> dt.datetime:
-    """
-    Return a time of ISO 8601; without a zone it is UTC.
-
-    Raises:
-        UsageError: It is no such time.
-    """
+    """Return a time of ISO 8601; without a zone it is UTC."""
     try:
         time = dt.datetime.fromisoformat(text.strip())
     except ValueError as error:
@@ -119,16 +96,6 @@ def find_checkpoint_at(store: ObjectStore, time: dt.datetime) -> int:
     Return the newest retained checkpoint that was created at or before a time.
 
     A checkpoint that cannot be read, or whose time no calendar has, is passed over.
-
-    Args:
-        store: The store of the location.
-        time: With a zone.
-
-    Raises:
-        CheckpointError: All are newer, or there is none (`reason` "not_found").
-        StoreError: The store failed.
-
-    Blocks: On the store, up to two requests for each retained checkpoint.
     """
     oldest = ""
     for checkpoint_id in reversed(retained_checkpoints(store)):

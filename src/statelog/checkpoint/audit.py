@@ -148,18 +148,7 @@ def encoded(part: BeginPart | EndPart) -> bytes:
 
 
 def read_audit_log(store: ObjectStore, limit: int | None = None) -> AuditLog:
-    """
-    Return the audit lines of a location; objects that are damaged are reported as such.
-
-    Args:
-        store: The store of the location.
-        limit: Read only this many of the newest lines; None for all.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store: one listing, and two reads for each line.
-    """
+    """Return the audit lines of a location; objects that are damaged are reported as such."""
     lines: dict[str, dict[str, ObjectInfo]] = {}
     unknown = []
     for info in store.list(PATHS.audit):
@@ -240,12 +229,6 @@ class AuditedOperation:
     """
     An operation, and the line that it writes.
 
-    Args:
-        store: The location.
-        operation: Its name.
-        arguments: What was asked for; texts may contain URLs, whose secrets are hidden.
-        outer: Begins the line of the operation that this one is a part of; None for one of its own.
-
     Thread: any.
     """
 
@@ -264,14 +247,7 @@ class AuditedOperation:
         self._result: JsonObject = {}
 
     def begin(self) -> None:
-        """
-        Put the first object of the line, unless an earlier call did.
-
-        Raises:
-            StoreError: The store failed; the caller must not change anything.
-
-        Blocks: On the store, at the first call.
-        """
+        """Put the first object of the line, unless an earlier call did."""
         if self._outer is not None:
             self._outer()
             return
@@ -339,13 +315,6 @@ def audited(store: ObjectStore, operation: str, **arguments: Json) -> Iterator[A
 
     An operation inside of another one on the same store is part of its line.  An interrupt leaves the line
     without an end, as a kill does.
-
-    Args:
-        store: The location.  Changes of a store that `open_location` did not open are not noticed.
-        operation: Its name.
-        arguments: What was asked for: no key of a person, no value and no credential.
-
-    Blocks: On the store, two requests.
     """
     place = store if isinstance(store, LocationStore) else LocationStore(store)
     operated = AuditedOperation(place, operation, dict(arguments), place.before_change)

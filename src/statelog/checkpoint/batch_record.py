@@ -183,14 +183,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @classmethod
     def of_properties(cls, stored: Mapping[str, Json], checkpoint_id: int) -> BatchRecord:
-        """
-        Return the record in the properties of a checkpoint.
-
-        Raises:
-            CheckpointError: The checkpoint was not made by this engine.
-            IncompatibleFormatError: A newer statelog made it.
-            CorruptionError: It names a file outside of its folder, or an object outside of the location.
-        """
+        """Return the record in the properties of a checkpoint."""
         properties: JsonObject = dict(stored)
         version = properties.get("version")
         if isinstance(version, int) and version != _VERSION:
@@ -218,23 +211,13 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def check_source_folders(folders: Sequence[str] | None, logs: Sequence[SourceLog] | None) -> None:
-    """
-    Check the names of the sources' logs in a record: files there are read, and a rewind deletes some.
-
-    Raises:
-        CorruptionError: One leads out of its folder.
-    """
+    """Check the names of the sources' logs in a record: files there are read, and a rewind deletes some."""
     for name in filter(None, [*(folders or ()), *(log.folder for log in logs or ())]):
         checked_path(name)
 
 
 def operator_index(operator: str | None, record: BatchRecord, url: str) -> int:
-    """
-    Return the position of an operator in its query; None is the only one.
-
-    Raises:
-        UsageError: The query has several operators and none was named, or has no such operator.
-    """
+    """Return the position of an operator in its query; None is the only one."""
     names = [each.operator_id for each in record.operators]
     if operator is None and len(names) == 1:
         return 0

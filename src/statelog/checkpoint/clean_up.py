@@ -99,12 +99,6 @@ def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False)
 
     Returns:
         What was deleted, or would be in a dry run; or why it was not.
-
-    Raises:
-        CheckpointError: The reference to the parent is damaged (`reason` "damaged").
-        StoreError: A store failed.
-
-    Blocks: On both stores.
     """
     try:
         released = store.released_parent(fork_id)
@@ -170,8 +164,6 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     The order of *paths* is kept where it matters: the metadata of a checkpoint and the objects it
     refers to never share a request, because a failed request may have deleted any part of it.  Such
     a part is then deleted again one by one, so that the report is exact.
-
-    Blocks: On the store, one request for up to 1000 objects where it has such a request.
     """
     waiting = list(paths)
     parts = deque(_parts(waiting))
@@ -273,12 +265,6 @@ def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
 
     Returns:
         The names; None if this is not a location of statelog.
-
-    Raises:
-        CheckpointError: A retained checkpoint is damaged or missing.
-        IncompatibleFormatError: A newer statelog wrote one.
-
-    Blocks: On the store.
     """
     ids = present_ids(store)
     newest = Entries(store, ids).newest()
@@ -302,30 +288,13 @@ def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
 
 
 def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
-    """
-    Return whether an object that no retained checkpoint needs is an entry that has to stay.
-
-    Args:
-        store: The store of the location.
-        path: Name of the object.
-        newest: The newest checkpoint.  A claim may have a number above it.
-
-    Blocks: On the store, for an entry.
-    """
+    """Return whether an object that no retained checkpoint needs is an entry that has to stay."""
     number = parse_checkpoint_metadata(path)
     return number is not None and (number > newest or may_be_claim(store, number))
 
 
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
-    """
-    Return what a garbage collection may delete in the parents of a fork; nothing is changed.
-
-    Raises:
-        CheckpointError: A reference to a parent is damaged (`reason` "damaged").
-        StoreError: A store failed.
-
-    Blocks: On the stores.
-    """
+    """Return what a garbage collection may delete in the parents of a fork; nothing is changed."""
     releases = _release_parents(store, frozenset(), dry_run=True)
     return tuple(each for each in releases if each.tags or each.problem)
 
@@ -374,11 +343,6 @@ class BatchedCleanUp:
     """
     Deletes what no retained checkpoint needs, for one owner.
 
-    Args:
-        store: The store of the location.
-        clock_ms: Milliseconds of any clock; decides when a batch begins, nothing else.
-        start: Runs requests in another thread.
-
     Thread: The driver's; requests of a batch run in a thread of their own.
     """
 
@@ -396,25 +360,13 @@ class BatchedCleanUp:
         self._leftovers: tuple[int, ...] = ()
 
     def begin(self, leftovers: tuple[int, ...] = ()) -> None:
-        """
-        Begin after a restore, which has replaced what the ledger knew.
-
-        Args:
-            leftovers: Older checkpoints that are neither retained nor needed.
-        """
+        """Begin after a restore, which has replaced what the ledger knew."""
         self._running = None  # its results belong to the history before
         self._waits_since_ms = None
         self._leftovers = leftovers
 
     def now(self, ledger: CheckpointLedger) -> CleanUpReport:
-        """
-        Delete everything that is unneeded; list nothing but the tags.
-
-        Raises:
-            StoreError: The tags could not be read; nothing was deleted.
-
-        Blocks: On the store.
-        """
+        """Delete everything that is unneeded; list nothing but the tags."""
         self._finish(ledger)
         self._waits_since_ms = None
         request = CleanUpRequested(None)
@@ -429,14 +381,7 @@ class BatchedCleanUp:
         return report
 
     def when_due(self, ledger: CheckpointLedger) -> None:
-        """
-        Take the results of the batch under way, and begin the next one if it is due.
-
-        Raises:
-            StoreError: A request of the batch failed.  Its objects are deleted with a later one.
-
-        Blocks: On the store, if a full batch waits.
-        """
+        """Take the results of the batch under way, and begin the next one if it is due."""
         while self._running is not None:
             is_full = len(ledger.subsumed) >= 2 * BATCH_COMMITS
             if not self._running.done() and not is_full:

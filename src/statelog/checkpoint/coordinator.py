@@ -440,9 +440,6 @@ class CheckpointRecorder:
     """
     Records the sizes of checkpoints, and the snapshots written.
 
-    Args:
-        metrics: Registry that holds the values; replaces the gauges of an earlier recorder.
-
     Thread: The driver's; values may be read from any thread.
     """
 
@@ -490,17 +487,7 @@ class CheckpointRecorder:
 def prepare_commit(
     checkpoint: CompletedCheckpoint, sections: Mapping[bytes, bytes], *, compress: bool
 ) -> MetadataFile:
-    """
-    Build the metadata object of a checkpoint.
-
-    Args:
-        checkpoint: The checkpoint; its properties are JSON.
-        sections: Opaque bytes by four-byte tag.
-        compress: Snappy-frame the change sets.
-
-    Raises:
-        UsageError: A property is not JSON, or a tag is reserved.
-    """
+    """Build the metadata object of a checkpoint."""
     checkpoint = replace(checkpoint, attempt=os.urandom(8).hex())
     path = PATHS.metadata(checkpoint.checkpoint_id)
     return write_metadata(checkpoint, path, compress=compress, sections=sections)
@@ -526,15 +513,7 @@ def _timeline_after(
 
 
 def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[float], None]) -> None:
-    """
-    Put the metadata object of a checkpoint; it exists afterwards, and this owner wrote it.
-
-    Raises:
-        FencedError: Another owner's entry has the number.
-        StoreError: The store failed; the object may exist or not.
-
-    Blocks: On the store.
-    """
+    """Put the metadata object of a checkpoint; it exists afterwards, and this owner wrote it."""
     mine = prepared.checkpoint
     path = PATHS.metadata(mine.checkpoint_id)
     # A lost answer looks like a fault, or (repeated by the client) like a conflict.

@@ -66,22 +66,7 @@ def _numbers(folders: Iterable[str]) -> list[int]:
 
 
 def read_entry(store: ObjectStore, number: int, *, whole: bool = False) -> Entry:
-    """
-    Read one entry, verified.
-
-    Args:
-        store: The store of the location.
-        number: Its number.
-        whole: Also read and verify the change sets inside; otherwise only the trailer is read.
-
-    Raises:
-        ObjectNotFoundError: There is no such entry.
-        CorruptionError: Its metadata is damaged.
-        IncompatibleFormatError: A newer statelog wrote it.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
+    """Read one entry, verified."""
     path = PATHS.metadata(number)
 
     def parsed(data: memoryview) -> Entry:
@@ -97,12 +82,7 @@ def read_entry(store: ObjectStore, number: int, *, whole: bool = False) -> Entry
 def read_checkpoint(
     store: ObjectStore, checkpoint_id: int, *, whole: bool = False
 ) -> StoredCheckpoint:
-    """
-    Read one checkpoint, verified; arguments, errors and `Blocks:` as for `read_entry`.
-
-    Raises:
-        ObjectNotFoundError: There is no such checkpoint: nothing has the number, or a claim has it.
-    """
+    """Read one checkpoint, verified; arguments, errors and `Blocks:` as for `read_entry`."""
     return _no_claim(read_entry(store, checkpoint_id, whole=whole))
 
 
@@ -168,10 +148,6 @@ class Entries:
 
     Entries never change.  An owner may delete entries while they are read here; then the listing is taken
     again.
-
-    Args:
-        store: The store of the location.
-        ids: The numbers of the entries, ascending; None to list them at the first use.
     """
 
     def __init__(self, store: ObjectStore, ids: list[int] | None = None) -> None:
@@ -264,14 +240,7 @@ class Entries:
         return None if stored is None else stored.checkpoint
 
     def newest_stored(self) -> StoredCheckpoint | None:
-        """
-        Return the checkpoint to continue from as it is stored; None if there is none.
-
-        Raises:
-            CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
-                older one that can be restored (`usable_id`).
-            IncompatibleFormatError: A newer statelog wrote the newest one.
-        """
+        """Return the checkpoint to continue from as it is stored; None if there is none."""
         while True:
             top = self.top()
             if top is None:
@@ -308,15 +277,7 @@ class Entries:
         return unusable(checkpoint_id, "damaged", text, usable_id=usable)
 
     def load(self, checkpoint_id: int) -> StoredCheckpoint:
-        """
-        Return a checkpoint that a caller names.
-
-        Raises:
-            CheckpointError: `reason` "not_found"; the message names those that exist.  Or "damaged".
-            IncompatibleFormatError: A newer statelog wrote it.
-
-        Blocks: On the store.
-        """
+        """Return a checkpoint that a caller names."""
         try:
             return self.read_checkpoint(checkpoint_id)
         except ObjectNotFoundError as error:
@@ -365,11 +326,7 @@ def _is_checkpoint(store: ObjectStore, number: int) -> bool:
 
 
 def may_be_claim(store: ObjectStore, number: int) -> bool:
-    """
-    Return whether an entry is a claim, or a damaged one that is small enough to be one.
-
-    Blocks: On the store.
-    """
+    """Return whether an entry is a claim, or a damaged one that is small enough to be one."""
     try:
         return isinstance(read_entry(store, number), ClaimRecord)
     except ObjectNotFoundError:
@@ -409,17 +366,6 @@ def open_state(
 
     A location wins over a folder of the same name inside it.  A path with neither is returned as it is:
     the caller says what is missing.
-
-    Args:
-        location: Path or URL of the state location, or of the checkpointLocation of a query whose
-            state is in it.
-        options: As for `open_store`.
-
-    Raises:
-        UsageError: There is no such directory.
-        StoreError: The store failed.
-
-    Blocks: On the store, a listing; three where *location* is not the state location itself.
     """
     store = open_existing_store(location, options=options)
     if is_state(store) or STATE_FOLDER not in store.list_folders():

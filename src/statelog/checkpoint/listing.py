@@ -148,14 +148,7 @@ def list_checkpoints(store: ObjectStore) -> list[CheckpointSummary]:
 
 
 def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedCheckpoint | None]]:
-    """
-    Return what `list_checkpoints` returns, each with its checkpoint; None if it cannot be read.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store: a listing, and about two requests for each checkpoint, sent at once.
-    """
+    """Return what `list_checkpoints` returns, each with its checkpoint; None if it cannot be read."""
     ids, pins = ask_both(store, lambda: present_ids(store), lambda: read_pins(store))
     reads = [partial(_read, store, checkpoint_id) for checkpoint_id in ids]
     answers, newest = ask_both(

@@ -34,13 +34,7 @@ _ATTEMPTS: Final = 1000
 
 
 def new_owner_id(kind: str) -> str:
-    """
-    Return a name for an owner that no other owner has.
-
-    Args:
-        kind: What claims: "query", "rewind", ...  It comes first in the name; host and process
-            follow, so that a person can find the owner.
-    """
+    """Return a name for an owner that no other owner has."""
     return f"{kind}-{socket.gethostname()}-{os.getpid()}-{os.urandom(8).hex()}"
 
 
@@ -62,8 +56,6 @@ def describe_newest_claim(store: ObjectStore) -> str:
     Return the newest claim as text for a message; see `describe_claim`.
 
     Raises nothing: the message that needs it reports another fault.
-
-    Blocks: On the store (a listing, and the newest entries).
     """
     try:
         for number in reversed(present_ids(store)):
@@ -86,26 +78,8 @@ def claim_location(
     """
     Take over the location.
 
-    Args:
-        entries: The entries of the location.  It ends with the claim afterwards, and has read the newest
-            checkpoint if that can be read.
-        owner_id: Name of the owner, for information.
-        clock_ms: Milliseconds since 1970, for information.
-        pause: Waits the given number of seconds if the store answers "exists" and returns no claim.
-        verify: Called before the first put, at the same time as other requests; raises if the location
-            must not be claimed.
-
     Returns:
         The claim, and the pins of the location, read after it.
-
-    Raises:
-        StoreError: The store failed, or answers that an entry exists and returns none.
-        CheckpointError: Other owners claimed the location first, a thousand times in a row (`reason`
-            "contended").  Or a driver of another location has written to it ("foreign_state").
-        IncompatibleFormatError: A newer statelog wrote the highest entry.
-
-    Blocks: On the store: four round trips (a listing, the highest entry and the lowest, the put, a
-        listing).
     """
     store = entries.store
     attempt = os.urandom(8).hex()
@@ -145,11 +119,6 @@ def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
 
     The first claim makes the identity.  The first claim of a copy begins a timeline: the location that
     it was copied from may go on too.
-
-    Args:
-        entries: The entries of the location.
-        number: The number of the claim.
-        attempt: The name of its attempt, which becomes the identity of a new location.
     """
     top = entries.top()
     if isinstance(top, CorruptionError):
@@ -173,9 +142,6 @@ def _check_location(entries: Entries, lowest: Entry, location_id: str) -> None:
 
     A driver of a location that was deleted, and made again at the same place, may still run: its next
     number may be free in the new one.
-
-    Raises:
-        CheckpointError: Such a driver has written it (`reason` "foreign_state").
     """
     own_id, _ = _history_of(lowest)
     if location_id == own_id:
@@ -232,18 +198,8 @@ def put_claim(
     """
     Put a claim under a number that was free.
 
-    Args:
-        store: The store of the location.
-        claim: The claim.
-        pause: Waits the given number of seconds if the store answers "exists" and returns no entry.
-
     Returns:
         Whether it has its number; False if another entry has it.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store.
     """
 
     def found() -> Entry | None:

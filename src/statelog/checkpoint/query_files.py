@@ -58,11 +58,7 @@ class QueryFiles(Protocol):
         """The checkpointLocation, as Spark resolves it."""
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """
-        Return a file, or its last *tail* bytes; None if there is no such file.
-
-        Blocks: On the file.
-        """
+        """Return a file, or its last *tail* bytes; None if there is no such file."""
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the files in a folder; none if there is no such folder."""
@@ -74,20 +70,7 @@ def read_source_logs(
     before: Sequence[str | None],
     offsets: Sequence[str | None],
 ) -> tuple[SourceLog, ...]:
-    """
-    Return the entries in the logs of the sources between two sets of offsets.
-
-    Args:
-        files: The checkpointLocation.
-        folders: For each source the name of its log below `sources/`.
-        before: For each source the offset before the micro-batch; empty for the first one.
-        offsets: For each source the offset of the micro-batch.
-
-    Raises:
-        CorruptionError: An entry is empty or cut short.
-
-    Blocks: On the files, usually one small read for each file source with new files.
-    """
+    """Return the entries in the logs of the sources between two sets of offsets."""
     logs = []
     for source, (folder, offset) in enumerate(zip(folders, offsets, strict=True)):
         covered = logged_range(before[source] if source < len(before) else None, offset)
@@ -102,14 +85,7 @@ def read_source_logs(
 
 
 def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str:
-    """
-    Return a digest of the files in entries (*after*, *upto*]; "" if one is missing.
-
-    Raises:
-        CorruptionError: An entry is empty or cut short.
-
-    Blocks: On the files.
-    """
+    """Return a digest of the files in entries (*after*, *upto*]; "" if one is missing."""
     listed: list[FileEntry] = []
     for entry in range(after + 1, upto + 1):
         named = _entry(files, f"sources/{folder}", entry)
@@ -120,15 +96,7 @@ def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str
 
 
 def files_upto(files: QueryFiles, folder: str, upto: int) -> list[FileEntry]:
-    """
-    Return the files in all entries of a source's log up to *upto*.
-
-    Raises:
-        CheckpointError: An entry is missing (`reason` "not_found").
-        CorruptionError: An entry is empty or cut short.
-
-    Blocks: On the files.
-    """
+    """Return the files in all entries of a source's log up to *upto*."""
     log = f"sources/{folder}"
     compact = _last_compact_upto(files.names(log), upto)
     entries: list[FileEntry] = []
@@ -194,14 +162,7 @@ _metadata_decoder: Final = msgspec.json.Decoder(_Metadata)
 
 
 def recorded_query_id(files: QueryFiles) -> str:
-    """
-    Return Spark's id of the query in a checkpointLocation; "" if no query ran there.
-
-    Raises:
-        CheckpointError: The file with the id is damaged (`reason` "damaged").
-
-    Blocks: On the file.
-    """
+    """Return Spark's id of the query in a checkpointLocation; "" if no query ran there."""
     data = files.read(METADATA)
     if data is None:
         return ""
@@ -217,39 +178,19 @@ def recorded_query_id(files: QueryFiles) -> str:
 
 
 def read_offsets(files: QueryFiles, batch_id: int) -> OffsetEntry | None:
-    """
-    Return the entry of a micro-batch in the offset log, or None.
-
-    Raises:
-        CorruptionError: The file is empty or cut short.
-        IncompatibleFormatError: Its version is unknown.
-
-    Blocks: On the file.
-    """
+    """Return the entry of a micro-batch in the offset log, or None."""
     name = f"{OFFSETS}/{batch_id}"
     data = files.read(name)
     return None if data is None else parse_offsets(data, name)
 
 
 def newest_batch(files: QueryFiles) -> int | None:
-    """
-    Return the newest micro-batch that Spark has planned, or None.
-
-    Blocks: On the names of the files.
-    """
+    """Return the newest micro-batch that Spark has planned, or None."""
     return max(numbers_in(files, OFFSETS), default=None)
 
 
 def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
-    """
-    Return the newest entry of the offset log, or None.
-
-    Raises:
-        CheckpointError: It is damaged (`reason` "damaged").
-        IncompatibleFormatError: Its version is unknown.
-
-    Blocks: On the files.
-    """
+    """Return the newest entry of the offset log, or None."""
     newest = newest_batch(files)
     if newest is None:
         return None
@@ -266,11 +207,7 @@ def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
 
 
 def unfinished_batch(files: QueryFiles) -> int | None:
-    """
-    Return the micro-batch that was planned and is not finished, which Spark repeats; None for none.
-
-    Blocks: On two listings.
-    """
+    """Return the micro-batch that was planned and is not finished, which Spark repeats; None for none."""
     newest = newest_batch(files)
     return None if newest is None or newest in numbers_in(files, COMMITS) else newest
 
@@ -288,12 +225,7 @@ def number_of(name: str) -> int | None:
 
 
 def _check_sums(files: QueryFiles, batch_id: int) -> None:
-    """
-    Compare an entry with its checksums, as Hadoop does on local disk.
-
-    Raises:
-        CorruptionError: They differ.
-    """
+    """Compare an entry with its checksums, as Hadoop does on local disk."""
     name = f"{OFFSETS}/{batch_id}"
     sums = files.read(f"{OFFSETS}/.{batch_id}.crc")
     if sums is None or len(sums) < _CHECKSUMS.size:
@@ -324,11 +256,6 @@ def refuse_unfinished_repartition(files: QueryFiles) -> None:
     Reject a checkpointLocation with the entry of a repartition that did not finish.
 
     Spark fixes the number of partitions when a query begins, so that only a repartition changes it.
-
-    Raises:
-        CheckpointError: There is one (`reason` "incompatible"); the message has the files to delete.
-
-    Blocks: On the files.
     """
     newest = newest_batch(files)
     if not newest or files.read(f"{COMMITS}/{newest}") is not None:
@@ -372,12 +299,7 @@ class StoredQuery:
         return self._store.url
 
     def query_id(self) -> str:
-        """
-        Return Spark's name of the query.
-
-        Raises:
-            UsageError: This is not the checkpointLocation of a query.
-        """
+        """Return Spark's name of the query."""
         try:
             query_id = recorded_query_id(self)
         except CheckpointError as error:
@@ -414,13 +336,7 @@ class StoredQuery:
         return sorted(numbers_in(self, folder))
 
     def offsets(self, batch_id: int) -> OffsetEntry | None:
-        """
-        Return the entry of a micro-batch in the offset log, or None.
-
-        Raises:
-            CorruptionError: The file is empty or cut short.
-            IncompatibleFormatError: Its version is unknown.
-        """
+        """Return the entry of a micro-batch in the offset log, or None."""
         return read_offsets(self, batch_id)
 
     def last_written(self) -> dt.datetime | None:
@@ -446,12 +362,7 @@ class StoredQuery:
         return [path for _, path in sorted(files, key=lambda file: (-file[0], "/." in file[1]))]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """
-        Delete files one after another, durably on local disk.
-
-        Raises:
-            StoreError: The store failed; some of the files may be deleted.
-        """
+        """Delete files one after another, durably on local disk."""
         folders = set()
         for path in paths:
             self._store.delete([path])

@@ -72,20 +72,7 @@ class RestorePoint:
 def find_restore_point(
     entries: Entries, checkpoint_id: int | None = None, *, pins: tuple[Pin, ...] | None = None
 ) -> RestorePoint:
-    """
-    Find the checkpoint to continue from: the newest one, or the given one.
-
-    Args:
-        entries: The entries of the location.
-        checkpoint_id: None for the newest one, or the id of one.
-        pins: The pins of the location; None to read them.
-
-    Raises:
-        CheckpointError: It is damaged, does not exist, or can no longer be restored (`reason`).
-        IncompatibleFormatError: A newer statelog wrote it.
-
-    Blocks: On the store.
-    """
+    """Find the checkpoint to continue from: the newest one, or the given one."""
     store = entries.store
     _, pinning = ask_both(
         store, lambda: entries.ids, lambda: read_pins(store) if pins is None else pins
@@ -139,12 +126,7 @@ def objects_of(checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
 
 
 def check_key_groups(url: str, checkpoint: CompletedCheckpoint, max_parallelism: int) -> None:
-    """
-    Check that a checkpoint has the number of key groups of the job.
-
-    Raises:
-        CheckpointError: It has another one (`reason` "max_parallelism").
-    """
+    """Check that a checkpoint has the number of key groups of the job."""
     if checkpoint.max_parallelism != max_parallelism:
         raise unusable(
             checkpoint.checkpoint_id,
@@ -156,15 +138,7 @@ def check_key_groups(url: str, checkpoint: CompletedCheckpoint, max_parallelism:
 
 
 def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> CompletedCheckpoint:
-    """
-    Return the newest checkpoint, or the one asked for, to read its state.
-
-    Raises:
-        CheckpointError: There is none (`reason` "not_found"), or as `find_restore_point`.
-        IncompatibleFormatError: A newer statelog wrote it.
-
-    Blocks: On the store.
-    """
+    """Return the newest checkpoint, or the one asked for, to read its state."""
     entries = Entries(store)
     if checkpoint_id is not None:
         return _asked_for(entries, checkpoint_id)[0].checkpoint
@@ -175,19 +149,7 @@ def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> Com
 
 
 def find_continuing(store: ObjectStore, position: CheckpointPosition) -> CompletedCheckpoint:
-    """
-    Return the newest checkpoint, which continues one that was remembered outside of the location.
-
-    Args:
-        store: The store of the location.
-        position: The checkpoint that was remembered; it may be deleted by now.
-
-    Raises:
-        CheckpointError: The location was replaced, or the query was rewound to an earlier checkpoint
-            (`reason` "not_newer").  Or the location does not have a checkpoint ("not_found").
-
-    Blocks: On the store.
-    """
+    """Return the newest checkpoint, which continues one that was remembered outside of the location."""
     newest = find_checkpoint(store)
     check_continues(store, newest, position)
     return newest
@@ -196,12 +158,7 @@ def find_continuing(store: ObjectStore, position: CheckpointPosition) -> Complet
 def check_continues(
     store: ObjectStore, checkpoint: CompletedCheckpoint, position: CheckpointPosition
 ) -> None:
-    """
-    Check that a checkpoint continues one that was remembered outside of the location.
-
-    Raises:
-        CheckpointError: It does not (`reason` "not_newer"); see `find_continuing`.
-    """
+    """Check that a checkpoint continues one that was remembered outside of the location."""
     if checkpoint.continues(position):
         return
     number = position.checkpoint_id
@@ -224,13 +181,6 @@ def keep_tag(store: ObjectStore, tag: Tag) -> None:
     Check that a tag of an earlier call keeps its checkpoint; else delete the tag.
 
     That call may have ended before it checked whether the checkpoint is retained.
-
-    Raises:
-        CheckpointError: The checkpoint was deleted meanwhile (`reason` "subsumed", "not_found",
-            "objects_missing").
-        StoreError: The store failed.
-
-    Blocks: On the store.
     """
     try:
         find_checkpoint(store, tag.checkpoint_id)

@@ -73,21 +73,7 @@ def random_name() -> str:
 def read_stream(
     store: ObjectStore, handle: StreamStateHandle, *, what: str = "state"
 ) -> memoryview:
-    """
-    Return the bytes of a handle, verified as far as the handle can tell.
-
-    Args:
-        store: Where the handle's path counts from.
-        handle: What to read.
-        what: What the bytes are, for errors.
-
-    Raises:
-        CorruptionError: Size or checksum differ.
-        ObjectNotFoundError: The object does not exist.
-        StoreError: The store failed.
-
-    Blocks: On the store.   Thread: any.
-    """
+    """Return the bytes of a handle, verified as far as the handle can tell."""
     if isinstance(handle, ByteStreamStateHandle):
         return memoryview(handle.data)
     file, crc32c = handle, handle.crc32c
@@ -105,12 +91,7 @@ def read_stream(
 
 
 def check_stream(handle: FileStateHandle, data: Buffer, name: str) -> None:
-    """
-    Verify bytes by the size and the checksum of their handle.
-
-    Raises:
-        CorruptionError: Size or checksum differ.
-    """
+    """Verify bytes by the size and the checksum of their handle."""
     if handle.size_bytes >= 0 and len(data) != handle.size_bytes:
         raise CorruptionError(
             f"damaged {name}: {len(data)} bytes instead of {handle.size_bytes}",

@@ -248,12 +248,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
 
 
 def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: str) -> str:
-    """
-    Return the name in the store of a folder, which may be absolute.
-
-    Raises:
-        UsageError: It is empty, not a path, or not below the root of the store.
-    """
+    """Return the name in the store of a folder, which may be absolute."""
     written = text(os.fspath(directory) if isinstance(directory, os.PathLike) else directory, name)
     root = local_path(store.url)
     if "://" in written:
@@ -277,12 +272,7 @@ def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: 
 
 
 def _check_directory(store: ObjectStore, directory: str, entropy: Entropy | None) -> None:
-    """
-    Check that a folder exists; object stores have none, and a marker makes its folders.
-
-    Raises:
-        StoreError: It does not exist on local disk.
-    """
+    """Check that a folder exists; object stores have none, and a marker makes its folders."""
     root = local_path(store.url)
     if root is None or entropy is not None or os.path.isdir(os.path.join(root, directory)):
         return
@@ -304,21 +294,7 @@ def duplicate_state(
     new_path: Callable[[str | None], str],
     attempts: int,
 ) -> list[StreamStateHandle]:
-    """
-    Copy the objects of *handles*; all of them, or none.
-
-    Args:
-        store: The store of the objects and of the copies.
-        handles: Handles to copy; inline ones contain their bytes and are returned unchanged.
-        new_path: Makes the path of a copy from a file name; for None from a new name.
-        attempts: Names to try while another object has the name.
-
-    Raises:
-        CorruptionError: An object does not have the checksum of its handle.
-        StoreError: The store failed; copies made before have been deleted as far as possible.
-
-    Blocks: For the store.
-    """
+    """Copy the objects of *handles*; all of them, or none."""
     copies: list[StreamStateHandle] = []
     try:
         for handle in handles:

@@ -113,11 +113,6 @@ def list_tags(store: ObjectStore) -> list[Tag]:
     Return all tags, by kind and name.
 
     Objects of a kind that a newer statelog made are not returned; they pin nothing.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store, one listing.
     """
     kinds = {kind.value: kind for kind in TagKind}
     tags = []
@@ -138,28 +133,14 @@ def list_tags(store: ObjectStore) -> list[Tag]:
 
 
 def read_pins(store: ObjectStore) -> tuple[Pin, ...]:
-    """
-    Return what the tags of a location pin.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store, one listing.
-    """
+    """Return what the tags of a location pin."""
     return tuple(tag.pin for tag in list_tags(store))
 
 
 def retained_ids(
     store: ObjectStore, newest: CompletedCheckpoint, ids: Sequence[int]
 ) -> tuple[int, ...]:
-    """
-    Return the checkpoints that can be restored: retained by *newest*, or pinned; ascending.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store: one listing, and a request for each entry that only a pin holds.
-    """
+    """Return the checkpoints that can be restored: retained by *newest*, or pinned; ascending."""
     return _retained(store, read_pins(store), newest, ids)
 
 
@@ -196,16 +177,7 @@ def retained_among(
 
 
 def retained_checkpoints(store: ObjectStore) -> tuple[int, ...]:
-    """
-    Return the checkpoints of a location that can be restored, ascending.
-
-    Raises:
-        CheckpointError: The newest one is damaged (`reason` "damaged").
-        IncompatibleFormatError: A newer statelog wrote it.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
+    """Return the checkpoints of a location that can be restored, ascending."""
     ids = present_ids(store)
     newest = Entries(store, ids).newest()
     return () if newest is None else retained_ids(store, newest, ids)
@@ -222,23 +194,8 @@ def put_tag(
     """
     Pin a checkpoint; a reader replaces its position by a second tag and deletes the first.
 
-    Args:
-        store: The store of the location.
-        tag: Kind, name and checkpoint; `path` is ignored.
-        clock_ms: Milliseconds since 1970 (UTC).
-        facts: See `TagContent`.
-        files: See `TagContent`.
-
     Returns:
         The tag with its path.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist (`reason` "not_found"), or is not retained any
-            more ("subsumed"); nothing is pinned.
-        UsageError: The name is taken, or has other characters than letters, digits, ".", "_", "-".
-        StoreError: The store failed.  The tag may exist; `delete_tag` removes it.
-
-    Blocks: On the store.
     """
     check_name(tag.name)
     whole_number(tag.checkpoint_id, "checkpoint", low=0)
@@ -266,27 +223,12 @@ def put_tag(
 
 
 def delete_tag(store: ObjectStore, tag: Tag) -> None:
-    """
-    Unpin a checkpoint; the next clean-up of the query, or a garbage collection, deletes it.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
+    """Unpin a checkpoint; the next clean-up of the query, or a garbage collection, deletes it."""
     store.delete([tag.path])
 
 
 def find_tag(store: ObjectStore, name: str, kind: TagKind) -> Tag:
-    """
-    Return the tag of a name.
-
-    Raises:
-        CheckpointError: There is none (`reason` "not_found"); the message names those there are.
-        StoreError: The store failed.
-
-    Blocks: On the store, one listing.
-    """
+    """Return the tag of a name."""
     tags = [tag for tag in list_tags(store) if tag.kind is kind]
     for tag in tags:
         if tag.name == name:
@@ -300,17 +242,7 @@ def find_tag(store: ObjectStore, name: str, kind: TagKind) -> Tag:
 
 
 def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
-    """
-    Return the content of a tag.
-
-    Raises:
-        ObjectNotFoundError: It was deleted meanwhile.
-        CorruptionError: It is damaged, or has a file that does not belong to a position of sources.
-        IncompatibleFormatError: A newer statelog wrote it.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
+    """Return the content of a tag."""
     path = tag.path
     trailer = read_verified(store, path, lambda data: parse_segment(data, where=path)).trailer
     sections: Mapping[bytes, bytes] = {} if trailer is None else trailer.sections
@@ -338,12 +270,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
 
 
 def check_name(name: str) -> str:
-    """
-    Return the name of a tag if it can be one.
-
-    Raises:
-        UsageError: It has other characters than letters, digits, ".", "_" and "-", or more than 100.
-    """
+    """Return the name of a tag if it can be one."""
     if not _NAME.fullmatch(text(name, "name")):
         raise UsageError(
             f"{name!r} cannot be the name of a tag: use up to 100 letters, digits, '.', '_' and '-', a "
@@ -418,11 +345,7 @@ class ReaderPosition:
         check_name(self.name)
 
     def current(self) -> int | None:
-        """
-        Return the checkpoint up to which the reader has read; None for a new one.
-
-        Blocks: On the store, one listing.
-        """
+        """Return the checkpoint up to which the reader has read; None for a new one."""
         return max((tag.checkpoint_id for tag in self._tags()), default=None)
 
     def move(self, checkpoint_id: int) -> None:
@@ -431,12 +354,6 @@ class ReaderPosition:
 
         The new position is put before the old one is deleted, so that no clean-up in between deletes
         what was not read.
-
-        Raises:
-            CheckpointError: The checkpoint is no longer retained (`reason` "subsumed").
-            StoreError: The store failed.
-
-        Blocks: On the store.
         """
         before = self._tags()
         if not any(
@@ -454,11 +371,7 @@ class ReaderPosition:
                 delete_tag(self.store, entry)
 
     def remove(self) -> None:
-        """
-        Forget the position; what it kept may be deleted.
-
-        Blocks: On the store.
-        """
+        """Forget the position; what it kept may be deleted."""
         for tag in self._tags():
             delete_tag(self.store, tag)
 

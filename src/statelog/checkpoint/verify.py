@@ -124,14 +124,7 @@ def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
 
 
 def verify_checkpoint(store: ObjectStore, checkpoint_id: int) -> Iterator[VerifiedObject]:
-    """
-    Read and verify every object that one checkpoint needs; yield each result.
-
-    Raises:
-        StoreError: The store failed, other than by a missing object.
-
-    Blocks: On the store; reads every object whole, once.
-    """
+    """Read and verify every object that one checkpoint needs; yield each result."""
     path = PATHS.metadata(checkpoint_id)
     try:
         checkpoint = read_checkpoint(store, checkpoint_id).checkpoint

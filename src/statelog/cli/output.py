@@ -150,12 +150,7 @@ def _with_finite_numbers(value: object) -> object:
 
 
 def open_location(location: str) -> LocationStore:
-    """
-    Open a state location that must exist, also by the checkpointLocation that has it.
-
-    Raises:
-        UsageError: There is no such directory, or it contains nothing of statelog.
-    """
+    """Open a state location that must exist, also by the checkpointLocation that has it."""
     store = open_state(location)
     if not is_state(store):
         raise UsageError(
@@ -166,12 +161,7 @@ def open_location(location: str) -> LocationStore:
 
 
 def open_file(file: str) -> tuple[ObjectStore, str]:
-    """
-    Return the store of a file, and its name there.
-
-    Raises:
-        UsageError: There is no such directory, or the name is missing.
-    """
+    """Return the store of a file, and its name there."""
     url = normalize_url(file)
     folder, _, name = url.rpartition("/")
     if not name or folder.endswith("/"):
@@ -184,34 +174,13 @@ def open_file(file: str) -> tuple[ObjectStore, str]:
 
 
 def open_existing(location: str, shown: str = "") -> ObjectStore:
-    """
-    Open a store whose folder must exist.
-
-    Args:
-        location: Path or URL.
-        shown: Its name in an error; *location* by default.
-
-    Raises:
-        UsageError: There is no such directory.
-    """
+    """Open a store whose folder must exist."""
     # The client would create the directory, and a misspelt location would appear empty.
     return open_existing_store(location, shown=shown)
 
 
 def write_text(file: Path, text: str, location: str) -> None:
-    """
-    Write a file whole, or leave what is there.
-
-    Args:
-        file: It may be in the location, where others may have made links: they are not followed.
-        text: Its content.
-        location: URL of the location that the text is about.
-
-    Raises:
-        UsageError: It cannot be written, or it is a link, a folder or a device.
-
-    Blocks: On the disk.
-    """
+    """Write a file whole, or leave what is there."""
     check_named_file(location, file)
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise UsageError(
@@ -226,16 +195,7 @@ def write_text(file: Path, text: str, location: str) -> None:
 
 
 def parse_duration(text: str, name: str = "the duration") -> dt.timedelta:
-    """
-    Return the duration in *text*: a number and a unit; seconds where there is no unit.
-
-    Args:
-        text: What the user gave.
-        name: Name of the option, for errors.
-
-    Raises:
-        UsageError: *text* is not a duration.
-    """
+    """Return the duration in *text*: a number and a unit; seconds where there is no unit."""
     return _DURATION.parse(text, name)
 
 

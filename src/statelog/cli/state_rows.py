@@ -47,12 +47,7 @@ ToOption = Annotated[
 
 
 def open_state(location: str, operator: str | None) -> LocationState:
-    """
-    Open the state of a location that must be one.
-
-    Raises:
-        UsageError: It is no state location.
-    """
+    """Open the state of a location that must be one."""
     return LocationState(open_location(location), operator=operator)
 
 
@@ -78,17 +73,7 @@ def show_rows(
     title: str = "",
     extra: Row | None = None,
 ) -> None:
-    """
-    Print rows.
-
-    Args:
-        rows: Read no further than needed.
-        columns: Their names, in order.
-        limit: How many to show; None for all.
-        as_json: One JSON object a line instead of a table.
-        title: Printed above the table.
-        extra: Members that each JSON object has too.
-    """
+    """Print rows."""
     remaining = iter(rows)
     if as_json:
         for row in islice(remaining, limit):

@@ -240,14 +240,7 @@ class ChangeLog:
         return tuple(self._persists)
 
     def check_persist(self, from_sqn: int) -> None:
-        """
-        Refuse a persist that cannot be served, before anything is cut for it.
-
-        Raises:
-            WriterClosedError: The log has ended.
-            ChangesTruncatedError: *from_sqn* is below the truncation point.
-            ChangesNotAppendedError: *from_sqn* is above the next number.
-        """
+        """Refuse a persist that cannot be served, before anything is cut for it."""
         if self._closed:
             raise WriterClosedError(
                 f"writer {self._log_id} is closed; create a new one", log_id=self._log_id
@@ -268,12 +261,7 @@ class ChangeLog:
             )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """
-        Note what happened and return what to do about it.
-
-        Raises:
-            UsageError: The event cannot happen now; nothing has changed.
-        """
+        """Note what happened and return what to do about it."""
         del now_ns  # nothing here depends on time; every core object has this signature
         match event:
             case ChangesCut(batches, size_bytes):
@@ -475,12 +463,7 @@ class ChangeLog:
         return actions
 
     def check_invariants(self) -> None:
-        """
-        Compare all collections with each other; for tests.
-
-        Raises:
-            InvariantError: One of the class's invariants is broken.
-        """
+        """Compare all collections with each other; for tests."""
         places = (self._not_uploaded, self._uploading, self._failed, self._uploaded)
         numbers = sorted(sqn for place in places for sqn in place)
         expected = [] if self._closed else list(range(self._lowest, self._active))

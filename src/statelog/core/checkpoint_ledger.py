@@ -234,10 +234,6 @@ class CheckpointLedger:
         3. The pending checkpoint is newer than the latest one.
         4. Retained ids ascend and end with the latest one.
         5. A pending checkpoint holds snapshots of its own ranges only, and these are disjoint.
-
-    Args:
-        max_parallelism: Number of key groups of the job.
-        retained: How many checkpoints to keep, >= 1; pinned ones are kept in addition.
     """
 
     def __init__(self, *, max_parallelism: int, retained: int) -> None:
@@ -288,18 +284,7 @@ class CheckpointLedger:
         return None if self._pending is None else self._pending.checkpoint_id
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """
-        Handle an event and return the actions it requires.
-
-        Args:
-            event: What happened.
-            now_ns: Time, nanoseconds of any steady count.
-
-        Raises:
-            FencedError: This owner is fenced; only `Restored` is accepted.
-            CheckpointError: The event contradicts the state of the ledger; nothing has changed.
-            UsageError: The ranges of a trigger overlap or exceed the key groups of the job.
-        """
+        """Handle an event and return the actions it requires."""
         if self._fenced is not None and not isinstance(event, Restored | Fenced):
             raise FencedError(self._fenced)
         match event:

@@ -156,16 +156,7 @@ class RequestPolicy:
     def delay_s(
         self, failure: Failure, attempts: int, elapsed_s: float, *, worked: bool, jitter: float
     ) -> float | None:
-        """
-        Return how long to wait before the next attempt; None to report the error.
-
-        Args:
-            failure: How the last attempt failed.
-            attempts: Number of attempts so far, >= 1.
-            elapsed_s: Time since the first one began.
-            worked: Whether the store has accepted the credentials before.
-            jitter: A fraction in [0, 1).
-        """
+        """Return how long to wait before the next attempt; None to report the error."""
         full_s = min(_FIRST_DELAY_S * 2.0 ** min(attempts - 1, 30), _DELAY_MAX_S)
         delay_s = full_s / 2 * (1 + jitter)
         retries, timeout_s = self.max_retries, self.retry_timeout_s

@@ -69,12 +69,6 @@ def choose_key_groups(
     Return the key groups to write with the next micro-batch.
 
     These are two slices at most.
-
-    Args:
-        policy: The bounds of the log and of one micro-batch.
-        distances: The log after the snapshots.
-        sizes: By key group: expected bytes of a snapshot.
-        failures: By key group: failed snapshots in a row; these key groups are last.
     """
     size = np.asarray(sizes, np.float64)
     state = float(size.sum())
@@ -125,15 +119,7 @@ def _joined(slices: Sequence[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
 
 
 class SnapshotSchedule:
-    """
-    Remember what no checkpoint holds: learned sizes, failures, and when to try again.
-
-    Args:
-        policy: The bounds.
-        max_parallelism: Number of key groups.
-        state_entries: Number of state entries, as far as known.
-        entry_bytes: Bytes of one entry in a snapshot; None before the first snapshot.
-    """
+    """Remember what no checkpoint holds: learned sizes, failures, and when to try again."""
 
     def __init__(
         self,

@@ -140,18 +140,7 @@ def files_digest(files: Iterable[FileEntry]) -> str:
 
 
 def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntry]:
-    """
-    Read an entry of a file source's log.
-
-    Args:
-        data: The file, or its end.
-        where: Its name, for errors.
-        whole: Whether *data* is the whole file; otherwise its first line, cut, is ignored.
-
-    Raises:
-        CorruptionError: It is empty or cut short.
-        IncompatibleFormatError: Its version is unknown.
-    """
+    """Read an entry of a file source's log."""
     lines = data.split(b"\n")
     if whole:
         _check_version(lines[0], where)
@@ -172,13 +161,7 @@ def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntr
 
 
 def parse_offsets(data: bytes, where: str) -> OffsetEntry:
-    """
-    Read an entry of a query's offset log.
-
-    Raises:
-        CorruptionError: It is empty or cut short.
-        IncompatibleFormatError: Its version is unknown.
-    """
+    """Read an entry of a query's offset log."""
     lines = data.decode("utf-8", "replace").split("\n")
     _check_version(lines[0].encode(), where, _VERSION, _NAMED)
     try:

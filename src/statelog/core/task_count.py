@@ -86,10 +86,6 @@ class TaskCount:
     The most expensive of the last three micro-batches counts, and there are fewer tasks only where the
     work is clearly less.  A burst is under-provisioned for at
     most one micro-batch, and not at all where the size of the input is known.
-
-    Args:
-        bounds: Least and greatest number.
-        task_work_ms: Work that pays for one more task.
     """
 
     def __init__(self, bounds: TaskBounds, task_work_ms: float = TASK_WORK_MS) -> None:
@@ -100,12 +96,7 @@ class TaskCount:
         self._slow_inputs = 0
 
     def choose(self, input_bytes: int | None) -> int:
-        """
-        Return the number of tasks of the next micro-batch.
-
-        Args:
-            input_bytes: Size of its input; None if unknown.
-        """
+        """Return the number of tasks of the next micro-batch."""
         rows = self._expected_rows(input_bytes)
         if rows is None:
             return self._bounds.most

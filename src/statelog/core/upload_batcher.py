@@ -130,16 +130,6 @@ class UploadBatcher:
       3. tasks wait only while the limit is in flight;
       4. tasks are queued only while a timer is set for them, or (without `fixed_delay`) an upload
          is running, at whose end they are uploaded.
-
-    Args:
-        delay_ns: Longest time in the queue; 0 uploads each task at once.
-        threshold_bytes: Queue size that uploads at once; at most *limit_bytes*.
-        limit_bytes: Queued and uploading bytes together at which tasks wait; the task that reaches it
-            is admitted whole.
-        fixed_delay: Always wait for the delay, as Flink does.
-
-    Raises:
-        InvalidOptionsError: The threshold exceeds the limit.
     """
 
     def __init__(
@@ -300,12 +290,7 @@ class UploadBatcher:
         return [RejectTasks(rejected)] if rejected else []
 
     def check_invariants(self) -> None:
-        """
-        Compare all collections with each other; for tests.
-
-        Raises:
-            InvariantError: One of the class's invariants is broken.
-        """
+        """Compare all collections with each other; for tests."""
         held = [self._waiting, self._queued, *self._batches.values(), *self._held.values()]
         ids = [task_id for group in held for task_id in group]
         check(len(ids) == len(set(ids)), "a task is in two places")

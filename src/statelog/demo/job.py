@@ -116,12 +116,7 @@ def read_lines(reader: DataFrameReader | DataStreamReader, config: JobConfig) ->
 def start_job(
     session: SparkSession, config: JobConfig, on_progress: Callable[[BatchProgress], None]
 ) -> StreamingQuery:
-    """
-    Start the streaming query over all files of the input, one in each micro-batch.
-
-    Raises:
-        CheckpointError: The state location belongs to another query, or cannot be used.
-    """
+    """Start the streaming query over all files of the input, one in each micro-batch."""
 
     def write(frame: DataFrame, batch_id: int) -> None:
         # A micro-batch that is delivered twice is stored once.

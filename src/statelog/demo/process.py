@@ -43,12 +43,6 @@ def start_program(
     Start a program in a new session.
 
     Its standard input is a pipe that ends when this process ends, also by a signal.
-
-    Args:
-        arguments: The program and its arguments.
-        log: File for standard error, and for standard output.
-        environment: All its environment variables.
-        stdout: Where standard output is written to instead, as for `Popen`.
     """
     with open(log, "ab") as output:
         return subprocess.Popen(
@@ -74,14 +68,7 @@ def processes_of_session(leader: int) -> dict[int, str]:
 
 
 def kill_session(leader: subprocess.Popen[bytes]) -> dict[int, str]:
-    """
-    Kill every process of a session, wait for their end, and return their ids and names.
-
-    Args:
-        leader: The process of `start_program`.
-
-    Blocks: Until they have ended, a few milliseconds.
-    """
+    """Kill every process of a session, wait for their end, and return their ids and names."""
     killed: dict[int, str] = {}
     deadline = time.monotonic() + _PATIENCE_SECONDS
     # Repeated: a process forked while the list is made is in the next list.
@@ -124,12 +111,6 @@ class JobProcess(ClosesAtExit):
 
     All its processes end with the `with` block at the latest; `process` is the driver, the leader of
     their session.
-
-    Args:
-        config: The configuration of the run.
-        log: File to which the output of the processes is appended.
-        program: Python's arguments for a program that calls `statelog.demo.program.main`.
-        environment: Environment variables on top of this process's.
     """
 
     def __init__(
@@ -144,15 +125,7 @@ class JobProcess(ClosesAtExit):
         )
 
     def events(self) -> Iterator[JsonObject]:
-        """
-        Yield the messages of the job until its driver has ended.
-
-        Raises:
-            StatelogError: The job ended with an error (not by a signal); the message has the last
-                lines of its log.
-
-        Blocks: For the job.
-        """
+        """Yield the messages of the job until its driver has ended."""
         assert self.process.stdout is not None
         failure = ""
         for line in self.process.stdout:

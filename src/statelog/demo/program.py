@@ -54,8 +54,6 @@ def check(session: SparkSession, config: JobConfig) -> JsonObject:
     Returns:
         Whether they are `exact`; the first `differences` and the `difference_count`; totals of the
         batch query; the number of `batches` in the sink; the `checkpoint` that was read.
-
-    Blocks: For a few Spark jobs.
     """
     read_lines(session.read, config).createOrReplaceTempView("lines")
     session.sql(_MARKED).createOrReplaceTempView("marked")

@@ -43,23 +43,7 @@ Called with each message of the demonstration, which has the name of its `event`
 def run_demo(
     folder: Path, location: str, show: Show, *, tasks_after: int, orders: int, batches: int
 ) -> None:
-    """
-    Run all steps.
-
-    Args:
-        folder: An empty folder for all files.
-        location: State location.
-        show: Called with each message.
-        tasks_after: Number of tasks after the kill.
-        orders: Number of orders in the input.
-        batches: Number of micro-batches.
-
-    Raises:
-        UsageError: The location contains state already.
-        StatelogError: The job failed, or there is no Java.
-
-    Blocks: For a minute or more.  An exception, also an interrupt, ends the job.
-    """
+    """Run all steps."""
     if is_state(open_location(location)):
         raise UsageError(
             f"{location} contains state already; the demonstration needs an empty location"
@@ -106,12 +90,6 @@ def write_orders(folder: Path, *, orders: int, days: int, seed: int = 1) -> None
 
     Customers order with very different frequency, some abroad, and return goods (negative quantities).
     A seed gives the same bytes on every machine.
-
-    Args:
-        folder: Target folder; created.
-        orders: Number of all orders; an order has five lines on average.
-        days: Number of files.
-        seed: Seed of the random numbers.
     """
     chance = random.Random(seed)
     folder.mkdir(parents=True)

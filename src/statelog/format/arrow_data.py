@@ -39,12 +39,7 @@ _ROW_BYTES_MIN: Final = 4
 
 
 def read_stream_table(data: Buffer) -> pa.Table:
-    """
-    Return the table of an Arrow IPC stream, validated.
-
-    Raises:
-        pa.ArrowException, OSError: It is none, or declares more than its size allows.
-    """
+    """Return the table of an Arrow IPC stream, validated."""
     buffer = pa.py_buffer(data)
     declared = rows = 0
     try:
@@ -92,12 +87,7 @@ def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: s
 
 
 def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """
-    Return the rows of a table from storage as Python values.
-
-    Raises:
-        pa.ArrowInvalid: A value or the parameter of a type has no Python value, such as a forged scale.
-    """
+    """Return the rows of a table from storage as Python values."""
     try:
         rows: list[dict[str, object]] = table.to_pylist()
         return rows
@@ -106,12 +96,7 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """
-    Return the record batch of one uncompressed Arrow message, validated.
-
-    Raises:
-        pa.ArrowException, OSError: It is none, or is compressed, which no change is.
-    """
+    """Return the record batch of one uncompressed Arrow message, validated."""
     try:
         rows = _plain_rows(memoryview(data))
     except struct.error as error:
@@ -123,12 +108,7 @@ def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def open_parquet(data: Buffer) -> pq.ParquetFile:
-    """
-    Return a Parquet file whose declared sizes fit its length.
-
-    Raises:
-        pa.ArrowException, OSError: It is none, or declares more than its size allows.
-    """
+    """Return a Parquet file whose declared sizes fit its length."""
     buffer = pa.py_buffer(data)
     try:
         file = pq.ParquetFile(pa.BufferReader(buffer))

@@ -23,16 +23,7 @@ ARRAY_BYTES: Final = 2**31 - 1
 
 
 def one_array(column: pa.Array | pa.ChunkedArray, what: str = "") -> pa.Array:
-    """
-    Return a column as one array, which is copied only where it has several chunks.
-
-    Args:
-        column: One array or several.
-        what: What the column is, for the message: "state 'total', field 'text'".
-
-    Raises:
-        CapacityError: One array cannot hold it.
-    """
+    """Return a column as one array, which is copied only where it has several chunks."""
     if isinstance(column, pa.Array):
         return _checked(column, what)
     if column.num_chunks == 1:
@@ -56,16 +47,7 @@ def joined_arrays(arrays: Sequence[pa.Array], what: str = "") -> pa.Array:
 
 
 def one_batch(table: pa.Table, what: str = "") -> pa.RecordBatch:
-    """
-    Return a table as one batch.
-
-    Args:
-        table: The rows.
-        what: What the table is, for the message; the name of the column follows.
-
-    Raises:
-        CapacityError: One array cannot hold one of its columns.
-    """
+    """Return a table as one batch."""
     try:
         batches = table.combine_chunks().to_batches()
     except pa.ArrowInvalid as error:
@@ -99,9 +81,6 @@ def batches_of(table: pa.Table) -> list[pa.RecordBatch]:
     Return a table as one batch, or as several if one cannot hold it.
 
     No array of a batch is a slice of a longer one.
-
-    Raises:
-        CapacityError: One array cannot hold one of its rows.
     """
     try:
         return [one_batch(table)]
@@ -118,12 +97,7 @@ def batches_of(table: pa.Table) -> list[pa.RecordBatch]:
 
 
 def rows_of(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """
-    Return rows of a table by number, in this order; several chunks if one array cannot hold a column.
-
-    Raises:
-        CapacityError: One array cannot hold one of the rows.
-    """
+    """Return rows of a table by number, in this order; several chunks if one array cannot hold a column."""
     batches = table.to_batches()
     ends = np.cumsum([batch.num_rows for batch in batches])
     which = np.searchsorted(ends, rows, side="right")

@@ -83,12 +83,7 @@ def compress_zstd(raw: bytes, level: int | None = None) -> bytes | None:
 
 
 def decompress_zstd(body: Buffer, length: int) -> bytes:
-    """
-    Return *length* bytes, and one more if present; a forged length allocates nothing.
-
-    Raises:
-        OSError: The data is damaged.
-    """
+    """Return *length* bytes, and one more if present; a forged length allocates nothing."""
     pieces: list[bytes] = []
     left = length + 1
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
@@ -99,12 +94,7 @@ def decompress_zstd(body: Buffer, length: int) -> bytes:
 
 
 def decode_json(data: Buffer | str, decoder: msgspec.json.Decoder[T]) -> T:
-    """
-    Return the value of a JSON text within `JSON_VALUES_MAX`.
-
-    Raises:
-        msgspec.DecodeError: It is none, has too many values or is nested too deeply.
-    """
+    """Return the value of a JSON text within `JSON_VALUES_MAX`."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
     if (values := json_values(raw)) > JSON_VALUES_MAX:
         raise msgspec.DecodeError(f"it has {values} values, more than {JSON_VALUES_MAX}")
@@ -124,12 +114,7 @@ def json_values(raw: bytes) -> int:
 
 
 def decode_msgpack(data: Buffer, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """
-    Return the value of a msgpack text.
-
-    Raises:
-        msgspec.DecodeError: It is none, or nested too deeply.
-    """
+    """Return the value of a msgpack text."""
     try:
         return decoder.decode(data)
     except RecursionError as error:

@@ -57,18 +57,7 @@ class DecodedChangeSet:
 def decode_change_set(
     payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
 ) -> DecodedChangeSet:
-    """
-    Decode the set that starts at *offset* of an uncompressed payload.
-
-    Args:
-        payload: Payload bytes, without the flag byte.
-        offset: Where the set starts, 0 to the payload's length.
-        size_bytes: Encoded length of the set, where it is known; the set must end exactly there.
-        where: Name of the object, for messages.
-
-    Raises:
-        CorruptionError: Counts or lengths do not fit the payload, or the set has another size.
-    """
+    """Decode the set that starts at *offset* of an uncompressed payload."""
     view = memoryview(payload)
     if (few := _decode_rows(view, offset)) is not None:
         decoded = DecodedChangeSet(*few)

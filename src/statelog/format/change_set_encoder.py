@@ -48,15 +48,7 @@ class EncodedChangeSet:
 def encode_change_set(
     change_set: StateChangeSet | Sequence[ChangeBatch],
 ) -> EncodedChangeSet:
-    """
-    Encode the changes of one set.
-
-    Args:
-        change_set: A set, or its batches in append order.
-
-    Raises:
-        InvariantError: Columns differ in length, or the set does not have the size it declares.
-    """
+    """Encode the changes of one set."""
     batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
     _check_columns(batches)
     batches = [batch for batch in batches if len(batch)]

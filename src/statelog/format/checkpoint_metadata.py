@@ -74,20 +74,7 @@ def write_metadata(
     compress: bool = True,
     sections: Mapping[bytes, bytes] | None = None,
 ) -> MetadataFile:
-    """
-    Write a checkpoint and its inline change sets as one file.
-
-    Args:
-        checkpoint: Its log handles may be inline, each with a changelog file (flag
-            byte, payload and, if present, a trailer).
-        path: Name the file will have.
-        compress: Snappy-frame the payload, unless the sections exceed the limit of a framed file.
-        sections: More trailer sections by their four-byte tag.
-
-    Raises:
-        UsageError: A tag is reserved or not four bytes; a property is not JSON.
-        CorruptionError: Inline bytes are damaged.
-    """
+    """Write a checkpoint and its inline change sets as one file."""
     extra = dict(sections or {})
     for tag in extra:
         if len(tag) != 4 or tag in RESERVED_TAGS:
@@ -115,18 +102,7 @@ def write_metadata(
 def rewrite_metadata(
     data: Buffer, checkpoint: CompletedCheckpoint, *, where: str = ""
 ) -> MetadataFile:
-    """
-    Return a metadata file with another record; its change sets keep their offsets.
-
-    Args:
-        data: The file, whole.
-        checkpoint: The record to put into it.
-        where: Name of the object, for messages.
-
-    Raises:
-        CorruptionError: The file is damaged.
-        IncompatibleFormatError: A newer statelog wrote it.
-    """
+    """Return a metadata file with another record; its change sets keep their offsets."""
     segment = parse_segment(data, where=where)
     if segment.trailer is None:
         raise CorruptionError(f"{where} has no checkpoint record", path=where)
@@ -242,16 +218,7 @@ def encode_streams(streams: Sequence[Buffer]) -> bytes:
 
 
 def decode_streams(section: Buffer | None, *, where: str = "") -> list[bytes]:
-    """
-    Return the streams in a section; none without one.
-
-    Args:
-        section: The body of the section.
-        where: Name of the object, for messages.
-
-    Raises:
-        CorruptionError: It is not a list of streams.
-    """
+    """Return the streams in a section; none without one."""
     if section is None:
         return []
     try:

@@ -174,12 +174,7 @@ class _FileTable:
 
 
 def encode_record(checkpoint: CompletedCheckpoint) -> bytes:
-    """
-    Return the body of the section `CKPT`.
-
-    Raises:
-        UsageError: A property is not JSON.
-    """
+    """Return the body of the section `CKPT`."""
     timeline = checkpoint.timeline
     table = _FileTable()
     snapshots = _Snapshots([], [], [], [])
@@ -278,13 +273,7 @@ def _log_columns(handles: Sequence[ChangelogStateHandle], table: _FileTable) -> 
 
 
 def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
-    """
-    Return the body of the section `CKPT`, uncompressed.
-
-    Raises:
-        IncompatibleFormatError: A newer statelog wrote it.
-        CorruptionError: It is damaged.
-    """
+    """Return the body of the section `CKPT`, uncompressed."""
     view = memoryview(body)
     if len(view) < _HEADER.size:
         raise damaged_record(where, f"the record has {len(view)} bytes")
@@ -320,13 +309,7 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
 
 
 def decode_record(body: Buffer, *, where: str = "") -> CompletedCheckpoint:
-    """
-    Read the body of the section `CKPT` of a checkpoint.
-
-    Raises:
-        IncompatibleFormatError: A newer statelog wrote it.
-        CorruptionError: It is damaged, is a claim, or names an object outside of the store.
-    """
+    """Read the body of the section `CKPT` of a checkpoint."""
     opened = open_record(body, where=where)
     if opened.kind != _CHECKPOINT_KIND:
         raise damaged_record(where, "the record is a claim")

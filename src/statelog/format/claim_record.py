@@ -67,12 +67,7 @@ _decoder: Final = msgspec.json.Decoder(ClaimRecord)
 
 
 def encode_claim(claim: ClaimRecord) -> bytes:
-    """
-    Return the object of a claim.
-
-    Raises:
-        UsageError: Its number is higher than any reader accepts, or the name of its owner is too long.
-    """
+    """Return the object of a claim."""
     if claim.next_number > ID_MAX:
         raise UsageError(f"the highest number of an entry is {ID_MAX}")
     sections = {CHECKPOINT_TAG: seal_record(msgspec.json.encode(claim), CLAIM_KIND)}
@@ -86,13 +81,7 @@ def encode_claim(claim: ClaimRecord) -> bytes:
 
 
 def decode_entry(body: Buffer, *, where: str = "") -> CompletedCheckpoint | ClaimRecord:
-    """
-    Read the body of the section `CKPT` of an entry.
-
-    Raises:
-        IncompatibleFormatError: A newer statelog wrote it.
-        CorruptionError: It is damaged, or names an object outside of the store.
-    """
+    """Read the body of the section `CKPT` of an entry."""
     opened = open_record(body, where=where)
     if opened.kind != CLAIM_KIND:
         return checkpoint_of(opened, where=where)

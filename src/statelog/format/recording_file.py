@@ -29,12 +29,7 @@ _ZSTD: Final = 1
 
 
 def pack_recording(raw: bytes) -> bytes:
-    """
-    Return the file with a body, compressed unless its reader would refuse that.
-
-    Raises:
-        UsageError: It is too large to be read again.
-    """
+    """Return the file with a body, compressed unless its reader would refuse that."""
     if len(raw) > RECORDING_BYTES_MAX:
         raise UsageError(
             f"a recording of {len(raw)} bytes cannot be read again; the most is {RECORDING_BYTES_MAX}: "
@@ -47,14 +42,7 @@ def pack_recording(raw: bytes) -> bytes:
 
 
 def framed(body: bytes, length: int, codec: int = _ZSTD) -> bytes:
-    """
-    Return the file with a body as it is stored.
-
-    Args:
-        body: Compressed by zstd, or as it is.
-        length: Its length once uncompressed.
-        codec: 1 for zstd, 0 for none.
-    """
+    """Return the file with a body as it is stored."""
     return _HEADER.pack(_MAGIC, VERSION, codec, 0, length, checksum([body])) + body
 
 
@@ -73,13 +61,7 @@ def unpack_recording(data: Buffer, *, where: str = "") -> Buffer:
 
 
 def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, int]:
-    """
-    Return the stored body of a file, its length once uncompressed, and its codec.
-
-    Raises:
-        CorruptionError: It is damaged, or no recording.
-        IncompatibleFormatError: It has another version.
-    """
+    """Return the stored body of a file, its length once uncompressed, and its codec."""
     view = memoryview(data)
     if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
         raise damaged_recording(where, "it does not begin as a recording")

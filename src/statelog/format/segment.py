@@ -64,12 +64,7 @@ _PLAIN_INDEX_MAX: Final = 2**31
 
 
 class SegmentWriter:
-    """
-    Writes change sets into one file, which is kept in memory.
-
-    Args:
-        compress: Snappy-frame the payload.
-    """
+    """Writes change sets into one file, which is kept in memory."""
 
     def __init__(self, *, compress: bool = False) -> None:
         self._compress = compress
@@ -117,15 +112,7 @@ class SegmentWriter:
         return entry
 
     def finish(self, sections: Mapping[bytes, bytes] | None = None) -> list[Buffer]:
-        """
-        Return the whole file, in pieces to be written one after another.
-
-        Args:
-            sections: More trailer sections by their four-byte tag.
-
-        Raises:
-            UsageError: The trailer of a framed file would exceed 16 MiB.
-        """
+        """Return the whole file, in pieces to be written one after another."""
         extra = dict(sections or {})
         if not self._compress:
             index = {SETS_TAG: pack_sets(self._sets)}
@@ -202,13 +189,7 @@ class Segment:
 
 
 def parse_segment(data: Buffer, *, where: str = "") -> Segment:
-    """
-    Read a whole file, verifying every checksum it has.
-
-    Raises:
-        IncompatibleFormatError: A newer statelog wrote it.
-        CorruptionError: It is damaged, torn, or not a changelog file.
-    """
+    """Read a whole file, verifying every checksum it has."""
     view = memoryview(data)
     if len(view) == 0:
         raise damaged(where, "the file is empty")
@@ -238,25 +219,14 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
 
 
 def parse_whole_file(data: Buffer, *, where: str = "") -> Segment:
-    """
-    Read a whole file as `parse_segment` does, and check its mark: where every byte counts.
-
-    Raises:
-        IncompatibleFormatError: A newer statelog wrote it.
-        CorruptionError: It is damaged, torn, or not a changelog file.
-    """
+    """Read a whole file as `parse_segment` does, and check its mark: where every byte counts."""
     segment = parse_segment(data, where=where)
     check_mark(data, where=where)
     return segment
 
 
 def verify_set(encoded: Buffer, crc32c: int, *, where: str = "", offset: int = 0) -> None:
-    """
-    Check the bytes of one change set.
-
-    Raises:
-        CorruptionError: The checksum does not match.
-    """
+    """Check the bytes of one change set."""
     if checksum([encoded]) != crc32c:
         raise CorruptionError(
             f"damaged change set in {where or 'file'} at payload offset {offset}: its checksum does "

@@ -91,14 +91,6 @@ def decompress_frames(
 
     Memory stays within a small multiple of the stream: a forged length is refused before anything
     is allocated for it.
-
-    Args:
-        stream: The bytes after the flag byte; may start in the middle of a stream.
-        where: Name of the object, for messages.
-        max_size: Stop once this many payload bytes are there; None for all.
-
-    Raises:
-        CorruptionError: A chunk is torn, has a wrong checksum or an unknown type.
     """
     view = memoryview(stream)
     blocks: list[bytes | memoryview] = []

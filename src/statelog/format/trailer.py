@@ -56,12 +56,7 @@ class GroupEntry:
 
 
 class GroupIndex(Sequence[GroupEntry]):
-    """
-    The groups of one set in file order.
-
-    Args:
-        packed: The bytes of the index, in the layout of the file.
-    """
+    """The groups of one set in file order."""
 
     ENTRY_SIZE: Final = _ENTRY.itemsize
     """Bytes of one group in the index."""
@@ -92,12 +87,7 @@ class GroupIndex(Sequence[GroupEntry]):
 
     @classmethod
     def unpack(cls, data: bytes, position: int, count: int) -> Self:
-        """
-        Return the *count* groups at *position* of *data*.
-
-        Raises:
-            ValueError: *data* ends before.
-        """
+        """Return the *count* groups at *position* of *data*."""
         packed = data[position : position + count * cls.ENTRY_SIZE]
         if len(packed) != count * cls.ENTRY_SIZE:
             raise ValueError(f"{count} groups do not fit")
@@ -217,18 +207,7 @@ def _unpack_sets(body: bytes) -> tuple[SetEntry, ...]:
 
 
 def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
-    """
-    Return the trailer of a file; None without one.
-
-    Args:
-        data: The whole file, or its tail from any position at or before the trailer (then `start`
-            counts from there).
-        where: Name of the object, for messages.
-
-    Raises:
-        IncompatibleFormatError: A newer statelog wrote the file.
-        CorruptionError: The trailer is damaged.
-    """
+    """Return the trailer of a file; None without one."""
     view = memoryview(data)
     if len(view) < FOOTER.size or bytes(view[-len(MAGIC) :]) != MAGIC:
         return None
@@ -273,9 +252,6 @@ def check_mark(data: Buffer, *, where: str = "") -> None:
 
     To `read_trailer` such a file is Flink's: its change sets are read all the same, verified by
     the checksums of their handles.  Call this where there are no handles, or where every byte counts.
-
-    Raises:
-        CorruptionError: With the mark in its place, the trailer has the right checksum.
     """
     view = memoryview(data)
     if len(view) < FOOTER.size or bytes(view[-len(MAGIC) :]) == MAGIC:

@@ -169,10 +169,6 @@ class MetricsJournal(Metrics):
 
     Gauges are read where they are: they are not in the journal.
 
-    Args:
-        growth: Counters that are counted elsewhere: for each the function that returns how much it has
-            grown since its last call.
-
     Thread: any.
     """
 

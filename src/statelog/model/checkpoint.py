@@ -127,12 +127,7 @@ class CheckpointPosition:
 
     @classmethod
     def from_text(cls, text: str) -> CheckpointPosition:
-        """
-        Return the position that `to_text` wrote.
-
-        Raises:
-            UsageError: It is not one.
-        """
+        """Return the position that `to_text` wrote."""
         parts = text.split(_SEPARATOR)
         are_names = (
             len(parts) == _FIELDS and is_history_name(parts[0]) and is_history_name(parts[3])
@@ -268,9 +263,6 @@ class CompletedCheckpoint:
 
         A handle that counts for some key groups of the range only is narrowed to them.  It appears
         more than once if they are not contiguous.
-
-        Raises:
-            UsageError: The range exceeds the key groups of the job.
         """
         if key_group_range.end >= self.max_parallelism:
             raise UsageError(

@@ -34,13 +34,7 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?:/|$)|[A-Za-z]:")
 
 
 def checked_path(path: object) -> str:
-    """
-    Return *path* if it is the name of an object below the root of a store.
-
-    Raises:
-        CorruptionError: It is no text; it is empty, absolute, a URL, or a name with `..`, an empty
-            part, a backslash or a control character, plain or percent-encoded.
-    """
+    """Return *path* if it is the name of an object below the root of a store."""
     if isinstance(path, str):
         problem = _problem(path)
         plain = path
@@ -159,13 +153,7 @@ StreamStateHandle = FileStateHandle | ByteStreamStateHandle
 
 
 def stream_handle_from_json(value: JsonObject) -> StreamStateHandle:
-    """
-    Build a stream handle from its JSON form.
-
-    Raises:
-        CorruptionError: *value* is not the JSON of a stream handle, or names no object below the
-            root of a store.
-    """
+    """Build a stream handle from its JSON form."""
     handle = _stream_handle(value)
     if isinstance(handle, FileStateHandle):
         checked_path(handle.path)

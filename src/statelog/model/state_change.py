@@ -159,10 +159,6 @@ class ChangeRows(ChangeBatch):
     A batch of few changes, kept as rows.
 
     As columns, one change takes more than a kilobyte.  Each access to a column builds it again.
-
-    Args:
-        rows_key_groups: One for each value.
-        rows_values: The changes.
     """
 
     __slots__ = ("rows_key_groups", "rows_values")

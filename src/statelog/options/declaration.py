@@ -97,16 +97,7 @@ class Option:
         return self.values or f"{self.kind.name}{self.bounds}"
 
     def parse(self, value: object, name: str = "") -> object:
-        """
-        Return *value* in the type of the option.
-
-        Args:
-            value: Text, or a Python value.
-            name: Name of the option, for errors; "" for its key.
-
-        Raises:
-            InvalidOptionsError: It is of another kind or out of the range.
-        """
+        """Return *value* in the type of the option."""
         name = name or self.key
         parsed = self.kind.parse(value, name, self.bounds)
         if not self._allows(parsed):
@@ -156,12 +147,7 @@ def describe_values(kind: type, options: Mapping[str, Option]) -> None:
 
 
 def check_fields(options: DataclassInstance) -> None:
-    """
-    Check each field of an option class, which takes values and no text for them.
-
-    Raises:
-        InvalidOptionsError: A field is of another type or out of its range.
-    """
+    """Check each field of an option class, which takes values and no text for them."""
     for declared in options_of(type(options)):
         field, value = declared.field, getattr(options, declared.field)
         if value is not None or declared.default is not None:
@@ -188,12 +174,7 @@ class Names:
     advice: str
 
     def find(self, key: str) -> Option:
-        """
-        Return the option that *key* names.
-
-        Raises:
-            InvalidOptionsError: There is none; the message names the nearest one.
-        """
+        """Return the option that *key* names."""
         if (declared := self.by_name.get(self.plain(key))) is not None:
             return declared
         near = nearest(self.plain(key), self.by_name)
@@ -224,12 +205,7 @@ class ForeignKey:
     reason: str
 
     def parse(self, value: object) -> object:
-        """
-        Return the value.
-
-        Raises:
-            InvalidOptionsError: statelog does not support it.
-        """
+        """Return the value."""
         parsed = self.kind.parse(value, self.keys[0])
         if self.allowed not in (None, parsed):
             raise InvalidOptionsError(
@@ -242,17 +218,7 @@ class ForeignKey:
 
 
 def read(entries: Iterable[Entry], find: Callable[[str], Option | ForeignKey]) -> Values:
-    """
-    Read what one place sets.
-
-    Args:
-        entries: What it sets.
-        find: Returns the option of a key; it raises `InvalidOptionsError` where there is none.
-
-    Raises:
-        InvalidOptionsError: A key is unknown or set twice, or a value is wrong; the message names
-            the place.
-    """
+    """Read what one place sets."""
     values: Values = {}
     for key, value, origin in entries:
         try:
@@ -287,18 +253,7 @@ def store_options(entries: Iterable[Entry]) -> tuple[list[Entry], dict[str, obje
 def build(
     kind: type[OptionsT], values: Values, section: str = "", /, **other_fields: object
 ) -> OptionsT:
-    """
-    Make a class of options from the values of its section.
-
-    Args:
-        kind: The class.
-        values: The values of all places.
-        section: Its section.
-        other_fields: Fields that declare no option.
-
-    Raises:
-        InvalidOptionsError: Values contradict each other; the message names their places.
-    """
+    """Make a class of options from the values of its section."""
     chosen = {
         declared.field: (value, origin)
         for declared, value, origin in values.values()

@@ -43,17 +43,7 @@ class Kind(Generic[T_co]):
     shows_value: bool = True
 
     def parse(self, value: object, name: str, bounds: str = "") -> T_co:
-        """
-        Return *value* in the type of this kind.
-
-        Args:
-            value: Text, or a Python value.
-            name: Name of the option, for errors.
-            bounds: Its range, for errors.
-
-        Raises:
-            InvalidOptionsError: *value* is not of this kind.
-        """
+        """Return *value* in the type of this kind."""
         try:
             return self.read(value)
         except UsageError as error:
@@ -120,19 +110,7 @@ def _ratio(value: object) -> float:
 
 
 def read_duration(value: object, bare_unit: str = "ms") -> dt.timedelta:
-    """
-    Return a duration from a `timedelta`, a number, "10 ms" or "PT0.01S".
-
-    Args:
-        value: It may be of another type.
-        bare_unit: The unit of a number without one.
-
-    Raises:
-        ValueError: *value* is not a duration.
-        TypeError: *value* is of another type.
-        LookupError: The unit is unknown.
-        OverflowError: The duration is too long.
-    """
+    """Return a duration from a `timedelta`, a number, "10 ms" or "PT0.01S"."""
     if isinstance(value, dt.timedelta):
         return value
     text = value.strip() if isinstance(value, str) else str(_whole(value))

@@ -429,12 +429,7 @@ _NAMES: Final = Names(plain_key, _by_name(), "docs/reference/options.md lists al
 
 
 def find_option(key: str) -> Option | ForeignKey:
-    """
-    Return the option that *key* names: our key, Flink's, or a name or field without the section.
-
-    Raises:
-        InvalidOptionsError: There is no such key; the message names the nearest one.
-    """
+    """Return the option that *key* names: our key, Flink's, or a name or field without the section."""
     return _FOREIGN_KEYS.get(key) or _NAMES.find(key)
 
 

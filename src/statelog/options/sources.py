@@ -82,12 +82,7 @@ def load_options(
 
 
 def options_from(values: Values) -> Options:
-    """
-    Return all sections, from the values of all places.
-
-    Raises:
-        InvalidOptionsError: Values contradict each other; the message names their places.
-    """
+    """Return all sections, from the values of all places."""
     sections: dict[str, object] = {
         name.replace("-", "_"): build(kind, values, name) for kind, name in SECTIONS.items()
     }
@@ -105,12 +100,7 @@ def _from_spark(conf: Mapping[str, str] | Iterable[tuple[str, str]]) -> Iterator
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Entry]:
-    """
-    Yield what the environment sets.
-
-    Raises:
-        InvalidOptionsError: A variable looks like the misspelling of one.
-    """
+    """Yield what the environment sets."""
     variables = {variable_of(declared.key): declared.key for declared in OPTIONS}
     sections = tuple(variable_of(f"{section}.") for section in SECTIONS.values())
     for name, value in environ.items():

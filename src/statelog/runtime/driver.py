@@ -39,10 +39,6 @@ class Timers(Protocol):
         Call *callback* once, on the timers' thread, at or soon after *at_ns* of the clock.
 
         Its exceptions are logged; it must not block, and must not call code of users.
-
-        Raises:
-            UnavailableError: There is no timers' thread and the system refuses one.  The timer is
-                kept, and fires if a later call starts the thread.
         """
         ...
 
@@ -167,11 +163,7 @@ class Runtime:
     callback_pool: Pool = field(default_factory=_callback_pool)
 
     def close(self, timeout_s: float) -> None:
-        """
-        Stop timers and pools; running work has *timeout_s* to end.
-
-        Blocks: At most *timeout_s* for each pool.
-        """
+        """Stop timers and pools; running work has *timeout_s* to end."""
         close_all(
             self.timers.close,
             lambda: self.upload_pool.close(timeout_s),

@@ -21,15 +21,7 @@ _counting = threading.Lock()
 
 
 def parse_fail_points(text: str) -> dict[str, int]:
-    """
-    Return the remaining hits of each named point.
-
-    Args:
-        text: "name:count[,name:count...]", each count >= 1.
-
-    Raises:
-        InvalidOptionsError: *text* has another form.
-    """
+    """Return the remaining hits of each named point."""
     armed: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, separator, count = part.partition(":")

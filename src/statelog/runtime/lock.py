@@ -75,12 +75,7 @@ class OwningProcess:
         self._generation = LINEAGE.generation
 
     def check(self) -> None:
-        """
-        Refuse a child of the owning process.
-
-        Raises:
-            StoreError: This process inherited the object over a fork.
-        """
+        """Refuse a child of the owning process."""
         if self._generation != LINEAGE.generation:
             raise inherited_error(self._what, self._generation)
 
@@ -170,12 +165,7 @@ class ThreadLock(_RLock):
             raise
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """
-        Acquire the lock; return whether it is held.
-
-        Raises:
-            StoreError: This process inherited the lock over a fork.
-        """
+        """Acquire the lock; return whether it is held."""
         if self._generation != LINEAGE.generation:
             raise inherited_error("a lock of the changelog storage", self._generation)
         return super().acquire(blocking, timeout)

@@ -65,13 +65,7 @@ class Pool(Protocol):
 
 
 class PoolFuture(Future[T]):
-    """
-    A future whose callbacks run on a pool or in a mailbox.
-
-    Args:
-        callbacks: Runs the callbacks added before the end; None for the thread that ends it.
-        mailbox: Runs them instead, on its owner's thread; *callbacks* runs what it refuses.
-    """
+    """A future whose callbacks run on a pool or in a mailbox."""
 
     def __init__(
         self,
@@ -117,14 +111,7 @@ class PoolFuture(Future[T]):
 
 
 class ThreadPool:
-    """
-    A `Pool` of daemon threads.
-
-    Args:
-        num_threads: Limit of threads while none hangs.
-        name: Prefix of the names of its threads.
-        spare_threads: Limit of threads that replace hung ones.
-    """
+    """A `Pool` of daemon threads."""
 
     def __init__(self, num_threads: int, name: str, spare_threads: int = SPARE_THREADS) -> None:
         self._num_threads = num_threads
@@ -297,19 +284,7 @@ _START_S: Final = 5.0
 
 
 def together(calls: Sequence[Callable[[], T]], *, at_one_moment: bool = False) -> list[T]:
-    """
-    Return the results of *calls* in their order.
-
-    Args:
-        calls: At most `CALLS_MAX` run at once.
-        at_one_moment: Begin the calls when all their threads have started; for at most `CALLS_MAX`.
-
-    Raises:
-        Exception: The error of the first call, in their order, that failed.  Calls that have not
-            begun by then are dropped.
-
-    Blocks: Until every call that has begun has ended.
-    """
+    """Return the results of *calls* in their order."""
     threads = min(len(calls), CALLS_MAX)
     start = threading.Barrier(threads) if at_one_moment else None
     pool = ThreadPoolExecutor(threads, thread_name_prefix="statelog-request")
@@ -330,13 +305,7 @@ def _run(call: Callable[[], T], start: threading.Barrier | None) -> T:
 
 
 def in_background(work: Callable[[], T], name: str) -> Future[T]:
-    """
-    Run *work* in a thread that does not keep the process alive.
-
-    Args:
-        work: What to run; its result or its error completes the future.
-        name: Name of the thread.
-    """
+    """Run *work* in a thread that does not keep the process alive."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -352,11 +321,6 @@ def in_background(work: Callable[[], T], name: str) -> Future[T]:
 class Poller:
     """
     Calls *poll* on a daemon thread of its own, from the construction until `close`.
-
-    Args:
-        poll: Called without arguments; its errors are logged, and it is called again.
-        interval_s: Seconds between the end of one call and the begin of the next; > 0.
-        name: Name of the thread.
 
     Thread: `close` from any, also from *poll*.
     """
@@ -380,13 +344,8 @@ class Poller:
         """
         Stop calling, and wait for a call under way; further calls do nothing.
 
-        Args:
-            timeout_s: Seconds to wait at most.
-
         Returns:
             Whether the thread has ended.
-
-        Blocks: Up to *timeout_s*.
         """
         self._stopped.set()
         if threading.current_thread() is not self._thread:

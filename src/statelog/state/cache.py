@@ -77,20 +77,7 @@ class StateCache(ABC, Generic[WritesT]):
         committed: Collection[str],
         load: Callable[[], tuple[ObjectStore, ChangelogStateBackendHandle]],
     ) -> CatchUp:
-        """
-        Bring the key groups of *key_group_range* to checkpoint *base_id*.
-
-        Args:
-            key_group_range: What the task owns.
-            base_id: The checkpoint to start from; -1 for the empty state.
-            committed: Ids of the log handles that make up checkpoint *base_id*.
-            load: Returns the store and what to restore from; called only if something is missing.
-
-        Raises:
-            CorruptionError: A snapshot or log file is damaged.
-
-        Blocks: While objects are read.
-        """
+        """Bring the key groups of *key_group_range* to checkpoint *base_id*."""
         done = CatchUp()
         self._end_attempt()
         committed_now, earlier, self._staged = by_outcome(self._staged, base_id, committed)
@@ -243,12 +230,7 @@ def logs_ahead(
     key_group_range: KeyGroupRange,
     version_of: Callable[[int], int],
 ) -> Iterator[tuple[ChangelogStateHandle, KeyGroupRange, set[int]]]:
-    """
-    Yield the parts of the log that bring a state forward, as `snapshots_ahead` does.
-
-    Raises:
-        CorruptionError: They are not in the order of checkpoints, as those of every checkpoint are.
-    """
+    """Yield the parts of the log that bring a state forward, as `snapshots_ahead` does."""
     last, lowest = -1, _lowest(key_group_range, version_of)
     for log in handle.log:
         if log.checkpoint_id < last:

@@ -48,11 +48,6 @@ class KeyedState(StateCache[_Writes]):
     """
     The tables of some key groups of one operator, in this process.
 
-    Args:
-        codec: The operator's codec.
-        limits: How much memory it may take; None keeps everything in dict tables.
-        local: Opens the host's files, if there may be some; only with *limits*.
-
     Thread: one at a time; Spark runs one task in a Python worker.
     """
 

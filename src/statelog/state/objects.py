@@ -46,12 +46,7 @@ _NO_KEY = _NoKey()
 
 
 class Cursor:
-    """
-    The current key of the state objects.
-
-    Args:
-        now_ms: Processing time of the batch in milliseconds, for time to live.
-    """
+    """The current key of the state objects."""
 
     __slots__ = ("_bound", "group", "key", "now_ms", "overlay")
 
@@ -82,15 +77,7 @@ class Cursor:
 
 
 class BoundState:
-    """
-    Share what all state objects need: the current key's table and overlay.
-
-    Args:
-        cursor: The current key.
-        state_id: Position of the variable in the operator's schema.
-        codec: Normalizes values.
-        ttl_ms: Time to live in milliseconds, or None.
-    """
+    """Share what all state objects need: the current key's table and overlay."""
 
     kind: ClassVar[StateKind]
 
@@ -241,16 +228,7 @@ class ExpiringListState(ListState):
 
 
 class MapState(BoundState):
-    """
-    A map from tuples to tuples per key.
-
-    Args:
-        cursor: The current key.
-        state_id: Position of the variable in the operator's schema.
-        codec: Normalizes values.
-        user_key_codec: Normalizes map keys.
-        ttl_ms: Time to live of an entry in milliseconds, or None.
-    """
+    """A map from tuples to tuples per key."""
 
     kind = StateKind.MAP
 

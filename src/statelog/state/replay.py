@@ -51,15 +51,7 @@ class ReplayTarget(Protocol):
 
 
 class Replay:
-    """
-    Replay the log into dict tables, or many changes at once in columns.
-
-    Args:
-        state: What is brought forward.
-        runs: Its columnar part.
-        fresh: Whether the key groups were all restored just now.
-        done: Counters to update.
-    """
+    """Replay the log into dict tables, or many changes at once in columns."""
 
     def __init__(self, state: ReplayTarget, runs: RunSet, fresh: bool, done: CatchUp) -> None:
         self._state = state

@@ -38,22 +38,12 @@ _memory_stores: dict[str, Client] = {}
 
 
 def check_options(url: str, options: Mapping[str, object]) -> None:
-    """
-    Refuse unknown options of the store at *url*.
-
-    Raises:
-        InvalidOptionsError: A key is unknown, or a retry option is not a number.
-    """
+    """Refuse unknown options of the store at *url*."""
     _arguments(url, options)
 
 
 def request_policy(url: str, options: Mapping[str, object]) -> RequestPolicy | None:
-    """
-    Return when requests to the store at *url* are repeated; None for local disk and memory.
-
-    Raises:
-        InvalidOptionsError: A retry option is not a number.
-    """
+    """Return when requests to the store at *url* are repeated; None for local disk and memory."""
     kind = kind_of(url)
     if kind is None or not kind.is_remote:
         return None
@@ -85,15 +75,7 @@ def endpoint(url: str, options: Mapping[str, object]) -> str | None:
 
 
 def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
-    """
-    Return obstore's client for a normalized URL; no server is contacted.
-
-    Raises:
-        InvalidOptionsError: A key is unknown.
-        StoreError: The root cannot be created, or obstore refuses the value of an option.
-
-    Blocks: On local disk, if the root must be created.
-    """
+    """Return obstore's client for a normalized URL; no server is contacted."""
     arguments = _arguments(url, options)
     try:
         root = local_path(url)
@@ -239,12 +221,7 @@ def _make_root(root: str, fsync: bool) -> None:
 
 
 def fsync_path(path: str) -> None:
-    """
-    Make a file or a folder durable.
-
-    Raises:
-        OSError: It cannot be opened, or the disk fails.
-    """
+    """Make a file or a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -39,18 +39,6 @@ def create(
 
     An object with the same content is this call's own.  So a content that must tell its writer
     contains something that no other writer's has.
-
-    Args:
-        store: The store.
-        path: The name of the object.
-        data: Its content.
-        pause: See `put_or_find`.
-
-    Raises:
-        ObjectExistsError: An object with other content has the name.
-        StoreError: The store failed; the object may appear later, and the call can be repeated.
-
-    Blocks: As `put_or_find`; one or two reads of the object after an answer other than success.
     """
 
     def is_same() -> bool:
@@ -84,22 +72,9 @@ def put_or_find(
     """
     Put an object, or return the one that has its name.
 
-    Args:
-        store: The store.
-        path: Its name; no other name is tried.
-        data: Its content.
-        find: Reads the object back and raises `ObjectNotFoundError` if there is none.
-        pause: Waits the given number of seconds between two attempts.
-
     Returns:
         None if the put was answered with success; else what *find* returned, which may be this
         caller's own object.
-
-    Raises:
-        StoreError: The store failed, or answered "exists" to every attempt, and no object has the
-            name.  The object may appear later; the call can be repeated.
-
-    Blocks: On the store; up to 1.3 s more while the store answers "exists" and returns no object.
     """
     pause_s = _FIRST_PAUSE_S
     for attempt in range(1, _ATTEMPTS + 1):

@@ -64,15 +64,7 @@ _CIPHERS_MAX = 512
 
 
 class EncryptionKeys:
-    """
-    The keys of a location by id.  The first one encrypts; all decrypt.
-
-    Args:
-        keys: Keys of 32 bytes by id (1 to 32 letters, digits and `._-`), the current one first.
-
-    Raises:
-        InvalidOptionsError: There is none, or a key or id has another form.
-    """
+    """The keys of a location by id.  The first one encrypts; all decrypt."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         if not keys:
@@ -93,12 +85,7 @@ class EncryptionKeys:
         return f"EncryptionKeys({', '.join(self._keys)})"
 
     def of(self, key_id: str, where: str) -> bytes:
-        """
-        Return a key.
-
-        Raises:
-            InvalidOptionsError: It is not among the keys.
-        """
+        """Return a key."""
         key = self._keys.get(key_id)
         if key is None:
             raise InvalidOptionsError(
@@ -109,16 +96,7 @@ class EncryptionKeys:
 
     @classmethod
     def parse(cls, text: str, where: str) -> EncryptionKeys:
-        """
-        Read keys from text: one line each, `id:base64` or base64 alone, the current one first.
-
-        Args:
-            text: The lines; empty ones and those that begin with # are skipped.
-            where: Names the source in an error, which never shows the text.
-
-        Raises:
-            InvalidOptionsError: A line has another form.
-        """
+        """Read keys from text: one line each, `id:base64` or base64 alone, the current one first."""
         keys: dict[str, bytes] = {}
         lines = [line.strip() for line in text.splitlines()]
         for number, line in enumerate(lines[:_KEYS_MAX], 1):
@@ -141,18 +119,7 @@ class EncryptionKeys:
 
 
 def load_keys(source: object) -> EncryptionKeys:
-    """
-    Return the keys of a source.
-
-    Args:
-        source: "env:NAME" (a variable that has the text of `EncryptionKeys.parse`), "file:PATH" (a
-            file of it), or a function that returns keys of 32 bytes by id, the current one first.
-
-    Raises:
-        InvalidOptionsError: The source cannot be read, or has no keys.
-
-    Blocks: On the file or the function.
-    """
+    """Return the keys of a source."""
     if callable(source):
         return EncryptionKeys(source())
     kind, _, name = str(source).partition(":")
@@ -176,14 +143,7 @@ def load_keys(source: object) -> EncryptionKeys:
 
 
 def encrypt(keys: EncryptionKeys, path: str, data: Buffers) -> list[Buffer]:
-    """
-    Return an object's bytes: header and chunks.
-
-    Args:
-        keys: The keys; the current one is used.
-        path: Name of the object, which is authenticated.
-        data: The content.
-    """
+    """Return an object's bytes: header and chunks."""
     key_id = keys.current.encode()
     header = _HEADER.pack(MAGIC, len(key_id), key_id, os.urandom(32))
     cipher = _cipher(keys.of(keys.current, path), header)
@@ -199,13 +159,7 @@ def encrypt(keys: EncryptionKeys, path: str, data: Buffers) -> list[Buffer]:
 
 
 class ObjectCipher:
-    """
-    Decrypts the chunks of one object.
-
-    Raises:
-        CorruptionError: The header does not belong to an encrypted object.
-        InvalidOptionsError: Its key is missing.
-    """
+    """Decrypts the chunks of one object."""
 
     def __init__(self, keys: EncryptionKeys, path: str, header: Buffer, where: str) -> None:
         header = bytes(header)
@@ -225,17 +179,7 @@ class ObjectCipher:
         self._path, self._where = path, where
 
     def decrypt(self, chunks: memoryview, first: int, *, ends: bool) -> bytes:
-        """
-        Return the content of chunks that follow one another.
-
-        Args:
-            chunks: Their bytes.
-            first: Number of the first one.
-            ends: Whether the last of them is the last of the object.
-
-        Raises:
-            CorruptionError: A chunk was changed, or belongs to another object, or is cut off.
-        """
+        """Return the content of chunks that follow one another."""
         from cryptography.exceptions import InvalidTag
 
         step = CHUNK_BYTES + TAG_BYTES
@@ -326,17 +270,7 @@ def with_source(
 def split_options(
     options: Mapping[str, object] | None,
 ) -> tuple[dict[str, object], object | None]:
-    """
-    Return the options of a store's client, and the source of the keys; None without encryption.
-
-    Args:
-        options: Options with the one of the encryption, maybe: a source, or "none" for no encryption.
-            The one with the parents of forks is left out too.
-            Without it the environment variable `STATELOG_ENCRYPTION` has the source.
-
-    Raises:
-        InvalidOptionsError: *options* is of another class.
-    """
+    """Return the options of a store's client, and the source of the keys; None without encryption."""
     client = dict(
         instance(options or {}, "options", Mapping, "a mapping", error=InvalidOptionsError)
     )

@@ -63,17 +63,7 @@ class _FileSystem(Protocol):
 
 
 def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecStore:
-    """
-    Return the store rooted at *location*; no request is sent before the first use.
-
-    Args:
-        location: A URL of fsspec, or a path.
-        options: Arguments of the file system's class.
-
-    Raises:
-        InvalidOptionsError: fsspec does not support the scheme.
-        RequirementError: fsspec is not installed.
-    """
+    """Return the store rooted at *location*; no request is sent before the first use."""
     scheme, separator, _ = location.partition("://")
     if not separator:
         return FsspecStore(normalize_url(location), dict(options))
@@ -201,14 +191,7 @@ class FsspecStore:
             file_system.mv(staged, name)
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
-        """
-        Write a new object, or raise `ObjectExistsError` and change nothing.
-
-        Raises:
-            ObjectExistsError: The name is taken.
-            StoreError: The file system cannot create a name exclusively, or it failed; then the
-                object may be there or not.
-        """
+        """Write a new object, or raise `ObjectExistsError` and change nothing."""
         name = self._name(path)
         with self._explained("put-if-absent", path, writes=True) as file_system:
             self._try_creation(file_system)

@@ -56,12 +56,7 @@ def leads_out(root: str, path: str) -> bool:
 
 
 def check_links(root: str, path: str, url: str) -> None:
-    """
-    Check that no symbolic link on the way to an object of the store *url* leads out of it.
-
-    Raises:
-        StoreError: One does.
-    """
+    """Check that no symbolic link on the way to an object of the store *url* leads out of it."""
     if leads_out(root, path):
         raise StoreError(
             f"{path} in {url}: a symbolic link leads out of this directory, which is not followed: move "
@@ -78,15 +73,6 @@ def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
 
     A caller may name a file in a location, whose links are made by those who write there.  A path that
     leads to the file past the location, or out of it by `..`, is the caller's own word.
-
-    Args:
-        location: Normalized URL of the location; there is nothing to check if it is not on local disk.
-        path: A file or a folder of this machine; it may be absent.
-
-    Raises:
-        UsageError: A link leads out of the location.
-
-    Blocks: On the disk; a folder in the location is walked.
     """
     root = local_path(location)
     if root is None:
@@ -128,8 +114,6 @@ def has_outer_folder(root: str, prefix: str) -> bool:
     Return whether a folder of the store below *prefix* is a symbolic link that leads out of it.
 
     Obstore's listing would enter such a folder.
-
-    Blocks: For the disk; reads the names of the folders, no files.
     """
     if prefix and leads_out(root, prefix):
         return True
@@ -156,21 +140,7 @@ def has_outer_folder(root: str, prefix: str) -> bool:
 
 
 def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
-    """
-    Write a new object under a temporary name and rename it.
-
-    Args:
-        root: Directory of the store.
-        path: Name below it that `can_write` accepts and no other process writes.
-        data: The content, not copied.
-        fsync: Make the bytes durable before the name appears; the caller syncs the folders.
-
-    Raises:
-        FileNotFoundError: The folder was deleted during the write; try again.
-        OSError: The disk failed; nothing is left.
-
-    Blocks: For the disk.
-    """
+    """Write a new object under a temporary name and rename it."""
     final = os.path.join(root, path)
     try:
         staged, descriptor = _staged(final)

@@ -184,9 +184,6 @@ def normalize_url(location: str) -> str:
     Return *location* as a URL that obstore supports.
 
     Plain paths become `file://` URLs; `s3a://`, `abfs://` and the like become obstore's spelling.
-
-    Raises:
-        InvalidOptionsError: The location is empty, names no bucket, or its scheme is unknown.
     """
     if not location:
         raise InvalidOptionsError("the store location is empty; give a path or a URL")

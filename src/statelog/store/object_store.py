@@ -67,10 +67,6 @@ class Listing:
     After an error the next page continues after the last name.  Where a store does not list in
     order, the listing begins again and the names that were returned are left out.
 
-    Args:
-        prefix: The folder, "" for the root.
-        resumable: Whether a listing can begin after a name (`lists_in_order`).
-
     Thread: one at a time.
     """
 

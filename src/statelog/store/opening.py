@@ -69,17 +69,7 @@ def open_store(
 def as_store(
     location: str | os.PathLike[str] | ObjectStore, name: str, methods: Sequence[str]
 ) -> ObjectStore:
-    """
-    Return the store at *location*, or *location* itself if it is a store.
-
-    Args:
-        location: A path, a URL, or an object with all *methods*.
-        name: The name of the argument, for the error.
-        methods: What is called.
-
-    Raises:
-        UsageError: It is something else; the message names the methods that are missing.
-    """
+    """Return the store at *location*, or *location* itself if it is a store."""
     if isinstance(location, str | os.PathLike):
         return open_store(arguments.path(location, name))
     missing = [method for method in methods if not callable(getattr(location, method, None))]

@@ -55,15 +55,7 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, store: ObjectStore, fork_id: str) -> ParentReference:
-        """
-        Read the reference of a fork.
-
-        Raises:
-            ObjectNotFoundError: There is none.
-            CheckpointError: It is damaged (`reason` "damaged").
-
-        Blocks: On the store.
-        """
+        """Read the reference of a fork."""
         path = PATHS.parent(fork_id)
         segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
         trailer = segment.trailer
@@ -83,16 +75,7 @@ class _Tag(msgspec.Struct):
 
 
 def named_parents(options: Mapping[str, object] | None) -> tuple[str, ...]:
-    """
-    Return the locations that the caller named as parents of forks, as URLs.
-
-    Args:
-        options: Store options; `parents` is one URL, several with commas between them, or a sequence.
-            Without it the environment variable `STATELOG_PARENTS` has them.
-
-    Raises:
-        InvalidOptionsError: The option has another type.
-    """
+    """Return the locations that the caller named as parents of forks, as URLs."""
     given = (options or {}).get(OPTION)
     if given is None:
         given = os.environ.get(ENVIRONMENT) or ()
@@ -127,15 +110,7 @@ def is_named(parent: str, named: Sequence[str]) -> bool:
 
 
 def confirmed_by(parent: ObjectStore, path: str) -> str | None:
-    """
-    Return the location that the tag of a fork names; None if the tag names none or is damaged.
-
-    Raises:
-        ObjectNotFoundError: There is no such tag.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
+    """Return the location that the tag of a fork names; None if the tag names none or is damaged."""
     try:
         trailer = read_verified(parent, path, lambda data: parse_segment(data, where=path)).trailer
         sections = {} if trailer is None else trailer.sections

@@ -103,17 +103,7 @@ def failure_of(error: StoreError) -> Failure:
 
 
 class Requests:
-    """
-    Sends the requests of one store.
-
-    Args:
-        policy: Bounds of the attempts.
-        worked: Whether the store has accepted these credentials before, perhaps in the process
-            that pickled the store.
-        clock: A monotonic clock.
-        sleep: Waits the given number of seconds.
-        ids: The source of jitter.
-    """
+    """Sends the requests of one store."""
 
     def __init__(
         self,
@@ -131,15 +121,7 @@ class Requests:
         self._ids = RandomIds() if ids is None else ids
 
     def run(self, send: Callable[[], T]) -> T:
-        """
-        Return the result of *send*, which is called again after errors that may pass.
-
-        Raises:
-            StoreError: The last error, with the number of attempts if there were several.
-
-        Blocks: On the store, within the bounds of the policy; the last attempt within the time-out
-            of the client.    Thread: any.
-        """
+        """Return the result of *send*, which is called again after errors that may pass."""
         began_ns = self._clock.now_ns()
         attempts = 0
         while True:
@@ -232,20 +214,7 @@ def ask_both(store: ObjectStore, first: Callable[[], T], second: Callable[[], U]
 
 
 def read_tail(store: ObjectStore, path: str, length: int) -> tuple[memoryview, int]:
-    """
-    Return the last bytes of an object, and the size of the whole.
-
-    Args:
-        store: The store.  Its method `get_tail`, which has the same arguments, is used if it has one.
-        path: Name of the object.
-        length: How many bytes, >= 1; a smaller object is returned whole.
-
-    Raises:
-        ObjectNotFoundError: There is no such object.
-        StoreError: The store failed.
-
-    Blocks: On the store: one request, or two.
-    """
+    """Return the last bytes of an object, and the size of the whole."""
     get_tail = getattr(store, "get_tail", None)
     if get_tail is not None:
         tail: tuple[memoryview, int] = get_tail(path, length)

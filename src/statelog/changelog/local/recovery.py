@@ -197,11 +197,7 @@ class LocalCopy:
         self.state = _State.WRITING
 
     def take(self) -> str | None:
-        """
-        Return the path of the complete copy, or None if there is none.
-
-        Blocks: A quarter of a second at most, for a disk slower than the store.
-        """
+        """Return the path of the complete copy, or None if there is none."""
         return self.path if self._backup.settle(self, wanted=True) else None
 
     def give_up(self) -> None:

@@ -68,38 +68,15 @@ class LocalFiles:
     url = "file://"
 
     def get(self, path: str) -> memoryview:
-        """
-        Return the whole file.
-
-        Raises:
-            ObjectNotFoundError: There is no such file.
-            StoreError: It cannot be read, or *path* is not absolute.
-
-        Blocks: For the disk.   Thread: any.
-        """
+        """Return the whole file."""
         return _read(path, 0, -1)
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """
-        Return *length* bytes from *start*; fewer only where the file ends.
-
-        Raises:
-            ObjectNotFoundError: There is no such file.
-            StoreError: It cannot be read, or *path* is not absolute.
-
-        Blocks: For the disk.   Thread: any.
-        """
+        """Return *length* bytes from *start*; fewer only where the file ends."""
         return _read(path, start, length)
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
-        """
-        Write a file as *temporary* and rename it; create its folder.
-
-        Raises:
-            OSError: *temporary* exists, or the disk fails; nothing is left.
-
-        Blocks: For the disk.   Thread: any.
-        """
+        """Write a file as *temporary* and rename it; create its folder."""
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             write_file(temporary, content)
@@ -109,14 +86,7 @@ class LocalFiles:
             raise
 
     def remove(self, path: str) -> None:
-        """
-        Remove a file.
-
-        Raises:
-            OSError: It does not exist, or may not be removed.
-
-        Blocks: For the disk.   Thread: any.
-        """
+        """Remove a file."""
         os.unlink(path)
 
 
@@ -130,14 +100,7 @@ def remove_quietly(disk: LocalDisk, path: str) -> bool:
 
 
 def write_file(path: str, content: Buffers) -> None:
-    """
-    Write a new file.
-
-    Raises:
-        OSError: The file exists, or the disk fails.
-
-    Blocks: For the disk.
-    """
+    """Write a new file."""
     with open(path, "xb") as file:
         for piece in pieces_of(content):
             file.write(piece)

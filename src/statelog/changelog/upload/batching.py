@@ -75,21 +75,7 @@ def open_uploader(
     local_recovery: LocalRecoveryConfig | None,
     runtime: Runtime,
 ) -> tuple[StateChangeFsUploader, LocalBackup | None]:
-    """
-    Return an uploader, and what writes its local copies, which the caller closes.
-
-    Args:
-        options: Compression, threads, and the base path where none is given.
-        base_path: Path, URL or store; None to take `options.base_path`.
-        job_id: Folder of the job below it; "" for none.
-        metrics: Records durations and local copies; None disables it.
-        registry: Tracks the files; None if the clean-up alone deletes files.
-        local_recovery: Where to write local copies; None for none.
-        runtime: Clock, threads and ids.
-
-    Raises:
-        InvalidOptionsError: No location, or a job id that is not the name of one folder.
-    """
+    """Return an uploader, and what writes its local copies, which the caller closes."""
     backup = None
     if local_recovery is not None and local_recovery.backup:
         backup = LocalBackup(

@@ -119,12 +119,6 @@ class RetryingUploads:
         """
         Upload *tasks* and call *on_end* once, with the result or the error.
 
-        Args:
-            tasks: Tasks to upload together.
-            on_end: Also called with the number of attempts that have not returned.
-            on_released: Called once when the last of these has returned, if there were any;
-                possibly before *on_end* has returned.
-
         Thread: any; both are called on any thread, without the lock, possibly within this call.
         """
         upload = _Upload(self._policy, tasks, on_end, on_released, self._runtime.clock.now_ns())
@@ -295,16 +289,7 @@ def _is_retryable(error: BaseException) -> bool:
 
 
 class ObjectUploads:
-    """
-    Puts objects for a storage; the caller waits for each.
-
-    Args:
-        store: The store of the objects.
-        policy: When to retry, and when to start a hedged attempt.
-        runtime: Clock, lock, timers and the upload pool.
-        metrics: Records attempts and sizes.
-        registry: Tracks the objects, and deletes those that are given up.
-    """
+    """Puts objects for a storage; the caller waits for each."""
 
     def __init__(
         self,
@@ -327,16 +312,6 @@ class ObjectUploads:
         Put an object and return its name.
 
         The caller owns it: `hand_over` or `give_up` ends the tracking.
-
-        Args:
-            new_path: Makes a name; called once for each attempt, so every name is new.
-            data: The bytes; must not change during the call.
-
-        Raises:
-            UploadFailedError: Every attempt failed; what they wrote is deleted as far as possible.
-            ClosedError: The storage is closed.
-
-        Blocks: For the store.   Thread: any.
         """
         uploader = _ObjectUploader(self._store, new_path, pieces_of(data), self._registry)
         attempts = _Attempts(uploader, self._policy, self._runtime, self._metrics)

@@ -218,11 +218,6 @@ class InlineStateChangeUploadScheduler:
 
     A small task ends within `upload`: no thread, no timer, no request to the store.
 
-    Args:
-        threshold_bytes: Largest summed length of the files in the handles of one task.
-        delegate: Uploads larger tasks; closed with this scheduler.
-        ids: Makes the handles' names.
-
     Attributes: `threshold_bytes`, which applies to tasks uploaded from now on.
     """
 
@@ -235,14 +230,7 @@ class InlineStateChangeUploadScheduler:
         self._closed = False
 
     def upload(self, task: UploadTask) -> None:
-        """
-        Upload *task*; errors as the delegate raises them.
-
-        Blocks: Only where the delegate does.   Thread: any.
-
-        Raises:
-            ClosedError: The scheduler is closed; the task has been failed with it.
-        """
+        """Upload *task*; errors as the delegate raises them."""
         if self._closed:
             error = ClosedError("the upload scheduler is closed; create a new storage")
             fail_tasks([task], error)

@@ -252,14 +252,7 @@ KEPT_CHANGES: Final = "the changes are kept and the next persist sends them agai
 
 
 def upload_failure(num_sets: int, error: BaseException | None, attempts: str) -> UploadFailedError:
-    """
-    Return the error of a failed upload, the same for every scheduler.
-
-    Args:
-        num_sets: Change sets of the upload.
-        error: The cause: what the last attempt raised, or its time-out.
-        attempts: The end of each attempt, for the message.
-    """
+    """Return the error of a failed upload, the same for every scheduler."""
     kind = UploadTimeoutError if isinstance(error, TimeoutError) else UploadFailedError
     failure = kind(f"upload of {num_sets} change sets failed ({attempts}); {KEPT_CHANGES}")
     failure.__cause__ = error
@@ -271,26 +264,12 @@ Ends = Sequence[tuple[UploadTask, Callable[[], None]]]
 
 
 def fail_tasks(tasks: Sequence[UploadTask], error: BaseException) -> None:
-    """
-    Fail every task, here; log errors of callbacks.
-
-    Raises:
-        BaseException: An interrupt of a callback, after all callbacks ran.
-    """
+    """Fail every task, here; log errors of callbacks."""
     end_tasks([(task, partial(task.fail, error)) for task in tasks])
 
 
 def end_tasks(ends: Ends, callbacks: Pool | None = None) -> None:
-    """
-    End tasks; log errors of callbacks.
-
-    Args:
-        ends: Each task, and the call that ends it.
-        callbacks: Ends the tasks that are not quick; None to end all of them here.
-
-    Raises:
-        BaseException: An interrupt of a callback, after all callbacks ran.
-    """
+    """End tasks; log errors of callbacks."""
     interrupt: BaseException | None = None
     for task, end in ends:
         if callbacks is not None and not task.quick:
@@ -312,12 +291,7 @@ def _end(end: Callable[[], None]) -> None:
 
 
 def check_answer(uploader: object, result: object) -> UploadTasksResult:
-    """
-    Return the result of an uploader.
-
-    Raises:
-        TypeError: It is not an `UploadTasksResult`; not an `OSError`, so it is not retried.
-    """
+    """Return the result of an uploader."""
     if isinstance(result, UploadTasksResult):
         return result
     raise TypeError(

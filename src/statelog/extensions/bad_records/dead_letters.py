@@ -141,11 +141,6 @@ class FailedKeys:
     """
     Counts the keys of a task whose processing failed, and keeps their dead letters.
 
-    Args:
-        policy: What to keep, and how many keys may fail.
-        codec: The operator's codec.
-        context, checkpoint_id: The micro-batch, and the checkpoint being made.
-
     Attributes: `first`: the first failure, as text; `frozen`: the marks of frozen keys, or None.
     """
 
@@ -192,19 +187,7 @@ class FailedKeys:
         before: Cells,
         error: BaseException,
     ) -> None:
-        """
-        Add a call whose effects were rolled back.
-
-        Args:
-            place: Key group and key.
-            method: The processor's method.
-            timers: The timers of the calls; none for rows.
-            before: The state of the key as it is after the roll-back.
-            error: The processor's own error, or the error of a value or row that does not fit.
-
-        Raises:
-            TooManyErrorsError: More keys failed than allowed.
-        """
+        """Add a call whose effects were rolled back."""
         self._keys.add(place)
         kind, text = error_text(error)
         if not self.first:
@@ -256,12 +239,7 @@ class FailedKeys:
         )
 
     def end_part(self) -> None:
-        """
-        Copy the rows of the keys of the part that failed, all together.
-
-        Raises:
-            TooManyErrorsError: They exceed `LETTERS_BYTES_MAX`.
-        """
+        """Copy the rows of the keys of the part that failed, all together."""
         chosen: dict[int, list[Key]] = {}
         for key_group, key in self._of_part:
             chosen.setdefault(key_group, []).append(key)
@@ -293,14 +271,7 @@ class FailedKeys:
         return FailedPart(len(self), self.first, self.put(files, spec))
 
     def put(self, files: OutputFiles, spec: TaskSpec) -> Addition:
-        """
-        Return the dead letters; large ones are put into a file.
-
-        Raises:
-            StoreError: They could not be written: without them the task must fail.
-
-        Blocks: For the store, where they are large.
-        """
+        """Return the dead letters; large ones are put into a file."""
         data = tuple(self._encoded(letter, spec) for letter in self._letters)
         if not data or sum(map(len, data)) <= spec.inline_bytes:
             return Addition(data=data, count=len(data))

@@ -78,15 +78,7 @@ def letter_policy(settings: QuerySettings) -> AttachmentPolicy:
 
 
 class BadRecords(AttachingExtension):
-    """
-    The keys of a query whose processing fails.
-
-    Args:
-        context: What the extension is made of.
-
-    Raises:
-        UsageError: Keys that fail are to be left out, and a processor takes all keys at once.
-    """
+    """The keys of a query whose processing fails."""
 
     name = BAD_RECORDS
 
@@ -112,13 +104,7 @@ class BadRecords(AttachingExtension):
 
 
 class FailureLog:
-    """
-    Logs that keys failed, at most once a minute.
-
-    Args:
-        location: The state location, for the command in the message.
-        clock: Returns seconds.
-    """
+    """Logs that keys failed, at most once a minute."""
 
     def __init__(self, location: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._location = location
@@ -127,13 +113,7 @@ class FailureLog:
         self._batches = self._keys = 0
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """
-        Take a micro-batch that was committed.
-
-        Args:
-            batch_id: Spark's id of it.
-            acks: The answers of its tasks.
-        """
+        """Take a micro-batch that was committed."""
         failed = sum(failures_of(ack).keys for ack in acks)
         if not failed:
             return

@@ -171,15 +171,7 @@ class _Part:
 
 
 class IsolatingRun:
-    """
-    Runs a processor by a `ProcessorRun`, and leaves out the calls that fail.
-
-    Args:
-        run: Runs the processor.
-        failures: Gets the calls that fail.
-        collectors: What the calls write to besides the state.
-        leave_out: Called with each key whose processing failed.
-    """
+    """Runs a processor by a `ProcessorRun`, and leaves out the calls that fail."""
 
     def __init__(
         self,
@@ -207,12 +199,7 @@ class IsolatingRun:
     # ------------------------------------------------------------------------- the steps of a run
 
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """
-        Run the processor over keys with all their rows.
-
-        Raises:
-            ProcessorError: More keys fail than allowed, or the error is not of the rows of a key.
-        """
+        """Run the processor over keys with all their rows."""
         self._close_part()
         run = self._run
         self._failures.begin_part(rows, initial)

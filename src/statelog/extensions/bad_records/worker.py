@@ -17,13 +17,7 @@ from statelog.state.heap.tables import Key
 
 
 class TaskBadRecords(TaskExtension):
-    """
-    The keys of a task whose processing fails.
-
-    Args:
-        part: What to do with them.
-        tools: What the extension gets besides its part.
-    """
+    """The keys of a task whose processing fails."""
 
     keeps_rows: ClassVar[bool] = True
 

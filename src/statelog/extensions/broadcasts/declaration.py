@@ -12,12 +12,7 @@ from statelog.spark.query.state_variables import SchemaLike, Unusable
 
 
 class DeclaredBroadcasts:
-    """
-    The broadcast tables that a processor asks for.
-
-    Args:
-        struct: Parses a schema.
-    """
+    """The broadcast tables that a processor asks for."""
 
     def __init__(self, struct: Callable[[SchemaLike, str], StructType]) -> None:
         self._names: list[str] = []

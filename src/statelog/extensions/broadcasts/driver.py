@@ -43,12 +43,7 @@ _NO_CHECKPOINT: Final = "none"
 
 
 class Broadcasts(DriverExtension):
-    """
-    The broadcast tables of a query.
-
-    Args:
-        context: What the extension is made of.
-    """
+    """The broadcast tables of a query."""
 
     name = "broadcasts"
 
@@ -78,12 +73,6 @@ class BroadcastVersions:
     """
     The broadcast tables of one run of a query.
 
-    Args:
-        settings: The settings of the query.
-        store: The state location.
-        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
-        clock: Returns seconds.
-
     Thread: Spark's thread of the query.
     """
 
@@ -104,22 +93,7 @@ class BroadcastVersions:
     def choose(
         self, batch_id: int, base_id: int | None, record: BatchRecord | None, checkpoint_id: int
     ) -> tuple[Attachment, ...]:
-        """
-        Return the version of each table that a micro-batch sees; a new one is stored.
-
-        Args:
-            batch_id: Spark's id of the micro-batch.
-            base_id: The checkpoint that it continues; None for the first.
-            record: The record in it.
-            checkpoint_id: The checkpoint being made.
-
-        Raises:
-            UsageError: A source cannot be read, or its table is too large.
-            CorruptionError: A stored version is damaged.
-            StoreError: The store failed.
-
-        Blocks: On the sources that are due, and on the store where a table changed.
-        """
+        """Return the version of each table that a micro-batch sees; a new one is stored."""
         current = {} if record is None else in_force(of_kinds(record.attachments, BROADCAST))
         base = _NO_CHECKPOINT if base_id is None else base_id
         chosen: list[Attachment] = []
@@ -199,14 +173,7 @@ def kept_broadcasts(
     chosen: Sequence[Attachment],
     replayed: Sequence[Attachment],
 ) -> tuple[Attachment, ...]:
-    """
-    Return the versions that a checkpoint names: those that its micro-batch and kept recordings saw.
-
-    Args:
-        before: The versions that the checkpoint before names, oldest first.
-        chosen: The versions of this micro-batch.
-        replayed: The recordings and dead letters that the checkpoint names, which a replay runs again.
-    """
+    """Return the versions that a checkpoint names: those that its micro-batch and kept recordings saw."""
     older = [version for version in before if version not in chosen]
     every = [*older, *chosen]
     needed = {version.path for each in replayed if older for version in _seen_by(each, every)}

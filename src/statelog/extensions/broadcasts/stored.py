@@ -68,16 +68,7 @@ def broadcast_versions(checkpoint: CompletedCheckpoint) -> tuple[BroadcastVersio
 
 
 def broadcast_table(store: ObjectStore, checkpoint: CompletedCheckpoint, name: str) -> pa.Table:
-    """
-    Return the rows of a broadcast table that the micro-batch of a checkpoint saw.
-
-    Raises:
-        UsageError: It saw no table of this name.
-        CorruptionError: The object is damaged.
-        CheckpointError: The query deleted it meanwhile (`reason` "subsumed").
-
-    Blocks: On the store.
-    """
+    """Return the rows of a broadcast table that the micro-batch of a checkpoint saw."""
     entries = _seen(checkpoint)
     if name not in entries:
         names = ", ".join(sorted(entries)) or "none"
@@ -89,15 +80,7 @@ def broadcast_table(store: ObjectStore, checkpoint: CompletedCheckpoint, name: s
 
 
 def read_broadcast(store: ObjectStore, entry: Attachment) -> pa.Table:
-    """
-    Return the rows of a version.
-
-    Raises:
-        CorruptionError: The object is damaged.
-        CheckpointError: It no longer exists (`reason` "subsumed").
-
-    Blocks: On the store.
-    """
+    """Return the rows of a version."""
     return read_attachment(
         store,
         entry,

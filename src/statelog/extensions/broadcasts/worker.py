@@ -24,16 +24,7 @@ _versions: Final[dict[tuple[str, str, int | None], BroadcastTable]] = {}
 def broadcast_tables(
     store: ObjectStore, entries: Sequence[Attachment]
 ) -> dict[str, BroadcastTable]:
-    """
-    Return the broadcast tables of a micro-batch.
-
-    Raises:
-        CorruptionError: An object is damaged.
-        CheckpointError: It no longer exists.
-        StoreError: The store failed.
-
-    Blocks: On the store, for a version that the worker has not read.
-    """
+    """Return the broadcast tables of a micro-batch."""
     tables: dict[str, BroadcastTable] = {}
     for entry in entries:
         key = (store.url, entry.path, entry.crc)
@@ -50,13 +41,7 @@ def broadcast_tables(
 
 
 class TaskBroadcasts(TaskExtension):
-    """
-    The broadcast tables of a task.
-
-    Args:
-        part: Their versions, or the tables by name; None for none.
-        tools: What the extension gets besides its part.
-    """
+    """The broadcast tables of a task."""
 
     def __init__(self, part: object | None, tools: TaskTools | None) -> None:
         self._tables = _tables_of(part, tools)

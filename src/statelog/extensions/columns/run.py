@@ -44,15 +44,7 @@ _ONLY_IN_INIT: Final = "state {!r}: state variables are {} in init() only"
 
 
 class ColumnarTaskHandle(ExtendedHandle):
-    """
-    State variables by name, and the timers.
-
-    Args:
-        table: The cells of the worker.
-        timers: The timers; None in the time mode None.
-        drop: Deletes a variable of all keys, by state id.
-        extensions: What extensions add to the handle.
-    """
+    """State variables by name, and the timers."""
 
     def __init__(
         self,

@@ -27,8 +27,6 @@ class SparkFiles:
     A checkpointLocation in any file system of the server, named as for Spark.
 
     Hidden files, such as those with Hadoop's checksums, are not found.
-
-    Blocks: Each call, for one Spark query.
     """
 
     def __init__(self, session: SparkSession, location: str) -> None:

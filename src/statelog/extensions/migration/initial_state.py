@@ -55,17 +55,7 @@ Plain: TypeAlias = Callable[[Any], Any]
 def plain_struct(
     schema: T.StructType, *, is_utc: bool, path: str
 ) -> Callable[[object], tuple[object, ...]]:
-    """
-    Return a function that makes a tuple of a struct, whose fields it finds by their names.
-
-    Args:
-        schema: The declared fields, the same as the struct's, in any order.
-        is_utc: Whether a timestamp without a zone is one of UTC.
-        path: What the struct is, for errors: a variable, or a field in it.
-
-    Raises:
-        UsageError: In a call: the struct has other fields, or fields without names.
-    """
+    """Return a function that makes a tuple of a struct, whose fields it finds by their names."""
     names = tuple(schema.names)
     converters = [
         _optional(_plain(field.dataType, is_utc, f"{path}.{field.name}")) for field in schema.fields
@@ -132,9 +122,6 @@ def _whole(value: SupportsInt) -> int | None:
     Return a whole number, also of a float.
 
     In frames of Spark before 4.2 an array of whole numbers with a null is an array of floats.
-
-    Raises:
-        UsageError: It is so large that the float may be another number.
     """
     if not isinstance(value, float | np.floating):
         return int(value)

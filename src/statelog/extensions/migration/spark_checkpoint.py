@@ -122,20 +122,7 @@ def spark_checkpoint(
 def new_files(
     old: QueryFiles, record: BatchRecord, setting: Callable[[str, str], str | None]
 ) -> tuple[Offsets, dict[str, bytes]]:
-    """
-    Return the offsets of a checkpoint, and the files of the new checkpointLocation.
-
-    Args:
-        old: The checkpointLocation of the query on statelog.
-        record: The record of the checkpoint.
-        setting: Returns a setting of the new query, given its name and its value in the old one.
-
-    Raises:
-        UsageError: The state is of another query.
-        CheckpointError, IncompatibleFormatError: See `spark_checkpoint`.
-
-    Blocks: On the files.
-    """
+    """Return the offsets of a checkpoint, and the files of the new checkpointLocation."""
     query_id = recorded_query_id(old)
     if query_id != record.query_id:
         raise UsageError(

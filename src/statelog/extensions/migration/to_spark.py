@@ -65,18 +65,7 @@ _OWN = (STATE_COLUMN, TIMERS_COLUMN, EXPIRY_COLUMN, CHECKPOINT_COLUMN)
 
 
 class KeyRows:
-    """
-    Makes the rows of a frame of state.
-
-    Args:
-        schema: The operator's.
-        checkpoint_id: The checkpoint that is read.
-        variables: The variables to take; None for all that the processor has.  Timers always.
-
-    Raises:
-        UsageError: A variable does not exist, or a column of the key has a name that is used twice
-            or reserved.
-    """
+    """Makes the rows of a frame of state."""
 
     def __init__(
         self,

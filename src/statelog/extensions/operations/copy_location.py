@@ -111,23 +111,6 @@ def copy_location(
 
     A query may go on in the source.  Call it again to copy what was committed meanwhile; to move a
     query, stop it before the last call.  An interrupted call leaves whole objects only.
-
-    Args:
-        source: The location.
-        target: An empty location, or one that an earlier call began.
-        checkpoint_id: The newest checkpoint of the copy; None for the newest there is.
-        parallelism: Objects copied at once, >= 1.  They are in memory together, at
-            most 256 MiB or one object.
-        on_progress: Called after each object, on the caller's thread.
-        pause: Waits the given number of seconds before a failed object is tried again.
-
-    Raises:
-        UsageError: The target is no copy of this location, or was written to by an owner.
-        CheckpointError: The source has no such checkpoint, or deletes objects too fast.
-        CorruptionError: An object of the source is damaged, or differs after it was put.
-        StoreError: A store failed; call again to go on.
-
-    Blocks: On both stores.
     """
     whole_number(parallelism, "parallelism", low=1)
     with edit_session(target, "copy", source=source.url, checkpoint_id=checkpoint_id) as session:
@@ -391,12 +374,7 @@ def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
 
 
 def _is_damaged(target: ObjectStore, number: int) -> bool:
-    """
-    Return whether an interrupted call left a part of an entry, which is put again.
-
-    Raises:
-        UsageError: The entry is the claim of an owner, who has written to the copy.
-    """
+    """Return whether an interrupted call left a part of an entry, which is put again."""
     try:
         entry = read_entry(target, number)
     except ObjectNotFoundError:

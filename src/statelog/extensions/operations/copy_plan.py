@@ -61,24 +61,14 @@ class CopiedObject:
     record: CompletedCheckpoint | None = None
 
     def content(self, data: Buffer) -> Buffer:
-        """
-        Return what the copy holds, given the bytes of the source, verified.
-
-        Raises:
-            CorruptionError: The source is damaged.
-        """
+        """Return what the copy holds, given the bytes of the source, verified."""
         self.check(data)
         if self.record is None:
             return data
         return joined(rewrite_metadata(data, self.record, where=self.source).buffers)
 
     def check(self, data: Buffer) -> None:
-        """
-        Verify bytes by their own checksums.
-
-        Raises:
-            CorruptionError: They are damaged.
-        """
+        """Verify bytes by their own checksums."""
         if self.kind == _CHANGELOG:
             parse_whole_file(data, where=self.path)
         elif self.handle is not None:
@@ -115,19 +105,7 @@ class CopyPlan:
 
 
 def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
-    """
-    Return what a copy of a location holds.
-
-    Args:
-        store: The location.
-        checkpoint_id: The newest checkpoint of the copy; None for the newest there is.
-
-    Raises:
-        CheckpointError: There is no such checkpoint, or one cannot be read.
-        IncompatibleFormatError: A newer statelog wrote one.
-
-    Blocks: On the store: one listing, and two requests for each checkpoint.
-    """
+    """Return what a copy of a location holds."""
     ids = present_ids(store)
     newest = Entries(store, ids).newest()
     if newest is None:
@@ -205,18 +183,7 @@ def needed_objects(
 
 
 def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
-    """
-    Return the URLs of the locations that have objects which a fork names, parents of parents too.
-
-    Args:
-        store: The location of the fork.
-        paths: Names in it; names of its own objects are ignored.
-
-    Raises:
-        CheckpointError: A parent cannot be opened (`reason` "parent").
-
-    Blocks: On the stores.
-    """
+    """Return the URLs of the locations that have objects which a fork names, parents of parents too."""
     urls = []
     for name in paths:
         place, path = store, name
@@ -252,14 +219,7 @@ def own_record(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
 def with_names(
     checkpoint: CompletedCheckpoint, name_of: Callable[[str], str], **record: object
 ) -> CompletedCheckpoint:
-    """
-    Return a checkpoint whose objects have other names.
-
-    Args:
-        checkpoint: The checkpoint.
-        name_of: Returns the other name of an object.
-        record: Fields of the micro-batch's record that differ too.
-    """
+    """Return a checkpoint whose objects have other names."""
 
     def moved(handle: StreamStateHandle) -> StreamStateHandle:
         if not isinstance(handle, FileStateHandle):

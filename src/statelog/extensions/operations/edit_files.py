@@ -32,15 +32,7 @@ Key = tuple[object, ...]
 def states_in_file(
     reader: StateReader, variable: str, path: str | os.PathLike[str]
 ) -> dict[Key, object]:
-    """
-    Return the state of each key in a file, as `statelog.edit` takes it.
-
-    Raises:
-        UsageError: There is no such file or variable, or the file has other columns or types, or several
-            values of one key, or a link of the location leads to it.
-
-    Blocks: On the disk; the file is read into memory.
-    """
+    """Return the state of each key in a file, as `statelog.edit` takes it."""
     schema = reader.arrow_schema(variable)
     descriptor = reader.schema.states[reader.schema.state_id(variable)]
     check_named_file(reader.store.url, path)
@@ -70,15 +62,7 @@ def states_in_file(
 
 
 def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]:
-    """
-    Return the keys in a file; its other columns are ignored.
-
-    Raises:
-        UsageError: There is no such file, or it has other key columns, or a link of the location leads
-            to it.
-
-    Blocks: On the disk.
-    """
+    """Return the keys in a file; its other columns are ignored."""
     schema = pa.schema(
         [pa.field(f"key.{part.name}", part.type) for part in reader.schema.key_schema]
     )
@@ -87,11 +71,7 @@ def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]
 
 
 def other_keys(reader: StateReader, variable: str, states: Mapping[Key, object]) -> Iterator[Key]:
-    """
-    Yield the keys that have state of a variable and are not in *states*.
-
-    Blocks: On the store; the keys of the variable are read.
-    """
+    """Yield the keys that have state of a variable and are not in *states*."""
     seen = set()
     for batch in reader.batches(variable, include_expired=True):
         for key in _keys(pa.Table.from_batches([batch]), variable):

@@ -164,17 +164,7 @@ def edit_as(
 
 
 class EditTarget:
-    """
-    The operator of a location that is edited.
-
-    Args:
-        store: The store of the location.
-        base: The checkpoint.
-        operator: Name of the operator; None for the only one.
-
-    Raises:
-        UsageError: There is no such operator, or one must be named.
-    """
+    """The operator of a location that is edited."""
 
     def __init__(
         self, store: ObjectStore, base: CompletedCheckpoint, operator: str | None = None
@@ -204,12 +194,7 @@ class EditTarget:
     def edits(
         self, states_by_name: StatesByName, delete: Iterable[object]
     ) -> dict[int, GroupEdits]:
-        """
-        Return what a caller asks for, by key group.
-
-        Raises:
-            UsageError: A variable, key or value does not fit the operator.
-        """
+        """Return what a caller asks for, by key group."""
         by_group: dict[int, GroupEdits] = {}
 
         def cells_of(given: object) -> dict[int, object]:

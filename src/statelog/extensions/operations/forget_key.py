@@ -90,12 +90,7 @@ class ForgetReport:
 
 
 def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:
-    """
-    Check that no pinned checkpoint holds the key.
-
-    Raises:
-        CheckpointError: A tag, a fork or a reader keeps one (`reason` "pinned").
-    """
+    """Check that no pinned checkpoint holds the key."""
     names = sorted({name for trace in traces for name in trace.pins})
     if names:
         raise CheckpointError(

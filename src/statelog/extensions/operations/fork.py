@@ -262,25 +262,7 @@ def apply_fork(
     *,
     copy: bool = False,
 ) -> Fork:
-    """
-    Make the fork; after a crash, repeat the call.
-
-    Args:
-        source: What is forked.
-        new: The new location, which must be empty.
-        new_query: The new checkpointLocation; None to fork the state only.
-        clock_ms: Milliseconds since 1970 (UTC).
-        copy: Copy the objects of the checkpoint, verified, so that the parent is not needed.
-
-    Raises:
-        CheckpointError: The checkpoint was deleted meanwhile (`reason` "subsumed").
-        UsageError: The new location or checkpointLocation is in use.
-        FencedError: Another call forks into the same location.
-        CorruptionError: An object to copy is damaged.
-        StoreError: A store failed; repeat the call.
-
-    Blocks: On the stores; without *copy* the requests do not depend on the size of the state.
-    """
+    """Make the fork; after a crash, repeat the call."""
     parent = source.store
     if HIDDEN in parent.url:
         raise UsageError(
@@ -439,21 +421,7 @@ class _Begun:
 
 
 def _begun(new: LocationStore, parent: LocationStore, checkpoint_id: int | None) -> _Begun | None:
-    """
-    Return the fork that an earlier call of the same arguments began in *new*; None without one.
-
-    Args:
-        new: The new location.
-        parent: The parent's location.
-        checkpoint_id: The checkpoint to fork; None for the newest one.
-
-    Raises:
-        UsageError: The location is in use, or a fork of something else was begun in it.
-        CheckpointError: A reference to a parent is damaged.
-        StoreError: A store failed.
-
-    Blocks: On both stores.
-    """
+    """Return the fork that an earlier call of the same arguments began in *new*; None without one."""
     # A folder on local disk may stay without an object.
     numbers = [each for each in present_ids(new) if exists(new, PATHS.metadata(each))]
     entries = {number: readable(new, number) for number in numbers}
@@ -518,15 +486,7 @@ def _finished(
     *,
     copy: bool,
 ) -> Fork:
-    """
-    Return a fork that an earlier call of the same arguments committed, and release its parent.
-
-    Raises:
-        UsageError: The earlier call had other arguments.
-        StoreError: A store failed; repeat the call.
-
-    Blocks: On both stores.
-    """
+    """Return a fork that an earlier call of the same arguments committed, and release its parent."""
     checkpoint = begun.checkpoint
     if checkpoint is None:
         raise _in_use(new)

@@ -57,12 +57,7 @@ _UNREADABLE: Final = (
 
 
 class SoughtKey:
-    """
-    A key of an operator, to be found in objects.
-
-    Raises:
-        UsageError: The values are no key of the operator.
-    """
+    """A key of an operator, to be found in objects."""
 
     def __init__(
         self, values: object, schema: OperatorStateSchema, key_groups: KeyGroupRange
@@ -79,22 +74,7 @@ class SoughtKey:
         path: str,
         handle: FileStateHandle | None = None,
     ) -> str | None:
-        """
-        Return the kind of an object that holds the key; None if it does not.
-
-        Args:
-            store: Where the object is.
-            path: Its name.
-            handle: Its handle in a checkpoint, with the size and checksum of a snapshot or of staged
-                rows.  Without one they are verified only as far as they can be decoded.
-
-        Raises:
-            CorruptionError: The object is damaged, so what it holds is unknown.
-            IncompatibleFormatError: A newer statelog wrote it.
-            StoreError: The store failed.
-
-        Blocks: On the store.
-        """
+        """Return the kind of an object that holds the key; None if it does not."""
         kind = _kind_of(path)
         if kind is None:
             return None
@@ -248,14 +228,7 @@ class KeyTrace:
 
 
 class Needs:
-    """
-    Which retained checkpoints need which objects.
-
-    Raises:
-        CheckpointError: A retained checkpoint is damaged or missing.
-
-    Blocks: On the store.
-    """
+    """Which retained checkpoints need which objects."""
 
     def __init__(self, store: ObjectStore, newest: CompletedCheckpoint) -> None:
         self._newest = newest

@@ -42,15 +42,6 @@ def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
 
     Returns:
         The files by name, without `metadata`.
-
-    Raises:
-        CheckpointError: The files do not match the state: another query ("other_query"), files
-            removed ("not_found"), planned again ("gap"); or the micro-batch is not finished yet
-            ("in_progress"), or the query has state of Spark's own ("foreign_state").
-        UsageError: *query* is no checkpointLocation.
-        StoreError: The store failed.
-
-    Blocks: On the files.
     """
     batch_id = record.batch_id
     if query.query_id() != record.query_id:
@@ -85,21 +76,7 @@ def batch_files(
     offsets: Sequence[str | None],
     folders: Sequence[str] | None,
 ) -> dict[str, bytes]:
-    """
-    Return the files that say what a micro-batch reads, and what was read before it.
-
-    Args:
-        query: The checkpointLocation of the query.
-        batch_id: The micro-batch.
-        offsets: Its offsets.
-        folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
-
-    Raises:
-        CheckpointError: An entry of a log is missing ("not_found").
-        CorruptionError: One is damaged.
-
-    Blocks: On the files.
-    """
+    """Return the files that say what a micro-batch reads, and what was read before it."""
     names = [f"{OFFSETS}/{batch_id}"] + ([f"{OFFSETS}/{batch_id - 1}"] if batch_id else [])
     files = {name: data for name in names if (data := query.read(name))}
     logs = kept_entries(folders, offsets)
@@ -119,12 +96,6 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
 
     `metadata` is last, so that an unfinished one is not that of a query.  A call that was interrupted
     before it is recognized by the offsets, which are those of *files*.
-
-    Raises:
-        UsageError: Another query has begun there.
-        StoreError: The store failed; the call can be repeated.
-
-    Blocks: On the files.
     """
     query = StoredQuery(store)
     metadata = msgspec.json.encode({"id": query_id})
@@ -156,16 +127,7 @@ def _whole(query: StoredQuery, folder: str) -> dict[str, bytes]:
 
 
 def check_sources(query: StoredQuery, record: BatchRecord, batch_id: int) -> tuple[str | None, ...]:
-    """
-    Return the offsets of a micro-batch if the state of *record* is the one after it.
-
-    Raises:
-        CheckpointError: It is not ("gap", "subsumed"), or the offsets are missing ("not_found").
-        IncompatibleFormatError: The offsets have another form than Spark 4.0 to 4.3 write for
-            sources without names.
-
-    Blocks: On the files.
-    """
+    """Return the offsets of a micro-batch if the state of *record* is the one after it."""
     entry = query.offsets(batch_id)
     if entry is None:
         planned = query.numbers(OFFSETS)
@@ -228,11 +190,6 @@ def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
     Return the input files that a query reads again after the micro-batch of *record*, and that are gone.
 
     Only files on local disk are looked for.
-
-    Raises:
-        CheckpointError, CorruptionError, StoreError: As `check_sources`.
-
-    Blocks: On the files.
     """
     offsets = check_sources(query, record, record.batch_id)
     return missing_files(read_again(query, kept_entries(record.source_folders, offsets))[1])

@@ -110,21 +110,7 @@ class GivenUp:
 
 
 def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) -> RepairPlan:
-    """
-    Find out what can be removed; nothing is changed.
-
-    Args:
-        store: The store of the location.
-        min_age: Younger objects are kept: longer than any call, and than the time from an upload
-            to the commit of its checkpoint.
-        now: The time, with a time zone.
-
-    Raises:
-        IncompatibleFormatError: A newer statelog wrote a retained checkpoint.
-        StoreError: The store failed.
-
-    Blocks: On the store: a listing, and the metadata of retained checkpoints.
-    """
+    """Find out what can be removed; nothing is changed."""
     # Listed first: the objects of a checkpoint committed after the listing are marked below.
     listed = list(store.list())
     problems: list[str] = []
@@ -152,11 +138,7 @@ def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) 
 
 
 def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
-    """
-    Remove what a plan lists; stops after a few failures.
-
-    Blocks: On the store.
-    """
+    """Remove what a plan lists; stops after a few failures."""
     staged = [repair.path for repair in plan.repairs if repair.kind == STAGED]
     with edit_session(store, "repair") as session:
         if staged:  # they are no objects of the store
@@ -220,16 +202,7 @@ def _remove_files(store: ObjectStore, names: Iterable[str]) -> CleanUpReport:
 
 
 def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
-    """
-    Find out what going back to a checkpoint gives up; nothing is changed.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be restored (`reason`), or an object of it is damaged.
-        UsageError: It is the newest one, and sound: nothing is to be given up.
-        IncompatibleFormatError: A newer statelog wrote it.
-
-    Blocks: On the store; reads every object of the checkpoint.
-    """
+    """Find out what going back to a checkpoint gives up; nothing is changed."""
     find_restore_point(Entries(store), checkpoint_id)  # raises if it cannot be restored
     for problem in verify_checkpoint(store, checkpoint_id):
         if problem.blocks_restore:
@@ -259,18 +232,6 @@ def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[],
     A claim fences a run that is active.  One commit, with an id that was never used, is the point of
     no return; then the metadata of the checkpoints given up is deleted.  The sources of a query are
     left as they are: `statelog rewind` takes both back.
-
-    Args:
-        store: The store of the location.
-        checkpoint_id: The last checkpoint to keep.
-        clock_ms: Milliseconds since 1970 (UTC).
-
-    Raises:
-        CheckpointError, UsageError, IncompatibleFormatError: As `plan_give_up`.
-        FencedError: A run has claimed the location meanwhile.
-        StoreError: The store failed; repeat the call.
-
-    Blocks: On the store.
     """
     plan = plan_give_up(store, checkpoint_id)
     if max(present_ids(store)) < plan.lost[-1].checkpoint_id:

@@ -97,15 +97,7 @@ class RewindPlan:
 
 
 def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
-    """
-    Return the micro-batches whose state is retained, ascending, with obstacles.
-
-    Raises:
-        UsageError: *query* is not a checkpointLocation.
-        StoreError: A store failed.
-
-    Blocks: On both stores.
-    """
+    """Return the micro-batches whose state is retained, ascending, with obstacles."""
     points = []
     for summary, record in _retained(state, query.query_id()):
         problem = ""
@@ -126,23 +118,7 @@ def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
 
 
 def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> RewindPlan:
-    """
-    Return what a rewind to a micro-batch would change; change nothing.
-
-    Args:
-        query: The checkpointLocation.
-        state: The state location.
-        batch_id: The last micro-batch that is kept.
-
-    Raises:
-        UsageError: *query* is no checkpointLocation.
-        CheckpointError: The rewind is not possible (`reason`: "other_query", "subsumed",
-            "not_found", "gap", "foreign_state"), or the checkpoint is damaged.
-        CorruptionError: A file of the checkpointLocation that must be kept is damaged.
-        StoreError: A store failed.
-
-    Blocks: On both stores.
-    """
+    """Return what a rewind to a micro-batch would change; change nothing."""
     summary, record = _state_after(query, state, batch_id)
     if query.has_state_of_spark():
         refuse(
@@ -239,22 +215,8 @@ def apply_rewind(
     """
     Carry out *plan*; after a crash, repeat it with a new plan.
 
-    Args:
-        query: The checkpointLocation.
-        state: The state location.
-        plan: The result of `plan_rewind`.
-        clock_ms: Milliseconds since 1970 (UTC).
-
     Returns:
         The checkpoint that the query continues from.
-
-    Raises:
-        CheckpointError: The query ran after the plan was made (`reason` "active").  Before the
-            commit nothing was changed; after it the rewind must be repeated.
-        FencedError: A run has claimed the state location meanwhile.
-        StoreError: A store failed; repeat the rewind.
-
-    Blocks: On both stores.
     """
     readable = [each for each in list_checkpoints(state) if not each.problem]
     with edit_session(

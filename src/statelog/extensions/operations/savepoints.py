@@ -202,16 +202,7 @@ Returns None for the state only.
 
 
 def fork_source(store: LocationStore, checkpoint_id: int, open_query: OpenQuery) -> ForkSource:
-    """
-    Read a checkpoint and the position of its sources.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, or was not made by a query, or the files are not
-            those of the state; see `position_files`.
-        StoreError: A store failed.
-
-    Blocks: On both stores.
-    """
+    """Read a checkpoint and the position of its sources."""
     stored = Entries(store).load(checkpoint_id)
     record = BatchRecord.of(stored.checkpoint)
     opened = open_query(record.checkpoint_location)
@@ -258,14 +249,7 @@ def query_store(
     recorded: str | None,
     options: Mapping[str, object] | None,
 ) -> ObjectStore:
-    """
-    Return the checkpointLocation of a query: given, recorded, or the folder around the state.
-
-    Raises:
-        CheckpointError: None of them is known, or the recorded one is in another bucket or store, where
-            only a caller can name it (`reason` "not_found").
-        UsageError: There is no such directory.
-    """
+    """Return the checkpointLocation of a query: given, recorded, or the folder around the state."""
     if given is None and recorded is not None and not may_follow(store.url, recorded, ()):
         raise CheckpointError(
             f"the checkpoint in {store.url} records {redacted(recorded)} as the query's "

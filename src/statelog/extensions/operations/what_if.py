@@ -148,15 +148,7 @@ def _some_rows(name: str, table: pa.Table) -> list[str]:
 
 
 def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None:
-    """
-    Return the rows that the micro-batch of a checkpoint delivered; None if they were not staged.
-
-    Raises:
-        CorruptionError: An object is damaged.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
+    """Return the rows that the micro-batch of a checkpoint delivered; None if they were not staged."""
     record = BatchRecord.of(stored.checkpoint)
     if record.delivery != Delivery.STAGED.value:
         return None
@@ -353,12 +345,7 @@ class _Source:
 
 
 class _Run:
-    """
-    Runs micro-batches in a fork.
-
-    Raises:
-        UsageError: The fork has no query.
-    """
+    """Runs micro-batches in a fork."""
 
     def __init__(self, source: _Source, fork: Fork, stream: StatefulStream) -> None:
         if fork.query is None:

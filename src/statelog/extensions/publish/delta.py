@@ -40,13 +40,6 @@ class DeltaTable:
     """
     A table in a folder; see `PublishableTable`.
 
-    Args:
-        folder: Path or URL of the folder.
-        options: Options of the store's client.
-
-    Raises:
-        RequirementError: deltalake is not installed.
-
     Thread: one at a time.
     """
 

@@ -49,14 +49,6 @@ class IcebergTable:
     """
     A table in a catalog of pyiceberg; see `PublishableTable`.
 
-    Args:
-        name: `CATALOG.NAMESPACE.TABLE`; the catalog is part of pyiceberg's configuration.
-        options: Properties of the catalog, which override its configuration.
-
-    Raises:
-        RequirementError: pyiceberg is not installed.
-        UsageError: The name or the configuration of the catalog is not valid.
-
     Thread: one at a time.
     """
 

@@ -159,8 +159,6 @@ def publisher(
             while True:
                 publisher.refresh()
                 time.sleep(1)
-
-    Blocks: On the store.
     """
     store = open_state(location, options=storage_options)
     options = storage_options
@@ -182,19 +180,7 @@ def open_table(
     catalog_options: Mapping[str, str] | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> PublishableTable:
-    """
-    Return the table that is named, which may not exist yet.
-
-    Args:
-        iceberg: As for `publish`.
-        delta: As for `publish`.
-        catalog_options: Properties of the catalog.
-        storage_options: Options of the Delta table's store.
-
-    Raises:
-        UsageError: Both tables are named, or neither, or a name is not valid.
-        RequirementError: pyiceberg or deltalake is not installed.
-    """
+    """Return the table that is named, which may not exist yet."""
     if (iceberg is None) == (delta is None):
         raise UsageError(
             "name one table to publish to: iceberg (CATALOG.NAMESPACE.TABLE) or delta (a folder)"
@@ -209,13 +195,6 @@ def open_table(
 class TablePublisher:
     """
     Publishes checkpoints of one location, one after the other.
-
-    Args:
-        store: The store of the location.
-        table: The table.
-        variables: As for `publish`.
-        operator: As for `publish`.
-        retain: As for `publish`.
 
     Thread: one at a time.
     """
@@ -258,17 +237,7 @@ class TablePublisher:
         self._table.close()
 
     def publish(self, checkpoint: CheckpointName | None = None) -> PublishReport:
-        """
-        Publish a checkpoint, and before it the tagged ones that are newer than the published one.
-
-        Args:
-            checkpoint: As for `publish`.
-
-        Raises:
-            Exception: As `publish`.
-
-        Blocks: On the store and the catalog.
-        """
+        """Publish a checkpoint, and before it the tagged ones that are newer than the published one."""
         return self._attempted(given_checkpoint_id(self._store, checkpoint), None)
 
     def refresh(self) -> PublishReport | None:
@@ -276,11 +245,6 @@ class TablePublisher:
         Publish the newest checkpoint; return None if it is the one published last.
 
         Without a newer one, two requests are made, at once.
-
-        Raises:
-            Exception: As `publish`.
-
-        Blocks: On the store and the catalog.
         """
         newest = newest_after(self._store, self._published)
         return None if newest is None else self._attempted(None, newest)

@@ -107,49 +107,19 @@ class PublishableTable(Protocol):
         ...
 
     def load(self) -> PublishedTable | None:
-        """
-        Read what the table contains; None if it does not exist.
-
-        Raises:
-            StoreError: The catalog or the store failed.
-
-        Blocks: On the catalog or the store.
-        """
+        """Read what the table contains; None if it does not exist."""
         ...
 
     def replace(self, rows: Replacement, tags: Mapping[str, int], retain: int) -> None:
-        """
-        Commit a new version of the table as it was loaded; a missing table is created.
-
-        Args:
-            rows: The new rows and the facts of the version.
-            tags: The checkpoint of each tag of the location.
-            retain: How many published versions to retain besides those with a tag; >= 1.
-
-        Raises:
-            CommitConflictError: Another process changed the table since `load`.
-            UsageError: The format does not support a type of the columns.
-            StoreError: The catalog or the store failed.  The commit may have succeeded.
-
-        Blocks: On the catalog and the store.
-        """
+        """Commit a new version of the table as it was loaded; a missing table is created."""
         ...
 
     def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
         """
         Remove the versions of the loaded table that are not retained, and delete their files.
 
-        Args:
-            tags: See `replace`.
-            retain: See there.
-
         Returns:
             What the table contains then.
-
-        Raises:
-            Exception: As `replace`.
-
-        Blocks: On the catalog and the store.
         """
         ...
 
@@ -168,17 +138,7 @@ def retained_versions(
 
 @contextmanager
 def explained(what: str, *conflicts: type[Exception]) -> Iterator[None]:
-    """
-    Raise the errors of a table's library as errors of statelog.
-
-    Args:
-        what: What failed, for the message.
-        conflicts: Errors that mean that another process changed the table.
-
-    Raises:
-        CommitConflictError: For one of the *conflicts*.
-        StoreError: For another error of the library.
-    """
+    """Raise the errors of a table's library as errors of statelog."""
     try:
         yield
     except StatelogError:

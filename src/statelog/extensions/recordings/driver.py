@@ -33,15 +33,7 @@ def recording_policy(settings: QuerySettings) -> AttachmentPolicy:
 
 
 class Recordings(AttachingExtension):
-    """
-    What chosen keys of a query see.
-
-    Args:
-        context: What the extension is made of.
-
-    Raises:
-        UsageError: A key to record is a key of no operator, or a processor is not called key by key.
-    """
+    """What chosen keys of a query see."""
 
     name = "recordings"
 
@@ -69,12 +61,7 @@ class Recordings(AttachingExtension):
 
 
 def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
-    """
-    Return the keys to record of each operator.
-
-    Raises:
-        UsageError: A key is a key of no operator, or a processor is not called key by key.
-    """
+    """Return the keys to record of each operator."""
     rule = query.settings.record
     if rule is None:
         return [() for _ in query.operators]

@@ -35,14 +35,7 @@ _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class KeyChoice:
-    """
-    Chooses the keys to record.
-
-    Args:
-        spec: The rule.
-        codec: The operator's codec.
-        key_groups: All key groups of the operator.
-    """
+    """Chooses the keys to record."""
 
     def __init__(self, spec: RecordSpec, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
         self._schema = codec.schema.key_schema
@@ -140,12 +133,6 @@ class _Mark(NamedTuple):
 class TaskRecorder:
     """
     Collects what the chosen keys of one task see.
-
-    Args:
-        spec: What to record.
-        codec: The operator's codec.
-        key_groups: All key groups of the operator.
-        output: Collects the rows that recorded keys yield.
 
     Attributes: `keys`: the keys, in the order in which they are numbered; `calls`, `rows` and
     `initial`: what they saw, by the number of the key; `failed`: the call that failed, or None.
@@ -256,13 +243,7 @@ class TaskRecorder:
     def settle(
         self, group_of: Callable[[int], KeyGroupState], overlays: Mapping[int, Overlay]
     ) -> None:
-        """
-        Note the state after the calls so far.
-
-        Args:
-            group_of: Returns the state of a key group under the overlays.
-            overlays: The changes.
-        """
+        """Note the state after the calls so far."""
         for number in self._open:
             recorded = self.keys[number]
             if recorded.lost:

@@ -30,11 +30,7 @@ _LINES_MAX: Final = 20_000
 def put_recording(
     files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec
 ) -> tuple[Addition, ...]:
-    """
-    Return the recording of a task; a large one is put into a file.
-
-    Blocks: For the store, where it is large.
-    """
+    """Return the recording of a task; a large one is put into a file."""
     data, keys, dropped = task_recording(recorder, spec)
     if not data:
         return ()
@@ -50,12 +46,7 @@ def put_recording(
 
 
 def task_recording(recorder: TaskRecorder, spec: TaskSpec) -> tuple[bytes, int, int]:
-    """
-    Return the recording of a task, and the numbers of its keys and of keys left out.
-
-    Raises:
-        ProcessorError: A row that the processor yielded does not fit the output.
-    """
+    """Return the recording of a task, and the numbers of its keys and of keys left out."""
     if not recorder.keys:
         return b"", 0, 0
     keep = _within_bounds(recorder)

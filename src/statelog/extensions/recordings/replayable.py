@@ -37,15 +37,7 @@ def advised(error: ProcessorError) -> ProcessorError:
 def replayable(
     store: ObjectStore, recorder: TaskRecorder, spec: TaskSpec, error: ProcessorError
 ) -> ProcessorError:
-    """
-    Record the key that failed, and return the error with the command that replays it.
-
-    Args:
-        store: Where the recording is written.
-        recorder: The recorder of the task.
-        spec: The instructions of the task.
-        error: The error.
-    """
+    """Record the key that failed, and return the error with the command that replays it."""
     return _with_advice(error, lambda: _recorded(store, recorder, spec, error))
 
 
@@ -83,15 +75,7 @@ def _delete_oldest(store: ObjectStore) -> None:
 
 
 def replay_command(location: str, key: Key, recorder: TaskRecorder, spec: TaskSpec) -> str:
-    """
-    Return the command that replays a key.
-
-    Args:
-        location: The state location.
-        key: The key, as the user sees it.
-        recorder: The recorder of the task.
-        spec: The instructions of the task.
-    """
+    """Return the command that replays a key."""
     processor = processor_name(spec.context.processor)
     words = ["statelog", "replay"]
     if recorder.spec.operator_id:

@@ -23,13 +23,7 @@ from statelog.state.heap.tables import Key
 
 
 class TaskRecordings(TaskExtension):
-    """
-    The recording of a task.
-
-    Args:
-        part: What to record.
-        tools: What the extension gets besides its part.
-    """
+    """The recording of a task."""
 
     keeps_rows: ClassVar[bool] = True
     phase: ClassVar[str] = "record"

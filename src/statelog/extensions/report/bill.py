@@ -140,15 +140,7 @@ class Bill:
 def bill_of(
     *, puts_per_batch: float, seconds_per_batch: float | None, stored_bytes: int, prices: Prices
 ) -> Bill:
-    """
-    Return the bill of a month.
-
-    Args:
-        puts_per_batch: Objects that a micro-batch creates, on average.
-        seconds_per_batch: Mean time between two micro-batches; None if unknown.
-        stored_bytes: What the location stores.
-        prices: The stated prices.
-    """
+    """Return the bill of a month."""
     batches = _MONTH_S / seconds_per_batch if seconds_per_batch else None
     lists_per_batch, dollars = LISTS_PER_BATCH, None
     if seconds_per_batch:  # a clean-up waits for a full batch, or for this time

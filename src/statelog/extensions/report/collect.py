@@ -71,20 +71,7 @@ class ReportPlan:
 
 
 def collect(store: ObjectStore, location: str, plan: ReportPlan) -> Figures:
-    """
-    Return the figures of a location.
-
-    Args:
-        store: Where the location is.
-        location: Its path or URL, to be shown; secrets in it are left out.
-        plan: What to read, and what to assume.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store: a listing, about four requests for each checkpoint, and with
-        `plan.with_keys` the state of the newest one.
-    """
+    """Return the figures of a location."""
     return collect_with_newest(store, location, plan)[0]
 
 
@@ -238,14 +225,7 @@ def _bytes_of(handles: Iterable[ChangelogStateHandle | StreamStateHandle]) -> in
 def _with_record(
     figures: CheckpointFigures, record: BatchRecord, after: BatchRecord | None
 ) -> CheckpointFigures:
-    """
-    Add what the record of a micro-batch says.
-
-    Args:
-        figures: What log and snapshots say.
-        record: Of the micro-batch.
-        after: Of the micro-batch that continued it, which has the phases from the commit on.
-    """
+    """Add what the record of a micro-batch says."""
     retries = record.retries or {}
     uploads = record.uploads or {}
     later = (after.previous_ms if after is not None else None) or {}

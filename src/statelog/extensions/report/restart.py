@@ -99,16 +99,7 @@ def restart_of(
     operators: int,
     speeds: Speeds,
 ) -> Restart:
-    """
-    Return what a restart from *checkpoint* reads.
-
-    Args:
-        checkpoint: The newest one.
-        sizes: Stored bytes by object.
-        tasks: Number of tasks of all operators.
-        operators: Number of operators, which share the key groups evenly.
-        speeds: The stated speeds.
-    """
+    """Return what a restart from *checkpoint* reads."""
     metadata = PATHS.metadata(checkpoint.checkpoint_id)
     kinds: dict[str, str] = {metadata: "commits"}
     loads: list[tuple[int, int]] = []

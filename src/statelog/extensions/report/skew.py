@@ -62,24 +62,7 @@ def key_groups_of(
     with_keys: bool,
     progress: Callable[[str], None],
 ) -> tuple[KeyGroups, ...]:
-    """
-    Return keys and changes by key group, of each operator.
-
-    Args:
-        store: Where the location is.
-        checkpoint: The checkpoint to read.
-        operators: Their names, in the order of the data.
-        with_keys: Read the state and count its keys; else only the log is read.
-        progress: Called with what is being read.
-
-    Raises:
-        CheckpointError: The query deleted the checkpoint meanwhile, or an object is missing.
-        ObjectNotFoundError: An object of the log is missing.
-        CorruptionError: An object is damaged.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
+    """Return keys and changes by key group, of each operator."""
     cached = CachedStore(store, _CACHED_BYTES)
     progress("reading the log")
     changes = _change_bytes(cached, checkpoint)

@@ -115,18 +115,7 @@ class Summary:
 
 
 def summarize(store: ObjectStore, location: str) -> Summary:
-    """
-    Return what a location is; no state is read.
-
-    Args:
-        store: Where the location is.
-        location: Its path or URL, to be shown; secrets in it are left out.
-
-    Raises:
-        StoreError: The store failed.
-
-    Blocks: On the store: listings, and about two requests for each checkpoint, sent at once.
-    """
+    """Return what a location is; no state is read."""
     plan = ReportPlan(with_key_groups=False)
     figures, newest = collect_with_newest(store, location, plan)
     operators: tuple[OperatorSummary, ...] = ()

@@ -52,12 +52,7 @@ SideSchemas = Mapping[str, SideSchema]
 
 
 class DeclaredSideOutputs:
-    """
-    The side outputs that a processor declares.
-
-    Args:
-        struct: Parses a schema.
-    """
+    """The side outputs that a processor declares."""
 
     def __init__(self, struct: Callable[[SchemaLike, str], StructType]) -> None:
         self._struct = struct
@@ -96,12 +91,7 @@ class DeclaredSideOutputs:
 
 
 def side_schema(name: object, columns: StructType, declared: SideSchemas) -> SideSchema:
-    """
-    Return a side output that `init` declares.
-
-    Raises:
-        UsageError: The name cannot be used or is used twice, or a column has a name that statelog uses.
-    """
+    """Return a side output that `init` declares."""
     if not isinstance(name, str) or not is_name(name):
         raise UsageError(
             f"the name of a side output is up to 100 letters, digits, '_' and '.', not {name!r:.200}"
@@ -149,16 +139,7 @@ def emitted_too_early(name: str) -> UsageError:
 
 
 def operator_of(name: str, schemas: Sequence[SideSchemas]) -> int:
-    """
-    Return the index of the operator that declares a side output.
-
-    Args:
-        name: Its name.
-        schemas: The side outputs of each operator of a query.
-
-    Raises:
-        UsageError: No operator of the query declares it.
-    """
+    """Return the index of the operator that declares a side output."""
     for index, declared in enumerate(schemas):
         if name in declared:
             return index

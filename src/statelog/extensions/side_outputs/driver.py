@@ -82,12 +82,6 @@ class SideOutputs(AttachingExtension):
     The rows that processors emit by name.
 
     A sink is called only for micro-batches in which its side output has rows.
-
-    Args:
-        context: What the extension is made of; its sinks are named after side outputs.
-
-    Raises:
-        UsageError: No operator of the query declares a side output.
     """
 
     name = SIDE_OUTPUTS
@@ -115,15 +109,7 @@ class SideOutputs(AttachingExtension):
                 self._call(name, sink, frame, batch_id, inline, files)
 
     def deliver_again(self, frame: DataFrame, record: BatchRecord) -> None:
-        """
-        Call the sinks with the rows of a committed micro-batch.
-
-        Raises:
-            CorruptionError: An object is damaged.
-            StoreError: It cannot be read.
-
-        Blocks: On the store.
-        """
+        """Call the sinks with the rows of a committed micro-batch."""
         for name, sink in self._sinks.items():
             kept = of_kinds(record.attachments, SIDE_OUTPUT)
             fresh = [each for each in kept if each.name == name and each.is_fresh]

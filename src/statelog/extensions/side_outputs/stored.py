@@ -76,23 +76,7 @@ def side_output_rows(
     operator: str | None,
     since: int,
 ) -> pa.Table:
-    """
-    Return the rows of a side output that a checkpoint names, in the order of their checkpoints.
-
-    Args:
-        store: Where the location is.
-        checkpoint: The checkpoint.
-        name: The side output.
-        operator: Name of the operator; None for all.
-        since: Only of later checkpoints than this.
-
-    Raises:
-        UsageError: A column has types that cannot be one, because the side output was changed.
-        CorruptionError: An object is damaged.
-        CheckpointError: The query deleted the rows meanwhile (`reason` "subsumed").
-
-    Blocks: On the store; reads every object with rows.
-    """
+    """Return the rows of a side output that a checkpoint names, in the order of their checkpoints."""
     entries = [
         entry
         for entry in of_kinds(BatchRecord.of(checkpoint).attachments, SIDE_OUTPUT)
@@ -120,15 +104,7 @@ def _tables(store: ObjectStore, entries: Sequence[Attachment], since: int) -> It
 
 
 def read_side_rows(store: ObjectStore, entry: Attachment) -> pa.Table:
-    """
-    Return the rows in an object, with their checkpoint and micro-batch.
-
-    Raises:
-        CorruptionError: It is damaged.
-        CheckpointError: It no longer exists (`reason` "subsumed").
-
-    Blocks: On the store.
-    """
+    """Return the rows in an object, with their checkpoint and micro-batch."""
 
     def decoded(data: memoryview) -> pa.Table:
         try:

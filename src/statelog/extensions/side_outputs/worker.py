@@ -180,10 +180,6 @@ class TaskSideOutputs(TaskExtension):
     """
     The side outputs of a task.
 
-    Args:
-        part: The side outputs that the processor declares on the driver; None for none.
-        tools: What the extension gets besides its part.
-
     Attributes: `is_open`: whether rows may be emitted; `by_name`: the outputs.
     """
 

@@ -40,12 +40,7 @@ def _offset_of(checkpoint: CompletedCheckpoint) -> _Offset:
 
 
 def _position_in(offset: _Offset) -> CheckpointPosition:
-    """
-    Return the checkpoint up to which an offset was read.
-
-    Raises:
-        UsageError: Another version of statelog wrote the offset.
-    """
+    """Return the checkpoint up to which an offset was read."""
     if _POSITION not in offset:
         raise UsageError(
             f"the stream's offset {offset} has no position: another version of statelog wrote it. Begin "
@@ -75,29 +70,14 @@ class ChangesRead:
 
 
 class ChangesPart(InputPartition):
-    """
-    The changes of some key groups, after one checkpoint and up to another.
-
-    Args:
-        after: The checkpoint before, as its number or the text of its position; None for the whole state.
-        upto: The last checkpoint, likewise.
-        key_groups: The key groups.
-    """
+    """The changes of some key groups, after one checkpoint and up to another."""
 
     def __init__(self, after: int | str | None, upto: int | str, key_groups: KeyGroupRange) -> None:
         super().__init__((after, upto, key_groups))
 
 
 class ChangeRows(DataSourceReader):
-    """
-    Reads the changes between two checkpoints.
-
-    Args:
-        read: What to read.
-        target: The columns, in the types that Spark takes.
-        after: Changes after this checkpoint; None for the whole state of *upto*, as inserts.
-        upto: The last checkpoint.
-    """
+    """Reads the changes between two checkpoints."""
 
     def __init__(self, read: ChangesRead, target: pa.Schema, after: int | None, upto: int) -> None:
         self._read = read
@@ -120,13 +100,6 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
     An offset is the checkpoint up to which was read, with its position: a location that was made
     again, or restored from a backup, has other checkpoints of the same numbers.  Spark 4.0 and 4.1 do
     not tell a source where the next micro-batch begins, so it is remembered here.
-
-    Args:
-        read: What to read.
-        target: The columns, in the types that Spark takes.
-        start: The checkpoint to begin after; None for the whole state of the newest one first.
-        limit: Checkpoints of a micro-batch; None for all.
-        reader: Name of the position in the location, and how many checkpoints it keeps; None for none.
     """
 
     def __init__(
@@ -167,16 +140,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         self._last = find_checkpoint(self._store())
 
     def latestOffset(self, start: _Offset | None = None, limit: object = None) -> _Offset:
-        """
-        Return up to which checkpoint the next micro-batch reads.
-
-        Args:
-            start: Where it begins; None on Spark 4.0 and 4.1.
-            limit: Spark's read limit; None on Spark 4.0 and 4.1.
-
-        Raises:
-            CheckpointError: Checkpoints that were not read yet are gone, or the location was replaced.
-        """
+        """Return up to which checkpoint the next micro-batch reads."""
         begin = self._begin if start is None else start
         most = self._limit if limit is None else limit_of(limit)
         last = find_checkpoint(self._store()) if self._last is None else self._last

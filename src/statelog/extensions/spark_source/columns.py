@@ -59,16 +59,7 @@ def spark_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def selected_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
-    """
-    Return the columns that a user named: `value`, or one field of it as `value.amount`.
-
-    Args:
-        flat: All columns.
-        chosen: Their names; None for all.
-
-    Raises:
-        InvalidOptionsError: There is no such column.
-    """
+    """Return the columns that a user named: `value`, or one field of it as `value.amount`."""
     if chosen is None:
         return flat
     names = {name for each in flat.names for name in (each, state_path(each)[0])}

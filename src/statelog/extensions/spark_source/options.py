@@ -147,15 +147,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """
-        Return the options of a read.
-
-        Args:
-            given: Spark's options; names in any case.
-
-        Raises:
-            InvalidOptionsError: A name is unknown or missing, or a value has the wrong form.
-        """
+        """Return the options of a read."""
         entries, store = store_options((name, value, _FORMAT) for name, value in given.items())
         values = read(entries, _NAMES.find)
         if not values.get("path", (None, "", None))[1]:

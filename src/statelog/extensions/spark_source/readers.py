@@ -41,14 +41,7 @@ class Location:
 
 
 def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
-    """
-    Return the newest retained checkpoint that a micro-batch committed, in the query's history.
-
-    Raises:
-        CheckpointError: No retained checkpoint is of that micro-batch (`reason` "not_found").
-
-    Blocks: On the store.
-    """
+    """Return the newest retained checkpoint that a micro-batch committed, in the query's history."""
     retained = [each for each in state.checkpoints() if each.is_retained and not each.is_given_up]
     for each in reversed(retained):
         if each.batch_id == batch_id:
@@ -64,12 +57,7 @@ def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
 def ranges_of(
     reader: StateReader, given: KeyGroupRange | None, partitions: int | None
 ) -> tuple[KeyGroupRange, ...]:
-    """
-    Return the key groups of each partition of a read.
-
-    Raises:
-        InvalidOptionsError: *given* are not all key groups of the operator.
-    """
+    """Return the key groups of each partition of a read."""
     key_groups = given or reader.key_groups
     if key_groups.intersection(reader.key_groups) != key_groups:
         raise InvalidOptionsError(
@@ -102,14 +90,7 @@ def key_groups_left(
     key: pa.Schema,
     operator: KeyGroupRange,
 ) -> KeyGroupRange:
-    """
-    Return the key groups in which rows can be that pass *filters*.
-
-    Args:
-        filters: Spark's filters, all of which hold.
-        key: The columns of the operator's key.
-        operator: All key groups of the operator.
-    """
+    """Return the key groups in which rows can be that pass *filters*."""
     equal = _equalities(filters)
     left = operator
     number = equal.get(state_path(KEY_GROUP_COLUMN))

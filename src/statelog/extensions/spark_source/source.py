@@ -54,17 +54,6 @@ class StateSource:
 
     The newest checkpoint and the time by which values have expired are taken here, once, so that
     all tasks read the same.
-
-    Args:
-        options: Spark's options.
-
-    Raises:
-        InvalidOptionsError: An option is unknown, missing or has the wrong form.
-        UsageError: There is no such location, operator, variable or key group, or one must be named.
-        CheckpointError: The location has no such checkpoint, or it is damaged.
-        StoreError: The store failed.
-
-    Blocks: On the store.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -80,21 +69,11 @@ class StateSource:
         return spark_schema(self._view.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """
-        Return what reads the rows.
-
-        Raises:
-            UsageError: They are not the columns of `schema`.
-        """
+        """Return what reads the rows."""
         return self._view.reader(self._checked(schema))
 
     def stream(self, schema: StructType) -> DataSourceStreamReader:
-        """
-        Return what reads the rows of a stream; arguments and errors: see `reader`.
-
-        Raises:
-            UsageError: The view has no stream.
-        """
+        """Return what reads the rows of a stream; arguments and errors: see `reader`."""
         if self._view.stream is None:
             raise UsageError(
                 'a stream of the format statelog reads changes: add .option("view", "changes")'

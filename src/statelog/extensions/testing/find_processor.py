@@ -28,14 +28,6 @@ def find_processor(name: str, *, location: str = "") -> StatefulProcessor:
 
     An instance will do too, and so will a function without arguments whose return annotation is a
     processor.  Modules are looked up as in any program, and at last in the working directory.
-
-    Args:
-        name: The name, as the user gives it.
-        location: The location that is replayed.  A working directory in it is not looked in, because
-            others may write there.
-
-    Raises:
-        UsageError: There is none, or it cannot be imported or made.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
@@ -58,12 +50,7 @@ def recorded_name(task: TaskRecording) -> str:
 
 
 def refuse_no_processor(task: TaskRecording) -> NoReturn:
-    """
-    Ask for the processor of a replay.
-
-    Raises:
-        UsageError: Always.
-    """
+    """Ask for the processor of a replay."""
     raise UsageError(
         "a replay needs the processor to run, as module:Class or file.py:Class (--processor). The "
         f"recording names {recorded_name(task)}; a name in a recording is never imported, so give it "

@@ -38,18 +38,7 @@ def type_of_key(key: object) -> pa.DataType:
 def cells_given(
     codec: OperatorCodec, state: Mapping[str, object], expires: Mapping[str, object], now_ms: int
 ) -> Cells:
-    """
-    Return the cells of a key whose state is given.
-
-    Args:
-        codec: The operator's codec.
-        state: By variable, see `ProcessorTester.begin`.
-        expires: When it expires, in the same form.
-        now_ms: For a time to live without an expiry.
-
-    Raises:
-        UsageError: There is no such variable, or a value does not fit it.
-    """
+    """Return the cells of a key whose state is given."""
     cells: Cells = {}
     for name, value in state.items():
         state_id = state_id_of(codec, name)

@@ -86,11 +86,6 @@ class MemoryJob:
     """
     Runs micro-batches of a processor, and commits them.
 
-    Args:
-        schema: The operator's state schema.
-        time_mode: "none", "processingtime" or "eventtime".
-        extensions: The extensions of its tasks.
-
     Attributes: `codec`: the codec of the state; `store`: the location.
     """
 
@@ -148,17 +143,8 @@ class MemoryJob:
         """
         Run one micro-batch, and commit it.
 
-        Args:
-            context: The micro-batch.
-            rows: Its input.
-            output: The columns of the output; None where they are unknown.
-            extras: What extensions tell the task, by their names.
-
         Returns:
             The output, and what extensions answer.
-
-        Raises:
-            ProcessorError: The processor failed; nothing was committed.
         """
         layout = TaskRows(
             layout=LAYOUT,

@@ -197,8 +197,6 @@ def recorded_steps(
     Return what was recorded of a key; arguments and errors: see `replay`.
 
     *unreadable* receives the recordings that are left out.
-
-    Blocks: On the store.
     """
     first = 0
     if from_checkpoint is not None:
@@ -250,12 +248,7 @@ def replay_step(
     processor: StatefulProcessor,
     run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
 ) -> ReplayedStep:
-    """
-    Replay one recorded step.
-
-    Raises:
-        CheckpointError: The processor cannot continue from the recorded state.
-    """
+    """Replay one recorded step."""
     try:
         replayed = _Replay(processor, step, row_format_of(step))
     except CheckpointError as error:
@@ -315,13 +308,7 @@ class _CheckedCalls(PlainExtensions):
 
 
 class _Replay:
-    """
-    A job whose next micro-batch is a recorded step.
-
-    Raises:
-        CheckpointError: The processor cannot continue from the recorded state.
-        ProcessorError: `init` failed.
-    """
+    """A job whose next micro-batch is a recorded step."""
 
     def __init__(
         self, processor: StatefulProcessor, step: RecordedStep, row_format: RowFormat
@@ -358,12 +345,7 @@ class _Replay:
         )
 
     def run(self) -> StepResult:
-        """
-        Run the step and return what comes out.
-
-        Raises:
-            ProcessorError: The processor failed.
-        """
+        """Run the step and return what comes out."""
         step, task = self._step, self._step.task
         rows = self._input(step.input, task.key_positions, task.first_input)
         initial = None
@@ -484,12 +466,6 @@ def debug_step(
 
     A step that fails is opened where the processor raised.  A step that differs is run again, and
     stops where the processor is called.
-
-    Args:
-        step: A step with an error or with differences.
-        processor: The processor.
-        stdin: Where commands are read; None for the terminal.
-        stdout: Where the debugger prints; None for the terminal.
     """
     sys.stdout.flush()
     # Without a .pdbrc: the one in the working directory may be a file of the location.

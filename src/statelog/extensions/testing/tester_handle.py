@@ -31,15 +31,7 @@ Open: TypeAlias = Callable[[object], AbstractContextManager[KeyHandle]]
 
 
 class TesterHandle(StateVariables):
-    """
-    The handle of a tester, at the key of `setGroupingKey`.
-
-    Args:
-        open_key: See `Open`.
-        states: The state variables.
-        drop: Deletes a state variable for all keys.
-        time_mode: "none", "processingtime" or "eventtime".
-    """
+    """The handle of a tester, at the key of `setGroupingKey`."""
 
     def __init__(
         self,

@@ -30,14 +30,7 @@ INITIAL: Final = InitialLayout(InputLayout((), 1), (), ())
 
 
 class GivenFormat:
-    """
-    A row format whose input is made before the task.
-
-    Args:
-        plain: The row format of a query.
-        rows: The input.
-        initial: The rows of initial state; None for none.
-    """
+    """A row format whose input is made before the task."""
 
     def __init__(
         self, plain: RowFormat, rows: KeyedInput, initial: KeyedInput | None = None
@@ -133,18 +126,7 @@ def is_frame(item: object) -> TypeGuard[pd.DataFrame]:
 
 
 def typed_rows(produced: object, columns: StructType, batch_id: int, timezone: str) -> list[Row]:
-    """
-    Return what a processor yielded as rows of the output's types.
-
-    Args:
-        produced: Rows, or one frame.
-        columns: Names and types of the output.
-        batch_id: For messages.
-        timezone: The zone of times without one in a frame.
-
-    Raises:
-        ProcessorError: A row does not fit.
-    """
+    """Return what a processor yielded as rows of the output's types."""
     items = produced if isinstance(produced, list) else [produced]
     in_pandas = items is not produced or any(map(is_frame, items))
     row_format = format_of(in_pandas=in_pandas, timezone=timezone, columns=columns)

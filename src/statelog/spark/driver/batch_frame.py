@@ -26,16 +26,7 @@ from statelog.spark.worker.protocol import BatchContext, BatchFrameSpec, TaskRow
 
 
 def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> DataFrame:
-    """
-    Return the output of the operator over a batch frame, lazily.
-
-    Args:
-        definition: The operator.
-        settings: Its settings; those for the store have no effect.
-
-    Raises:
-        UsageError: The processor declares what a batch frame does not have.
-    """
+    """Return the output of the operator over a batch frame, lazily."""
     extras = batch_parts(definition.declared, settings)
     frame, groups, tasks = definition.frame, definition.max_parallelism, settings.tasks
     if tasks is None:  # as many as a shuffle has: a task holds all rows of its keys

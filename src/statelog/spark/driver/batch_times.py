@@ -60,12 +60,6 @@ class SourcePositions:
     """
     Reads the positions of one running query.
 
-    Args:
-        files: The query's checkpointLocation.
-        has_no_data_source: Whether the last source is that for no-data batches.
-        log_folders: Gives the numbers of the sources' logs; None to find them in *files*, where a
-            source that is used twice among file sources leaves them unknown.
-
     Thread: Spark's thread of the query.
     """
 
@@ -82,16 +76,7 @@ class SourcePositions:
         self._folders: tuple[str, ...] = ()
 
     def of(self, batch_id: int, entry: OffsetEntry, before: OffsetEntry | None) -> BatchPosition:
-        """
-        Return the position of a micro-batch that is running.
-
-        Args:
-            batch_id: The micro-batch.
-            entry: Its entry in the offset log.
-            before: The entry before it; None if there is none.
-
-        Blocks: On the files.
-        """
+        """Return the position of a micro-batch that is running."""
         offsets = self._of_user(entry)
         if offsets is None:  # named sources have no order
             return BatchPosition()
@@ -115,11 +100,7 @@ class SourcePositions:
         return None if offsets is None else position_of(offsets)
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """
-        Read the entries of *logs* again.
-
-        Blocks: On the files.
-        """
+        """Read the entries of *logs* again."""
         return [
             SourceLog(
                 source=log.source,
@@ -205,27 +186,13 @@ class QueryTimes:
         self._last: tuple[int, OffsetEntry] | None = None
 
     def query_id(self) -> str:
-        """
-        Return Spark's id of the query; "" before it ran for the first time.
-
-        Raises:
-            CheckpointError: The file with the id is damaged (`reason` "damaged").
-
-        Blocks: On a file, until the id is known.
-        """
+        """Return Spark's id of the query; "" before it ran for the first time."""
         if not self._query_id:
             self._query_id = recorded_query_id(self._files)
         return self._query_id
 
     def of(self, batch_id: int) -> BatchTimes:
-        """
-        Return the times of a micro-batch that is running.
-
-        Raises:
-            StatelogError: The offset log has no entry of it, or a damaged one.
-
-        Blocks: On one small file, two for the first micro-batch of a run.
-        """
+        """Return the times of a micro-batch that is running."""
         entry = read_offsets(self._files, batch_id)
         if entry is None:
             raise StatelogError(
@@ -250,11 +217,7 @@ class QueryTimes:
         )
 
     def last_finished(self) -> tuple[int, str | None] | None:
-        """
-        Return the newest finished micro-batch of earlier runs and its position; None for none.
-
-        Blocks: On a listing and a small file.
-        """
+        """Return the newest finished micro-batch of earlier runs and its position; None for none."""
         batch_id = max(numbers_in(self._files, COMMITS), default=None)
         entry = None if batch_id is None else read_offsets(self._files, batch_id)
         if batch_id is None or entry is None:
@@ -267,17 +230,9 @@ class QueryTimes:
         return self._files.url
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """
-        Read the entries of *logs* in the logs of the sources again.
-
-        Blocks: On the files of the checkpointLocation.
-        """
+        """Read the entries of *logs* in the logs of the sources again."""
         return self._positions.read_again(logs)
 
     def is_planned(self, batch_id: int) -> bool:
-        """
-        Return whether the checkpointLocation has the offsets of a micro-batch now.
-
-        Blocks: On a file.
-        """
+        """Return whether the checkpointLocation has the offsets of a micro-batch now."""
         return self._files.read(f"{OFFSETS}/{batch_id}") is not None

@@ -72,16 +72,7 @@ def _is_interruption(error: Exception) -> bool:
 
 
 class MicroBatchEngine:
-    """
-    Runs the micro-batches of one query; the function given to `foreachBatch`.
-
-    Args:
-        query: The query.
-        sink: Takes the output frame and the batch id.
-        query_times: Times and positions of micro-batches; None if they are unknown, as in tests.
-        side_sinks: Take the rows of side outputs, by name; the other ones are kept only.
-        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
-    """
+    """Runs the micro-batches of one query; the function given to `foreachBatch`."""
 
     def __init__(
         self,
@@ -119,13 +110,6 @@ class MicroBatchEngine:
         Check that this query can continue from the state in its location.
 
         See `StateLocation`.
-
-        Args:
-            query_id: Spark's id of the query, empty for a new query; None if unknown.
-
-        Raises:
-            CheckpointError: It cannot; also if micro-batches of it are finished and the location has
-                no checkpoint.
         """
         self._location.inspect(query_id)
         if self._query_times is not None and query_id and self._location.is_empty:
@@ -156,11 +140,7 @@ class MicroBatchEngine:
         return self._reports.current
 
     def close(self) -> None:
-        """
-        Delete what waits for the clean-up, after the end of the query; may be called again.
-
-        Blocks: On the store, for at most ten seconds.   Thread: any.
-        """
+        """Delete what waits for the clean-up, after the end of the query; may be called again."""
         self._is_closed = True  # before the look: a micro-batch looks in the opposite order
         if self._location.epoch is not None and not self._is_processing:
             self._location.clean_up.finish()

@@ -23,11 +23,6 @@ class LocationCleanUp:
     """
     The clean-up of one run of a query.
 
-    Args:
-        store: The state location.
-        coordinator: Knows what its checkpoints need.
-        settings: The settings of the query.
-
     Thread: Spark's thread of the query; `finish`: any.
     """
 
@@ -54,11 +49,7 @@ class LocationCleanUp:
             _log.warning("deletion of what no checkpoint needs failed: %s", error)
 
     def finish(self) -> None:
-        """
-        Delete everything that no retained checkpoint needs, or log the failure; once.
-
-        Blocks: On the store, for at most ten seconds.
-        """
+        """Delete everything that no retained checkpoint needs, or log the failure; once."""
         if self._is_finished:
             return
         self._is_finished = True

@@ -37,17 +37,6 @@ def has_no_data_source(
     Return whether the query has a source for no-data batches.
 
     A query that ran before stays as it is; a new one has the source where it may have timers.
-
-    Args:
-        setting: The setting `noDataBatches`; None if it is not set.
-        operators: The operators of the query; the input of the first is without this source.
-        files: The query's checkpointLocation.
-
-    Raises:
-        CheckpointError: The newest entry of the query's offset log is damaged (`reason` "damaged").
-        UsageError: The setting contradicts how the query began.
-
-    Blocks: On the files.
     """
     frame, sources = operators[0].frame, operators[0].plan.sources
     if setting is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
@@ -70,14 +59,7 @@ def has_no_data_source(
 def can_skip_batch(
     operators: Sequence[OperatorDefinition], record: BatchRecord | None, times: BatchTimes
 ) -> bool:
-    """
-    Return whether a micro-batch needs no Spark job and no commit.
-
-    Args:
-        operators: The operators of the query.
-        record: The record of the base checkpoint; None for the empty state.
-        times: The times of the micro-batch.
-    """
+    """Return whether a micro-batch needs no Spark job and no commit."""
     if not times.is_idle or not all(operator.plan.is_stateless for operator in operators):
         return False
     if record is None:
@@ -89,14 +71,7 @@ def can_skip_batch(
 
 
 def has_due_timer(operator: OperatorDefinition, next_due_ms: int | None, times: BatchTimes) -> bool:
-    """
-    Return whether a timer of an operator may be due in a micro-batch.
-
-    Args:
-        operator: The operator.
-        next_due_ms: When its next timer is due; None if unknown.
-        times: The times of the micro-batch.
-    """
+    """Return whether a timer of an operator may be due in a micro-batch."""
     if operator.time_mode == "none":
         return False
     until = times.watermark_ms if operator.time_mode == "eventtime" else times.now_ms
@@ -104,14 +79,7 @@ def has_due_timer(operator: OperatorDefinition, next_due_ms: int | None, times: 
 
 
 class NoDataDecision:
-    """
-    Decides at each trigger whether a no-data batch is due.
-
-    Args:
-        time_mode: "none", "processingtime" or "eventtime".
-        watermark_ms: Watermark of the query's last micro-batch; 0 for a new query.
-        run_ends: Whether the run ends when its data does (Trigger.AvailableNow).
-    """
+    """Decides at each trigger whether a no-data batch is due."""
 
     def __init__(self, time_mode: str, watermark_ms: int, *, run_ends: bool = False) -> None:
         self._time_mode = time_mode
@@ -133,12 +101,6 @@ class NoDataDecision:
         watermark decides which rows of the next one are late, whether or not a timer fires.
         In processing time a run with Trigger.AvailableNow has one at its beginning only: a timer
         that registers itself repeatedly would keep the run from ending, as on Spark.
-
-        Args:
-            now_ms: Processing time.
-            watermark_ms: Watermark of the micro-batch that this trigger would run.
-            next_due_ms: When the next timer is due after the last commit; None if unknown.
-            is_first: Whether the run has had no micro-batch yet.
         """
         if self._time_mode == "eventtime":
             has_advanced = watermark_ms > self._watermark_ms
@@ -175,12 +137,6 @@ class QueryTimers(Protocol):
 class QueryTriggers:
     """
     Decides at each trigger of a query whether a no-data batch is due.
-
-    Args:
-        session: The session on which the query is started.
-        time_mode: "none", "processingtime" or "eventtime".
-        timers: The timers of the query.
-        query: The watermarks of the query.
 
     Thread: Spark's thread of the query.
     """

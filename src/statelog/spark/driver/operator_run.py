@@ -174,13 +174,7 @@ class OperatorRun:
         return 0 if times.is_idle and self.definition.plan.is_stateless else input_bytes(frame)
 
     def reads(self, times: BatchTimes, upstream: Sequence[TaskAck]) -> bool:
-        """
-        Return whether the operator may get rows in a micro-batch.
-
-        Args:
-            times: The times of the micro-batch.
-            upstream: The answers of the operator before it; empty for the first.
-        """
+        """Return whether the operator may get rows in a micro-batch."""
         if self._initial is not None or not self.definition.plan.is_stateless:
             return True
         if self._index == 0:
@@ -222,14 +216,7 @@ class OperatorRun:
         return by_task(frame, tasks, self._key_groups), True
 
     def spec(self, batch: MicroBatch, *, is_read: bool, staged: bool) -> TaskSpec:
-        """
-        Return the instructions for the tasks.
-
-        Args:
-            batch: The micro-batch.
-            is_read: Whether the partitions have input rows.
-            staged: Whether output rows are sent in the answers.
-        """
+        """Return the instructions for the tasks."""
         definition, settings, location = self.definition, self._query.settings, self._location
         times, ranges = batch.times, batch.ranges[self._index]
         initial = None if self._initial is None else self._initial.task_layout
@@ -292,12 +279,7 @@ class OperatorRun:
         self._task_count.ran(batch_cost(acks, self._input_bytes))
 
     def record(self, acks: Sequence[TaskAck]) -> OperatorRecord:
-        """
-        Return the record of the operator after a micro-batch.
-
-        Args:
-            acks: The answers of its tasks; none if it was skipped.
-        """
+        """Return the record of the operator after a micro-batch."""
         schema, before = self._location.schemas[self._index], self._location.state.record
         stored = None if before is None else before.operators[self._index]
         entries, due = 0, self._location.state.due_ms[self._index]

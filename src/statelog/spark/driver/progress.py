@@ -43,17 +43,15 @@ def _folded(figure: str, values: Sequence[FigureValue]) -> FigureValue:
     if figure not in FIGURES or FIGURES[figure].kind is FigureKind.DRIVER:
         raise InvariantError(f"a task counted {figure!r}, which is not a figure of tasks")
     fold = max if FIGURES[figure].kind is FigureKind.MOST else sum
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if numbers:
+        return fold(numbers)
     parts = defaultdict[str, list[Number]](list)
-    numbers = parts[""]
     for value in values:
         if isinstance(value, Mapping):
             for name, number in value.items():
                 parts[name].append(number)
-        else:
-            numbers.append(value)
-    if numbers:
-        return fold(numbers)
-    folded = {name: fold(each) for name, each in parts.items() if name}
+    folded = {name: fold(each) for name, each in parts.items()}
     return FIGURES[figure].no_numbers() | folded
 
 

@@ -52,12 +52,7 @@ class FirstBatch:
 
 
 def check_state_is_there(first: FirstBatch, location: str) -> None:
-    """
-    Check that a query without a checkpoint has read no input yet.
-
-    Raises:
-        CheckpointError: It has read input (`reason` "missing").
-    """
+    """Check that a query without a checkpoint has read no input yet."""
     if first.batch_id != 0 and first.times.position_before != NOTHING_READ:
         raise CheckpointError(
             f"the query is at batch {first.batch_id}, but {location} holds no checkpoint: "
@@ -83,21 +78,6 @@ def is_committed(
     Micro-batches without input may be missing between *base* and the first one, because a batch
     without effect is not committed.  A position that a checkpoint of an older version lacks is not
     compared.
-
-    Args:
-        first: The first micro-batch of the run.
-        base: The checkpoint to continue from.
-        record: The record of its micro-batch.
-        location: The state location, for errors.
-        free: Whether any micro-batch may follow, because the caller asked for this checkpoint.
-        newest_claim: Returns who owns the location, as text for an error.
-
-    Raises:
-        FencedError: Another driver runs the query: it has planned later micro-batches since this run
-            began.
-        CheckpointError: The micro-batch does not follow the state (`reason` "gap").
-
-    Blocks: On the files of the checkpointLocation.
     """
     if record.query_id != first.query_id:  # adopted
         return False

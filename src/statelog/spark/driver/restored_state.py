@@ -38,9 +38,6 @@ class RestoredState:
     """
     The state that the next micro-batch continues.
 
-    Args:
-        operators: Number of operators of the query.
-
     Attributes: `base`: the checkpoint, None for the empty state; `record`: its micro-batch's record;
     `went_back_to`: the checkpoint of the last rewind, None for none; `due_ms`: when the next timer of each
     operator is due, in the time of the time mode, None where that is unknown.
@@ -55,13 +52,7 @@ class RestoredState:
         self.has_committed = False
 
     def restore(self, base: CompletedCheckpoint | None, older_id: int | None) -> None:
-        """
-        Begin with a checkpoint.
-
-        Args:
-            base: The checkpoint; None for the empty state.
-            older_id: Its id where the query went back to it in this run; else None.
-        """
+        """Begin with a checkpoint."""
         self.base = base
         self.due_ms = [NEVER_MS] * len(self.due_ms)
         if base is not None:

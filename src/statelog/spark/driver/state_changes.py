@@ -28,20 +28,7 @@ def evolved_schema(
     drop: Collection[str],
     checkpoint: str,
 ) -> OperatorStateSchema:
-    """
-    Return the schema of an operator that continues the state of a checkpoint.
-
-    Args:
-        stored: The operator in the record of the checkpoint.
-        declared: What its processor declares.
-        now_ms: The time of the micro-batch, in milliseconds.
-        drop: The setting `dropState`.
-        checkpoint: The checkpoint and its location, for errors.
-
-    Raises:
-        CheckpointError: The state has another form, or the processor does not declare all of it
-            (`reason` "incompatible").
-    """
+    """Return the schema of an operator that continues the state of a checkpoint."""
     schema = OperatorStateSchema.from_json(stored.schema)
     evolved = evolve(schema, declared, now_ms=now_ms)
     missing = [name for name in undeclared(schema, declared) if _holds(stored, name)]

@@ -39,9 +39,6 @@ class StateLocation:
     """
     The location of one query: what its newest checkpoint allows, and the claim on it.
 
-    Args:
-        query: The query.
-
     Thread: Spark's thread of the query (and the caller of `start`, before it).
     """
 
@@ -87,19 +84,7 @@ class StateLocation:
         return taken
 
     def inspect(self, query_id: str | None = None) -> None:
-        """
-        Check the stored state without claiming it.
-
-        Args:
-            query_id: Spark's id of the query, empty for a new query; None if unknown.
-
-        Raises:
-            CheckpointError: The newest checkpoint is damaged, or its state has another form, or
-                belongs to another query.
-            StoreError: The location cannot be read.
-
-        Blocks: On the store.
-        """
+        """Check the stored state without claiming it."""
         settings = self._query.settings
         if isinstance(settings.checkpoint, int):
             self.state.due_ms = [None] * len(self._query.operators)
@@ -125,14 +110,6 @@ class StateLocation:
 
         Returns:
             Whether an earlier run committed that micro-batch.
-
-        Raises:
-            CheckpointError: The state belongs to another query or has another form, or the
-                micro-batch does not follow it (`reason`).
-            FencedError: Another driver runs the query.
-            StoreError: It cannot be read or written.
-
-        Blocks: On the store.
         """
         older_id = self._checkpoint_to_go_back_to()
         if older_id is None:

@@ -61,10 +61,6 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
 
     A partition without rows does not name its task: it takes the number that Spark shows.  So a
     task of Spark that answers twice has run two partitions under one number.
-
-    Raises:
-        UsageError: The answers count different rows, or are of one task of Spark: the sink has
-            changed the partitions.
     """
     by_partition: dict[int, TaskAck] = {}
     spark_tasks: set[int] = set()

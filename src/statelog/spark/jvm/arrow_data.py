@@ -108,10 +108,6 @@ class ArrowBatches:
 
         Nothing changes where a batch may reach the limit in bytes, where the user has set that limit,
         and on Connect, where the session may be the user's own.
-
-        Args:
-            rows: The input of the job.
-            columns: The same for all inputs that have the same columns.
         """
         session = rows.sparkSession
         if columns not in self._fit:

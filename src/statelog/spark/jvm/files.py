@@ -67,11 +67,7 @@ class LocalFiles:
 
 
 class HadoopFolder:
-    """
-    A folder on any of Hadoop's file systems, named as for Spark.
-
-    Blocks: All methods on the file system.
-    """
+    """A folder on any of Hadoop's file systems, named as for Spark."""
 
     def __init__(self, session: SparkSession, location: str) -> None:
         self._session = session

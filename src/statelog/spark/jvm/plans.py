@@ -77,11 +77,6 @@ class KeptPlan:
 
     Spark takes longer to plan an aggregation than to copy its plan.
 
-    Args:
-        plan: The plan.  It is not run itself, so that it keeps nothing of a micro-batch.
-        leaf: Its only leaf, a scan of an RDD.
-        copies: Copies nodes.
-
     Source: RDDScanExec, LogicalRDD (Spark).
     """
 

@@ -271,15 +271,7 @@ class PythonJobs:
     def frame(
         self, rows: DataFrame, function: ArrowFunction, columns: Hashable, *, tasks: int
     ) -> DataFrame:
-        """
-        Return what `rows.mapInArrow(function, output)` returns.
-
-        Args:
-            rows: The input, with one partition for each task.
-            function: Called with the batches of a partition.
-            columns: The same for all inputs that have the same columns.
-            tasks: Number of tasks.
-        """
+        """Return what `rows.mapInArrow(function, output)` returns."""
 
         def made() -> DataFrame | None:
             if columns not in self._templates:

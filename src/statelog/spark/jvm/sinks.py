@@ -32,13 +32,7 @@ _IGNORE_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
 
 def is_format_of_files(session: SparkSession, source: str) -> bool:
-    """
-    Return whether a format is one of files.
-
-    Raises:
-        AnalysisException: Spark lacks the package for it.
-        UsageError: Spark has no such format.
-    """
+    """Return whether a format is one of files."""
     jvm = jvm_of(session)
     conf = session._jsparkSession.sessionState().conf()
     lookup = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource

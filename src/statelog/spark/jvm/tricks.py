@@ -58,12 +58,7 @@ class Unfit(Exception):  # noqa: N818
 
 
 def is_switch(key: str, value: str) -> bool:
-    """
-    Return whether a setting of the session is the switch of a trick, and check it.
-
-    Raises:
-        InvalidOptionsError: There is no such trick, or the value is neither true nor false.
-    """
+    """Return whether a setting of the session is the switch of a trick, and check it."""
     if not key.startswith(SWITCH_PREFIX):
         return False
     if key not in [trick.switch for trick in Trick]:
@@ -76,14 +71,7 @@ def is_switch(key: str, value: str) -> bool:
 
 
 def attempt(trick: Trick, session: SparkSession, action: Callable[[], _T]) -> _T | None:
-    """
-    Return what *action* returns, or None where the plain way is to be taken.
-
-    Args:
-        trick: What *action* does.
-        session: The session of the micro-batch, classic or of Spark Connect.
-        action: Raises `Unfit` where the trick cannot be used.
-    """
+    """Return what *action* returns, or None where the plain way is to be taken."""
     if is_connect(session) or not _is_on(trick, session) or _fallbacks.is_lacking(trick, session):
         return None
     try:

@@ -191,14 +191,7 @@ def unknown_broadcast(name: str, given: Mapping[str, object]) -> UsageError:
 
 
 def read_source(name: str, broadcast: Broadcast) -> BroadcastTable:
-    """
-    Read a source, and return the version that it has now.
-
-    Raises:
-        UsageError: Its function fails, or returns another value than a table, or too large a table.
-
-    Blocks: While the function runs.
-    """
+    """Read a source, and return the version that it has now."""
     given: object = broadcast.source
     if callable(given) and not isinstance(given, DataFrame):
         function: Callable[[], object] = given
@@ -212,12 +205,7 @@ def read_source(name: str, broadcast: Broadcast) -> BroadcastTable:
 
 
 def version_of(name: str, given: object) -> BroadcastTable:
-    """
-    Return a table in any form as a version of a broadcast table.
-
-    Raises:
-        UsageError: It is not a table, or has more than `BROADCAST_BYTES_MAX` bytes.
-    """
+    """Return a table in any form as a version of a broadcast table."""
     table = _table(name, given).replace_schema_metadata(None)
     if table.nbytes > BROADCAST_BYTES_MAX:
         raise UsageError(

@@ -47,12 +47,7 @@ _YEAR_MONTH: Final = ("year", "month")
 
 
 def parse_ddl(text: str) -> T.StructType:
-    """
-    Return the schema that *text* describes.
-
-    Raises:
-        UsageError: The text is no list of columns, or has an unknown type.
-    """
+    """Return the schema that *text* describes."""
     return _Parser(text).schema()
 
 

@@ -36,14 +36,7 @@ class Declaration(Protocol):
 
     @staticmethod
     def check(declared: object, before: Sequence[object], settings: QuerySettings) -> None:
-        """
-        Raise `UsageError` if an operator cannot declare this.
-
-        Args:
-            declared: What it declares.
-            before: What the operators before it declare.
-            settings: The settings of the query.
-        """
+        """Raise `UsageError` if an operator cannot declare this."""
 
     @staticmethod
     def batch_part(declared: object | None, settings: QuerySettings) -> object | None:

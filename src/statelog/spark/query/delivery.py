@@ -85,10 +85,6 @@ def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
     """
     Return the micro-batch that a sink was called with, with its history.
 
-    Args:
-        frame: The frame that `foreachBatch` was called with.
-        batch_id: The number that it was called with.
-
     Thread: the call's, which has the local properties of the query.
     """
     timeline, _, text = _get(frame, _BATCH).partition(" ")

@@ -50,13 +50,7 @@ class MaxErrors:
     share: float = 0.0
 
     def is_exceeded(self, failed: int, of_keys: int | None) -> bool:
-        """
-        Return whether too many keys failed.
-
-        Args:
-            failed: Number of keys that failed so far.
-            of_keys: Number of keys of the task; None while it is unknown, which exceeds no share.
-        """
+        """Return whether too many keys failed."""
         if self.keys:
             return failed > self.keys
         return of_keys is not None and failed > max(_LEAST_KEYS, self.share * of_keys)

@@ -58,17 +58,7 @@ INPUT_COLUMNS: Final = Kind('"auto", "all" or a list of column names', _chosen)
 def columns_to_read(
     columns: Sequence[str], chosen: str | tuple[str, ...], function: FunctionType | None
 ) -> frozenset[str]:
-    """
-    Return the input columns that the tasks need.
-
-    Args:
-        columns: Names of the input's columns.
-        chosen: The setting `inputColumns`.
-        function: The method that gets the rows as Rows; None where rows have another form.
-
-    Raises:
-        UsageError: The setting names a column that the input does not have.
-    """
+    """Return the input columns that the tasks need."""
     if not isinstance(chosen, str):
         if unknown := [name for name in chosen if name not in columns]:
             raise UsageError(

@@ -66,12 +66,7 @@ def _nearest(key: str) -> str:
 
 
 def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
-    """
-    Reject arguments of `transform_with_state` that are not settings.
-
-    Raises:
-        UsageError: An argument is unknown; the message has the nearest name, and all names.
-    """
+    """Reject arguments of `transform_with_state` that are not settings."""
     unknown = sorted(set(arguments).difference(SETTINGS))
     if unknown:
         near = [name for name in map(_nearest, unknown) if name]
@@ -85,16 +80,7 @@ def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
 def chained_arguments(
     before: Mapping[str, object], arguments: Mapping[str, object]
 ) -> dict[str, object]:
-    """
-    Return the settings of a query with another operator.
-
-    Args:
-        before: Those given with the operators before it.
-        arguments: Those given with this one; None counts as not given.
-
-    Raises:
-        UsageError: A setting is given twice, with different values: it applies to the whole query.
-    """
+    """Return the settings of a query with another operator."""
     given_names = {_plain(name): name for name, value in arguments.items() if value is not None}
     chained = {n: value for n, value in before.items() if _plain(n) not in _OF_ONE_OPERATOR}
     for name, value in chained.items():
@@ -118,20 +104,7 @@ def resolve_settings(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> QuerySettings:
-    """
-    Resolve the settings of a query.
-
-    Args:
-        conf: The session's configuration; only keys that begin with `spark.statelog.` are read.
-        arguments: Settings given in the code; None counts as not given.
-        written: Options of the writer, without `statelog.`; None before there is a writer.
-        environ: Environment variables; None: this process's.
-
-    Raises:
-        InvalidOptionsError: A key is unknown or is set twice in one place, a value cannot be
-            parsed or is out of range, or values contradict each other; the message names the
-            place.
-    """
+    """Resolve the settings of a query."""
     environ = os.environ if environ is None else environ
     _warn_of_variables(environ)
     session, session_store = store_options(
@@ -176,12 +149,7 @@ def _taken(values: Values, key: str, default: T) -> T:
 
 
 def _find(place: Place, key: str) -> Option | ForeignKey:
-    """
-    Return the setting, or the option of docs/reference/options.md, that *key* names in one place.
-
-    Raises:
-        InvalidOptionsError: There is none, or it has no effect in a query or in the place.
-    """
+    """Return the setting, or the option of docs/reference/options.md, that *key* names in one place."""
     if (name := _NAMES.get(_plain(key))) is None:
         return _find_option(key)
     setting = SETTINGS[name]

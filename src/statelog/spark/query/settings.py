@@ -201,18 +201,7 @@ class QuerySettings:
     def location(
         self, checkpoint_location: str, query_name: str | None, *, temporary: bool = False
     ) -> str:
-        """
-        Return where the state of a query is stored.
-
-        Args:
-            checkpoint_location: The query's checkpointLocation; with a temporary one the state is
-                inside it, unless the query itself has a stateLocation.
-            query_name: Its name, or None.
-            temporary: Whether *checkpoint_location* is deleted with the query.
-
-        Raises:
-            UsageError: The session names a base folder, and the query has no name to use in it.
-        """
+        """Return where the state of a query is stored."""
         if self.is_beside_checkpoint or (temporary and self.state_location is None):
             return f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}"
         if self.state_location is not None:

@@ -295,12 +295,7 @@ class StateVariables(ExtendedHandle, StatefulProcessorHandle):
 
 
 class Unusable:
-    """
-    What `init` gets on the driver in place of what only a call for a key has.
-
-    Args:
-        message: The error of each use.
-    """
+    """What `init` gets on the driver in place of what only a call for a key has."""
 
     def __init__(self, message: str) -> None:
         self._message = message

@@ -46,14 +46,7 @@ _PLAIN: Final = (
 
 
 def series_of(table: pa.Table, *, timezone: str, int_extension: bool) -> list[pd.Series]:
-    """
-    Return the columns of *table* as a pandas processor sees them.
-
-    Args:
-        table: Its timestamps are in the range of nanoseconds; else `ArrowInvalid` is raised.
-        timezone: The session's time zone, for timestamps inside of other values.
-        int_extension: Whether integers become pandas' extension types.
-    """
+    """Return the columns of *table* as a pandas processor sees them."""
     return [_series(column, timezone, int_extension) for column in table.columns]
 
 
@@ -78,15 +71,7 @@ def _series(column: pa.ChunkedArray, timezone: str, int_extension: bool) -> pd.S
 
 
 class ColumnConverter:
-    """
-    Converts one column of the output to Arrow.
-
-    Args:
-        name, kind, arrow_type: Its name and its type, in Spark and in Arrow.
-        timezone: The session's time zone, in which timestamps without a zone are.
-        safecheck: Whether an overflow or a loss of digits is an error.
-        int_to_decimal: Whether integers may be given for decimals; not before 4.1.
-    """
+    """Converts one column of the output to Arrow."""
 
     def __init__(
         self,

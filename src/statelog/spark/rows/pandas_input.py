@@ -116,13 +116,7 @@ class PandasSettings:
 
 
 class FrameInput(KeyedRows):
-    """
-    The input rows of one task as frames, by key.
-
-    Args:
-        layout, key_codec: The layout of the input, and the operator's key.
-        settings: The session's settings for frames.
-    """
+    """The input rows of one task as frames, by key."""
 
     def __init__(
         self,

@@ -41,16 +41,7 @@ def sql_name(name: str) -> str:
 
 
 def arrow_schema(schema: StructType, what: str = "") -> pa.Schema:
-    """
-    Return *schema* in Arrow's types; timestamps with a zone are in UTC.
-
-    Args:
-        schema: The columns.
-        what: What they are, in front of an error.
-
-    Raises:
-        UsageError: A column has a type that PySpark cannot convert to Arrow; the message names it.
-    """
+    """Return *schema* in Arrow's types; timestamps with a zone are in UTC."""
     # Before 4.2 the argument does not exist, and the zone is always UTC.
     convert = known_arguments(to_arrow_schema, timezone="UTC")
     try:

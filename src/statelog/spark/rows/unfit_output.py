@@ -37,15 +37,7 @@ class UnfitOutputError(ProcessorError):
 
 
 def unfit_output(what: str, batch_id: int, at: int | None = None) -> UnfitOutputError:
-    """
-    Return the error for an item that does not fit.
-
-    Args:
-        what: What does not fit, and what to do; an attribute of the error.
-        batch_id: The micro-batch.
-        at: Position of the item among those since the last conversion, an attribute too; None where
-            the method that runs gave it.
-    """
+    """Return the error for an item that does not fit."""
     message = f"the output of batch {batch_id}: {what}. {NOTHING_COMMITTED}"
     return UnfitOutputError(message, batch_id=batch_id, what=what, at=at)
 

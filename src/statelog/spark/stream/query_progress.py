@@ -102,11 +102,7 @@ class ObservedBatch:
         self._deadline: float | None = None
 
     def values(self) -> dict[str, dict[str, object]]:
-        """
-        Return the values by name and column, without the names whose rows no action read.
-
-        Blocks: Until Spark has reported them; two seconds at most in all calls.
-        """
+        """Return the values by name and column, without the names whose rows no action read."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _WAIT_SECONDS
         return {

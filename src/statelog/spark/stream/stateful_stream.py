@@ -141,13 +141,7 @@ REFUSED: Final[Mapping[str, str]] = {
 
 
 class GroupedStatefulStream(GroupedData):
-    """
-    A `StatefulStream`, grouped for another `transform_with_state` in the same query.
-
-    Args:
-        stream, operators, plan: The stream, its operators, and the steps after the last of them.
-        shape: The shape of the steps, grouped: what Spark knows of the columns.
-    """
+    """A `StatefulStream`, grouped for another `transform_with_state` in the same query."""
 
     def __init__(
         self,

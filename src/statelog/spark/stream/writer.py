@@ -348,12 +348,7 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
 
 
 def _check_columns(operators: Sequence[OperatorDefinition], settings: QuerySettings) -> None:
-    """
-    Check that rows have all their columns where they are kept for a changed processor.
-
-    Raises:
-        UsageError: Only the writer says that they are kept; columns were left out by then.
-    """
+    """Check that rows have all their columns where they are kept for a changed processor."""
     if settings.is_replayed and not all(each.has_all_columns for each in operators):
         name = "onError" if settings.on_error.keeps_letters else "record"
         raise UsageError(

@@ -19,12 +19,7 @@ from statelog.state.schema.descriptors import OperatorStateSchema
 
 
 def batch_task(spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """
-    Run the processor over one partition, beginning with empty state.
-
-    Raises:
-        ProcessorError: The processor failed, or a value of its output or state does not fit.
-    """
+    """Run the processor over one partition, beginning with empty state."""
     with contextlib.closing(SpillFile(spec.backend.folder)) as file:
         yield from _run(spec, batches, file)
 

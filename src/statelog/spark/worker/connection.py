@@ -34,8 +34,6 @@ def without_delay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     Yield the batches of a task, and have each received at once.
 
     It concerns all connections of this process to its own host, of which Spark's is one.
-
-    Blocks: until Spark sends the next batch.
     """
     acknowledge = _ACKNOWLEDGE
     if acknowledge is None:

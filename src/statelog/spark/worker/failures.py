@@ -31,12 +31,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def reported_to_driver(location: str) -> Iterator[None]:
-    """
-    Raise statelog's errors in the form that `cause_of` finds in Spark's text.
-
-    Args:
-        location: The state location, for the message where a file in it cannot be read.
-    """
+    """Raise statelog's errors in the form that `cause_of` finds in Spark's text."""
     try:
         yield
     except StatelogError as failure:
@@ -68,12 +63,7 @@ def _with_remedy(error: StatelogError, location: str) -> StatelogError:
 
 
 def error_text(error: BaseException) -> tuple[str, str]:
-    """
-    Return the class and the text of the error of a failed call.
-
-    Args:
-        error: The processor's own error, or a `ProcessorError` with it as its cause.
-    """
+    """Return the class and the text of the error of a failed call."""
     if isinstance(error.__cause__, UnfitOutputError):
         error = error.__cause__
     cause = error.__cause__ if isinstance(error, ProcessorError) else error

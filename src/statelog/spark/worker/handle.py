@@ -25,16 +25,7 @@ from statelog.state.objects import BoundState, Cursor, Timers
 
 
 class TaskHandle(StateVariables):
-    """
-    Give a task its state variables by name, and the timers of the key.
-
-    Args:
-        cursor: Whose state is shown.
-        codec: The operator's codec; holds every variable that `init` asked for on the driver.
-        timers: The operator's timers, or None where the time mode has none.
-        drop: Called with the state id when a variable is deleted.
-        extensions: What extensions add to the handle.
-    """
+    """Give a task its state variables by name, and the timers of the key."""
 
     def __init__(
         self,

@@ -83,9 +83,6 @@ class KeptStates:
     """
     All states of this process.
 
-    Args:
-        clock: Returns seconds, which never go back.
-
     Thread: one at a time; Spark runs one task in a Python worker.
     """
 

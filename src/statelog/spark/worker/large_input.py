@@ -72,9 +72,6 @@ class SpillFile:
     """
     Pieces of bytes and record batches in one unnamed file.
 
-    Args:
-        folder: Folder on the local disk; None for Spark's own, or the system's temporary one.
-
     Thread: one at a time.
     """
 
@@ -89,14 +86,7 @@ class SpillFile:
         return self._end
 
     def write(self, data: bytes | memoryview | pa.Buffer) -> Piece:
-        """
-        Append bytes and return their position.
-
-        Raises:
-            StoreError: The disk is full, or the folder cannot be used.
-
-        Blocks: For the local disk.
-        """
+        """Append bytes and return their position."""
         view = memoryview(data)
         try:
             if self._file is None:
@@ -152,15 +142,7 @@ class SpillFile:
 
 
 class HugeKeyInput:
-    """
-    The rows of one or a few keys on the local disk.
-
-    Args:
-        layout: The layout of the input.
-        key_codec: The operator's key.
-        row_format: Converts rows for the processor.
-        batches: Returns an iterator over all rows from the start.
-    """
+    """The rows of one or a few keys on the local disk."""
 
     def __init__(
         self,
@@ -285,17 +267,7 @@ class Side:
 
 
 class LargeInput:
-    """
-    Rows of a task on the local disk, split into parts.
-
-    Args:
-        sides: The input, then initial state where the micro-batch has it.
-        row_format: Makes the input of a part.
-        key_codec: The operator's key.
-        key_group_range: The task's key groups.
-        part_bytes: Estimated bytes of a part as Python objects.
-        file: Where rows are written.
-    """
+    """Rows of a task on the local disk, split into parts."""
 
     def __init__(
         self,
@@ -318,14 +290,7 @@ class LargeInput:
         self.row_count = 0
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """
-        Write all rows to the file.
-
-        Raises:
-            StoreError: The local disk is full.
-
-        Blocks: For the local disk.
-        """
+        """Write all rows to the file."""
         waiting: list[list[pa.RecordBatch]] = [[] for _ in self._sides]
         size = 0
         for batch in batches:

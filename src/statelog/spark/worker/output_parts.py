@@ -219,42 +219,21 @@ class OutputFiles:
     drop_object: Callable[[str], None] = lambda _path: None
 
     def put(self, data: bytes) -> FileStateHandle:
-        """
-        Write one file and return its handle.
-
-        Blocks: For the store.
-        """
+        """Write one file and return its handle."""
         return self.write(PATHS.output, data)
 
     def put_recording(self, data: bytes) -> FileStateHandle:
-        """
-        Write a recording and return its handle.
-
-        Blocks: For the store.
-        """
+        """Write a recording and return its handle."""
         return self.write(PATHS.recording, data)
 
     def write(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
-        """
-        Write an object, whose path is made of a unique name, and return its handle.
-
-        Blocks: For the store.
-        """
+        """Write an object, whose path is made of a unique name, and return its handle."""
         path = self.put_object(lambda: path_of(self.ids.new_id()), data)
         return FileStateHandle(path, len(data), checksum([data]))
 
 
 class StagedOutputParts(OutputParts):
-    """
-    Output rows that are committed with the state.
-
-    Args:
-        output: Collects rows of the row format.
-        check: Called with each batch before it is kept.
-        schema: Names and types of the output.
-        files: Writes rows that are too many for the answer.
-        inline_bytes: Size of the largest stream in the answer.
-    """
+    """Output rows that are committed with the state."""
 
     def __init__(
         self,
@@ -293,11 +272,7 @@ class StagedOutputParts(OutputParts):
         self.file_rows.append(sum(batch.num_rows for batch in batches))
 
     def staged(self) -> StagedOutput:
-        """
-        Return the rows as an Arrow IPC stream, or their files.
-
-        Blocks: For the store.
-        """
+        """Return the rows as an Arrow IPC stream, or their files."""
         held = self.take()
         if held:
             data = write_stream(held, self._schema)

@@ -56,17 +56,7 @@ def due_timers(
     overlays: Mapping[int, Overlay],
     retired: RetiredChanges | None,
 ) -> list[Due]:
-    """
-    Return the due timers as (time, key group, key), by time.
-
-    Args:
-        state: The state before the micro-batch.
-        key_group_range: The task's key groups.
-        timers_id: The position of the timers among the state variables.
-        until: The time up to which timers are due, in milliseconds.
-        overlays: The changes of the micro-batch, by key group.
-        retired: Its changes that were dropped from memory; None for none.
-    """
+    """Return the due timers as (time, key group, key), by time."""
     state.prepare_due(key_group_range, timers_id, until)
     due = [] if retired is None else list(retired.due)
     for key_group in key_group_range:
@@ -116,13 +106,6 @@ class ProcessorRun:
 
     The order of calls: `begin`, then for each part of the input `take` and, once its overlays are appended
     to the log, `retire`, then `end`.  `take` is `prepare` and `handle`, `end` is `due`, `fire` and `close`.
-
-    Args:
-        context: The micro-batch.
-        state: The state as of the base checkpoint.
-        key_group_range: The task's key groups.
-        output: Collects what the processor yields.
-        extensions: What extensions add to the processor's handle.
     """
 
     def __init__(
@@ -174,9 +157,6 @@ class ProcessorRun:
         """
         Prepare for parts whose changes are dropped from memory; called after `begin`.
 
-        Args:
-            file: Stores the changes that timers need again.
-
         Returns:
             Whether `retire` may be called: not where `init` deleted a variable of all keys, because
             those changes stay in memory until the end.
@@ -189,16 +169,7 @@ class ProcessorRun:
         return self._in_parts
 
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """
-        Run the processor over keys with all their rows.
-
-        Args:
-            rows: The task's input.
-            initial: Initial state by key; None for none.
-
-        Raises:
-            ProcessorError: The processor failed; the message has the key and the micro-batch.
-        """
+        """Run the processor over keys with all their rows."""
         self.prepare(rows, initial)
         self.handle(rows, initial)
 

@@ -72,14 +72,7 @@ class RetiredChanges:
     def brought_forward(
         self, key_group: int, group: KeyGroupState, keys: Collection[Key]
     ) -> KeyGroupState:
-        """
-        Return the state of some keys with the stored changes folded in.
-
-        Args:
-            key_group: The key group of the keys.
-            group: Its state before the micro-batch; not changed.
-            keys: The keys.
-        """
+        """Return the state of some keys with the stored changes folded in."""
         forward = KeyGroupState(group.kinds, group.version)
         for state_id, table in enumerate(group.tables):
             forward.tables[state_id] = {key: table[key] for key in keys if key in table}

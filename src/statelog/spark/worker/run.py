@@ -66,16 +66,7 @@ def new_state(
     name: str = "",
     ids: IdSource | None = None,
 ) -> AnyState:
-    """
-    Return an empty state for a processor.
-
-    Args:
-        processor: The processor.
-        codec: The operator's codec.
-        backend: Where the worker keeps the state; None for memory without a bound.
-        name: Name of the state on this host.
-        ids: Makes unique names.
-    """
+    """Return an empty state for a processor."""
     make = face_of(processor).new_state
     if backend is None or ids is None:
         return make(codec)

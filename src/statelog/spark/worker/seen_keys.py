@@ -41,10 +41,6 @@ class RecordedRows:
     The rows of all chosen keys are copied together, because a copy for each key would cost more than
     all else of recording.
 
-    Args:
-        source: The part.
-        key_bytes: Keys with more bytes of rows are not copied.
-
     Attributes: `row_bytes`: average bytes of a row.
     """
 
@@ -183,17 +179,7 @@ def recording_of(
     dropped: dict[str, int],
     failure: Failure | None = None,
 ) -> TaskRecording:
-    """
-    Return what some keys saw as one recording.
-
-    Args:
-        recorder: What they saw.
-        spec: The instructions of the task.
-        keep: The numbers of the keys.
-        output: The rows that all calls yielded, in order.
-        dropped: How many keys were left out, by reason.
-        failure: Why the only key failed, or None.
-    """
+    """Return what some keys saw as one recording."""
     numbers = {number: at for at, number in enumerate(keep)}
     before, after = state_tables(recorder, keep)
     picked: list[int] = []

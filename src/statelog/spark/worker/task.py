@@ -88,27 +88,17 @@ def run_task(
     """
     Process one partition of a micro-batch.
 
-    Args:
-        spec: The instructions.
-        batches: The input: key group, computed key columns, input columns.
-        acknowledge: Called with the answer once everything the task wrote is durable.
-        worker: What it is run with; None for the worker that is this process.
-
     Returns:
         The output rows, unless they are staged.
-
-    Raises:
-        ProcessorError: The user's processor failed.
     """
     # Reference counts free the hundreds of thousands of objects of a task.  The collector's passes
     # over them and over the state would cost more than the task, and PySpark's daemon collects
     # after every task.
-    worker = worker or Worker(_states)
     was_enabled = gc.isenabled()
     gc.disable()
     with contextlib.closing(SpillFile(spec.state.backend.folder)) as file:
         try:
-            output = _run(spec, batches, file, acknowledge, worker)
+            output = _run(spec, batches, file, acknowledge, worker or Worker(_states))
         finally:
             if was_enabled:
                 gc.enable()

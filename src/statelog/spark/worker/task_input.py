@@ -22,18 +22,8 @@ class TaskInput:
     """
     The input of one task.
 
-    Args:
-        rows: The input's layout and row format.
-        key_codec: The operator's key.
-        key_group_range: The task's key groups.
-        batches: The input: key group, computed key columns, input columns.
-        file: Where rows that do not fit in memory are written.
-
     Attributes: `row_count`: input rows; `is_large`: whether they are split in parts; `file`: see
     above.
-
-    Raises:
-        StoreError: The rows do not fit in memory, and the local disk is full.
     """
 
     def __init__(
@@ -114,16 +104,7 @@ def _emptied(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def of_task(batches: Iterable[pa.RecordBatch], names: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-    """
-    Yield the batches of a partition whose first column names its task.
-
-    Args:
-        batches: Their first column is a key group or, in a micro-batch without rows, a partition.
-        names: What it may be.
-
-    Raises:
-        UsageError: The partition is of another task.
-    """
+    """Yield the batches of a partition whose first column names its task."""
     for batch in batches:
         if batch.num_rows:
             bounds = pc.min_max(batch.column(0))

@@ -53,15 +53,7 @@ class TaskLog:
         self.delta_bytes = 0
 
     def append(self, run: TaskRun) -> ChangeBatch:
-        """
-        Append the changes of *run* as one change set.
-
-        Raises:
-            ProcessorError: A value does not fit its type.
-            BackpressureTimeoutError: The store does not take the bytes in flight in time.
-
-        Blocks: While bytes in flight are at their limit.
-        """
+        """Append the changes of *run* as one change set."""
         changes = run.encoded()
         if len(changes):
             if self._writer is None:
@@ -76,14 +68,7 @@ class TaskLog:
         return changes
 
     def persist(self) -> ChangelogStateHandle | None:
-        """
-        Make all changes durable, and return their handle or None.
-
-        Raises:
-            UploadFailedError: Every attempt of an upload failed.
-
-        Blocks: For the store, where changes are not small.
-        """
+        """Make all changes durable, and return their handle or None."""
         writer = self._writer
         if writer is None:
             return None
@@ -128,26 +113,14 @@ class TaskUploads:
         checkpoint_id: int,
         inline_bytes: int,
     ) -> TaskLog:
-        """
-        Return the log of the task.
-
-        Args:
-            codec: The operator's codec.
-            key_group_range: The task's key groups.
-            checkpoint_id: The checkpoint being made.
-            inline_bytes: Changes of one upload up to this size stay in the handle.
-        """
+        """Return the log of the task."""
         self._storage.inline_bytes = inline_bytes
         log = TaskLog(self._storage, codec, key_group_range, checkpoint_id)
         self._logs.append(log)
         return log
 
     def put(self, new_path: Callable[[], str], data: Buffers) -> str:
-        """
-        Put an object and return its name; see `ObjectUploads.put`.
-
-        Blocks: For the store.
-        """
+        """Put an object and return its name; see `ObjectUploads.put`."""
         path = self._storage.objects.put(new_path, data)
         self._paths.append(path)
         return path
@@ -164,11 +137,7 @@ class TaskUploads:
         self._storage.objects.hand_over(self._paths)
 
     def give_up(self) -> None:
-        """
-        Delete everything.
-
-        Blocks: For the store, at most ten seconds.
-        """
+        """Delete everything."""
         for log in self._logs:
             log.give_up()
         self._storage.objects.give_up(self._paths)

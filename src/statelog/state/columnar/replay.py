@@ -50,9 +50,6 @@ def replay_columns(
 
     Returns:
         The run; None if two keys have one hash, which only a fold can tell apart.
-
-    Raises:
-        CapacityError: One array cannot hold a column.
     """
     base = one_batch(table)
     parts = {

@@ -76,15 +76,6 @@ class RunFiles:
     """
     The runs of one state location on this host.
 
-    Args:
-        folder: Host-local folder for all locations; made when it is needed, for its owner only.
-        location: Root of the state location as a URL.
-        layout: The columns.
-        ids: Makes names for files being written.
-
-    Raises:
-        OSError: The folder belongs to another user, or others can write to it.
-
     Thread: one at a time in a process; any number of processes.
     """
 
@@ -145,15 +136,7 @@ class RunFiles:
         return RunFile(path, part, version, dict(zip(part, header.last_applied, strict=False)))
 
     def open(self, file: RunFile) -> SortedRun:
-        """
-        Map a file, and verify it.
-
-        Raises:
-            CorruptionError: It is damaged, and was removed.
-            OSError: It cannot be read.
-
-        Blocks: For the disk.
-        """
+        """Map a file, and verify it."""
         with pa.memory_map(str(file.path)) as source:
             data = source.read_buffer()
         view = memoryview(data)
@@ -168,19 +151,7 @@ class RunFiles:
             raise CorruptionError(f"damaged local state {file.path}: {error}") from error
 
     def write(self, run: SortedRun, last_applied: Sequence[str], version: int) -> SortedRun:
-        """
-        Write a run to a file and return it mapped; remove superseded files.
-
-        Args:
-            run: What to write.
-            last_applied: For each of its key groups, id of what was applied last.
-            version: Newest checkpoint that is in it.
-
-        Raises:
-            OSError: The disk failed; no file is left.
-
-        Blocks: For the disk.
-        """
+        """Write a run to a file and return it mapped; remove superseded files."""
         pending = self.begin(run)
         mapped = self.mapped(pending)
         self.publish(pending, last_applied, version, committed=True)
@@ -214,18 +185,7 @@ class RunFiles:
         *,
         committed: bool = False,
     ) -> RunFile:
-        """
-        Finish and name a file of `begin`; remove superseded files.
-
-        Args:
-            pending: The file.
-            last_applied: As in `write`.
-            version: As in `write`.
-            committed: Whether the checkpoint *version* exists; if not, the next older file stays.
-
-        Raises:
-            OSError: As in `write`.
-        """
+        """Finish and name a file of `begin`; remove superseded files."""
         part = pending.key_group_range
         header = msgspec.json.encode(_Header(self._fingerprint, part.start, list(last_applied)))
         digest = hashlib.sha256(header).hexdigest()[:16]

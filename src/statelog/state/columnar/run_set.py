@@ -64,12 +64,6 @@ class RunSet:
     """
     The columnar part of a process's state.
 
-    Args:
-        layout: The columns.
-        groups: The dict tables, by key group; shared with `KeyedState`.
-        limits: How much the dict tables may take.
-        local: The files of runs; None keeps runs in memory.
-
     Thread: one at a time.
     """
 
@@ -292,10 +286,6 @@ class RunSet:
         """
         Take key groups from files newer than the state in memory.
 
-        Args:
-            handle: What is restored; only files of state that it refers to are used.
-            key_groups: Those that would be read from a snapshot otherwise.
-
         Returns:
             The key groups taken.
         """
@@ -498,14 +488,6 @@ def whole_table(
     Return all state of these key groups, sorted by key group.
 
     The columns are a snapshot's, in several chunks if one array cannot hold them.
-
-    Args:
-        layout: The columns.
-        groups: The dict tables.
-        runs: The runs, and which of their key groups to take.
-        overlays: Deltas on top; their keys have been moved out of the runs.
-        key_group_range: Which key groups.
-        now_ms: What expired long before is left out; -1 keeps everything.
     """
     parts = [without_expired(layout, run.live_table(part), now_ms) for run, part in runs]
     parts.append(snapshot_table(layout.codec, groups, overlays, key_group_range, now_ms=now_ms))

@@ -54,13 +54,7 @@ class RowLayout:
 
 
 class SortedRun:
-    """
-    The state of a few key groups in sorted columns.
-
-    Args:
-        key_group_range: Its key groups; 1 to a few.
-        rows: Columns of `RowLayout.schema`, sorted by key group and hash.
-    """
+    """The state of a few key groups in sorted columns."""
 
     __slots__ = ("_earliest", "_starts", "hashes", "key_group_range", "moved", "rows")
 
@@ -154,17 +148,7 @@ class SortedRun:
 
 
 def build_run(layout: RowLayout, key_group_range: KeyGroupRange, table: pa.Table) -> SortedRun:
-    """
-    Return rows as a run.
-
-    Args:
-        layout: The columns.
-        key_group_range: The key groups of the run.
-        table: Columns of a snapshot, no key twice, in any order.
-
-    Raises:
-        CapacityError: One array cannot hold a column.
-    """
+    """Return rows as a run."""
     batch = one_batch(table)
     hashes = layout.hashes(batch.columns[1 : layout.first_state])
     order = order_of(batch.column(0).to_numpy(), hashes)

@@ -79,13 +79,7 @@ class OperatorCodec:
         return self._metadata
 
     def written_by(self, metadata: bytes) -> WrittenStates:
-        """
-        Return how to read what the schema in a metadata change wrote.
-
-        Raises:
-            CorruptionError: It is no schema, or not an earlier form of this one.
-            IncompatibleFormatError: A newer statelog wrote it.
-        """
+        """Return how to read what the schema in a metadata change wrote."""
         written = self._written.get(metadata)
         if written is None:
             if metadata == self._metadata:
@@ -143,13 +137,7 @@ class OperatorCodec:
         return reader
 
     def encode(self, overlays: Mapping[int, Overlay]) -> ChangeBatch:
-        """
-        Return the overlays of several key groups as changes.
-
-        Raises:
-            pyarrow.ArrowException: A value does not fit its type.
-            CapacityError: The changes of a variable are too large for one task.
-        """
+        """Return the overlays of several key groups as changes."""
         parts: list[ChangeBatch] = []
         for state_id, codec in enumerate(self.states):
             operations = Operations([], [], [], [])
@@ -171,14 +159,7 @@ class OperatorCodec:
     def encode_operations(
         self, state_id: int, key_groups: npt.NDArray[np.int32], operations: pa.RecordBatch
     ) -> ChangeBatch:
-        """
-        Return operations on one variable as changes.
-
-        Args:
-            state_id: The variable.
-            key_groups: The key group of each operation, ascending.
-            operations: In the columns of the variable's `StateCodec`.
-        """
+        """Return operations on one variable as changes."""
         bounds = [0, *(np.flatnonzero(np.diff(key_groups)) + 1).tolist(), len(key_groups)]
         parts = [
             (int(key_groups[start]), start, end) for start, end in pairwise(bounds) if end > start
@@ -186,17 +167,7 @@ class OperatorCodec:
         return _encoded(self.states[state_id].descriptor.name, state_id, operations, parts)
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
-        """
-        Return the overlays that one change set holds.
-
-        Args:
-            key_groups: Of each change.
-            values: The changes; without a metadata change they are of this schema.
-
-        Raises:
-            IncompatibleFormatError: A newer statelog wrote a change.
-            CorruptionError: A change cannot be read.
-        """
+        """Return the overlays that one change set holds."""
         return self.present_reader().decode(key_groups, values)
 
 
@@ -206,15 +177,7 @@ def _encoded(
     operations: pa.RecordBatch,
     bounds: Sequence[tuple[int, int, int]],
 ) -> ChangeBatch:
-    """
-    Return the changes of one variable.
-
-    Args:
-        name: Name of the variable.
-        state_id: Its number.
-        operations: The operations of all key groups, one group after another.
-        bounds: Key group, first row and end of each change.
-    """
+    """Return the changes of one variable."""
     header = _HEADER.pack(DELTAS, state_id)
     what = f"state {name!r}, changes of one key group"
     pieces: list[bytes | pa.Buffer] = []
@@ -277,13 +240,7 @@ class ChangesReader:
         return self._written is self._codec.written_by(self._codec.metadata_change())
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
-        """
-        Return the overlays of one change set, or of a part of it.
-
-        Raises:
-            IncompatibleFormatError: A newer statelog wrote a change.
-            CorruptionError: A change cannot be read.
-        """
+        """Return the overlays of one change set, or of a part of it."""
         return self.overlays(self.batches(key_groups, values))
 
     def batches(

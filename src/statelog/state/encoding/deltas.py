@@ -85,13 +85,7 @@ class StateCodec:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
-        """
-        Return the deltas that *batch* holds; the inverse of `operations` and `batch`.
-
-        Args:
-            batch: The operations of several key groups, one after another.
-            counts: How many operations each key group has.
-        """
+        """Return the deltas that *batch* holds; the inverse of `operations` and `batch`."""
         position = len(self.key.schema)
         keys = self.key.decode(batch.columns[:position])
         ops = batch.column(position).to_pylist()
@@ -118,12 +112,7 @@ class StateCodec:
         return self.kind.encode_cells(self, cells)
 
     def decode_cells(self, column: pa.Array) -> Iterable[object]:
-        """
-        Return the cells of the variable's column; empty or None for no state.
-
-        Args:
-            column: Not a slice of a longer one.
-        """
+        """Return the cells of the variable's column; empty or None for no state."""
         return self.kind.decode_cells(self, column)
 
     # --- entries, for the kinds -------------------------------------------------------------------
@@ -233,14 +222,7 @@ class WrittenStateCodec(StateCodec):
 
 
 def migrated(columns: Sequence[pa.Array], written: pa.Schema, present: pa.Schema) -> list[pa.Array]:
-    """
-    Return *columns* of the schema *written* as columns of the schema *present*.
-
-    Args:
-        columns: One for each field of *written*.
-        written: The schema they were written with, with the generations of its fields.
-        present: A schema that *written* was evolved to, in one step or many.
-    """
+    """Return *columns* of the schema *written* as columns of the schema *present*."""
     rows = len(columns[0]) if columns else 0
     return _migrated(columns, list(written), list(present), rows)
 

@@ -54,12 +54,7 @@ def write_snapshot(
 
 
 class SnapshotWriter:
-    """
-    Writes a snapshot as Parquet, part by part.
-
-    Args:
-        schema: Of all parts, with the operator's schema in its metadata.
-    """
+    """Writes a snapshot as Parquet, part by part."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = pa.BufferOutputStream()
@@ -121,16 +116,6 @@ def snapshot_table(
     Return the state of *key_group_range*, with *overlays* folded in, one row per key.
 
     The table has several chunks if one array cannot hold a column.
-
-    Args:
-        codec: The operator's codec.
-        groups: Tables by key group.
-        overlays: Deltas on top of them; they and the tables stay as they are.
-        key_group_range: What to write.
-        now_ms: Entries that expired long before are left out; -1 keeps all.
-
-    Raises:
-        CapacityError: One array cannot hold the state of a key.
     """
     key_groups: list[int] = []
     keys: list[Key] = []
@@ -195,10 +180,6 @@ def read_snapshot(
     Return the tables of a snapshot by key group, for the groups in *key_group_range*.
 
     Variables that the snapshot does not have stay empty; deleted ones are skipped.
-
-    Raises:
-        CorruptionError: The bytes are no snapshot.
-        IncompatibleFormatError: A newer statelog wrote it.
     """
     try:
         table = rows_of_groups(data, key_group_range)
@@ -246,14 +227,6 @@ def rows_of_groups(
     Return the rows of some key groups in a snapshot, validated.
 
     Not through a data set of Arrow: its reader waits for ever where a column has a forged type.
-
-    Args:
-        data: The snapshot.
-        key_group_range: Which key groups.
-        columns: Names of columns, the key group among them; None for all.
-
-    Raises:
-        pa.ArrowException, OSError, LookupError, ValueError, TypeError: The bytes are no snapshot.
     """
     file = open_parquet(data)
     groups = list(_row_groups(file, key_group_range))
@@ -286,18 +259,7 @@ def snapshot_row_count(data: bytes | memoryview, key_group_range: KeyGroupRange)
 def snapshot_tables(
     data: bytes | memoryview, key_group_range: KeyGroupRange, schema: pa.Schema, block: int
 ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
-    """
-    Yield a snapshot in columns, a few key groups at a time.
-
-    Args:
-        data: The snapshot.
-        key_group_range: Which key groups.
-        schema: The columns of the snapshot, which is of the present schema.
-        block: Key groups of a table; key groups of one table have the same quotient by it.
-
-    Raises:
-        CorruptionError: The bytes are no snapshot.
-    """
+    """Yield a snapshot in columns, a few key groups at a time."""
     waiting: list[pa.Table] = []
     try:
         file = _parquet(data)
@@ -331,19 +293,7 @@ def tables_in_schema(
     key_group_range: KeyGroupRange,
     schema: pa.Schema,
 ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
-    """
-    Yield a snapshot of any schema in columns of the present one, a few key groups at a time.
-
-    Args:
-        codec: The operator's codec.
-        data: The snapshot.
-        key_group_range: Which key groups.
-        schema: The columns of a snapshot of the present schema.
-
-    Raises:
-        CorruptionError: The bytes are not a snapshot.
-        IncompatibleFormatError: A newer statelog wrote it.
-    """
+    """Yield a snapshot of any schema in columns of the present one, a few key groups at a time."""
     if is_of_schema(codec, data):
         yield from snapshot_tables(data, key_group_range, schema, BLOCK)
         return

@@ -48,14 +48,7 @@ def tuple_factory(_names: Sequence[str], values: Sequence[object]) -> Values:
 
 
 class StructCodec:
-    """
-    Convert between tuples and Arrow columns of one schema.
-
-    Args:
-        schema: Names and types of the fields.
-        struct_factory: Builds nested structs from (names, values).
-        what: What the tuples are, for messages ("state 'total'").
-    """
+    """Convert between tuples and Arrow columns of one schema."""
 
     def __init__(
         self, schema: pa.Schema, *, struct_factory: StructFactory = tuple_factory, what: str = ""
@@ -84,9 +77,6 @@ class StructCodec:
         Return *value* as the tuple that a restart would read.
 
         Mutable parts are copied, so that a later change of them does not change the state.
-
-        Raises:
-            UsageError: Wrong number of fields, or a field has the wrong type.
         """
         values = value if value.__class__ is tuple else self._tuple(value)
         # Plain values of types that passed once need no second look.
@@ -135,13 +125,7 @@ class StructCodec:
         return tuple(result)
 
     def encode(self, rows: Sequence[Values]) -> list[pa.Array]:
-        """
-        Return one Arrow column per field.
-
-        Raises:
-            pyarrow.ArrowException: A value does not fit its type (an integer out of range).
-            CapacityError: The values of a field are too large for one column.
-        """
+        """Return one Arrow column per field."""
         columns = list(zip(*rows, strict=True)) if rows else [()] * self._width
         return self.encode_columns(columns)
 
@@ -238,15 +222,7 @@ class KeyCodec:
         return not (self._nested or self._floating)
 
     def uniform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """
-        Return key columns in the types of the schema, with equal floats in one form.
-
-        Args:
-            columns: Of rows or of state, whose times may be in another time zone.
-
-        Raises:
-            pyarrow.ArrowException: A column does not fit the type of its field.
-        """
+        """Return key columns in the types of the schema, with equal floats in one form."""
         if self._floating:
             columns = [with_equal_floats(column) for column in columns]
         return [

@@ -34,11 +34,6 @@ def choose_groups(
 
     The longest due are first.  A key group too large for the credit waits until
     enough is saved up, so that the work of many small batches is as bounded as the work of large ones.
-
-    Args:
-        candidates: Due time and number of entries by key group.
-        credit: Entries that may be looked at.
-        now_ms: Time of the batch.
     """
     chosen: list[int] = []
     due = sorted(
@@ -55,13 +50,7 @@ def choose_groups(
 
 
 class IncrementalExpiry:
-    """
-    Remove expired entries from the tables, a bounded part in each batch.
-
-    Args:
-        kinds: Kind of each variable, by state id.
-        ttls_ms: Time to live of each variable, or None.
-    """
+    """Remove expired entries from the tables, a bounded part in each batch."""
 
     def __init__(self, kinds: Sequence[StateKind], ttls_ms: Sequence[int | None]) -> None:
         expiring = [
@@ -74,13 +63,7 @@ class IncrementalExpiry:
         self._credit = 0
 
     def expire(self, groups: Mapping[int, KeyGroupState], now_ms: int) -> int:
-        """
-        Look through some of *groups* and return how many entries were removed.
-
-        Args:
-            groups: Tables by key group, of one task.
-            now_ms: Time of the batch; below 0 nothing expires.
-        """
+        """Look through some of *groups* and return how many entries were removed."""
         if not self._expiring or now_ms < 0:
             return 0
         candidates = {}

@@ -26,10 +26,6 @@ class KeyGroupState:
     """
     All state of one key group.
 
-    Args:
-        kinds: Kind of each variable, by state id.
-        version: Checkpoint up to which the tables are complete; -1 for none.
-
     Attributes: `folded`: deltas folded in since the last look for expired entries;
     `expiry_due_ms`: before this time no entry can be expired.
     """

@@ -156,12 +156,7 @@ class EntryHeap:
         return sum(store.nbytes for store in self._stores)
 
     def append(self, columns: Sequence[pa.Array]) -> RowNumbers:
-        """
-        Append entries and return their positions.
-
-        Raises:
-            pyarrow.ArrowException: A column does not fit the type of its field.
-        """
+        """Append entries and return their positions."""
         length = len(columns[0])
         # Arrow joins columns of equal types only, and NOT NULL inside of a type is part of it.
         typed = [
@@ -174,12 +169,7 @@ class EntryHeap:
         return np.arange(self.count - length, self.count)
 
     def take(self, positions: RowNumbers) -> list[pa.Array]:
-        """
-        Return the columns of entries; nulls for a negative position.
-
-        Raises:
-            CapacityError: One array cannot hold a column.
-        """
+        """Return the columns of entries; nulls for a negative position."""
         present = _present(positions)
         return [store.take(positions, present) for store in self._stores]
 

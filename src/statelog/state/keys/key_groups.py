@@ -39,17 +39,7 @@ Hasher = Callable[[Any, int], int]
 
 
 def key_group_of(key: Sequence[object], schema: pa.Schema, max_parallelism: int) -> int:
-    """
-    Return the key group of *key*.
-
-    Args:
-        key: The values of the key columns.
-        schema: Their Arrow types, as an operator's key schema has them.
-        max_parallelism: Number of key groups of the state location.
-
-    Raises:
-        UsageError: The key has other columns, or a value or type that cannot be hashed here.
-    """
+    """Return the key group of *key*."""
     # Python's remainder takes the sign of the divisor: that is pmod.
     return hash_of(key, schema) % max_parallelism
 

@@ -40,10 +40,6 @@ def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
 
     Lists and maps in keys, whose hash only Spark can compute, are hashed in our own way: the result
     finds keys, but does not give their key group.
-
-    Args:
-        columns: One array per key column, all of one length >= 0.
-        schema: Their Arrow types, as an operator's key schema has them.
     """
     length = len(columns[0]) if columns else 0
     hashes = np.full(length, SEED, _U64)

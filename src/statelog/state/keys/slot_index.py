@@ -45,10 +45,6 @@ class SlotIndex:
     Map keys to slots: row numbers of state columns.
 
     Slots are given in ascending order from 0, without gaps.
-
-    Args:
-        key_schema: Names and Arrow types of the key columns.
-        capacity: Number of keys to make room for at once; more may come.
     """
 
     def __init__(self, key_schema: pa.Schema, capacity: int = 0) -> None:
@@ -71,13 +67,7 @@ class SlotIndex:
         return own_bytes + self._keys.nbytes
 
     def find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Slots:
-        """
-        Return the slot of each key, -1 where it has none.
-
-        Args:
-            keys: The key columns; keys may repeat.
-            hashes: Of `statelog.state.keys.key_hash.hash_columns`.
-        """
+        """Return the slot of each key, -1 where it has none."""
         return self._search(keys, hashes)[0]
 
     def add(
@@ -86,14 +76,7 @@ class SlotIndex:
         hashes: Hashes,
         key_groups: npt.NDArray[np.int32],
     ) -> Slots:
-        """
-        Return the slot of each key; keys without one get the next slots.
-
-        Args:
-            keys: The key columns; no key twice.
-            hashes: Of `statelog.state.keys.key_hash.hash_columns`.
-            key_groups: The key group of each key.
-        """
+        """Return the slot of each key; keys without one get the next slots."""
         slots, cells = self._search(keys, hashes)
         new = np.flatnonzero(slots == NO_SLOT)
         if len(new):
@@ -131,9 +114,6 @@ class SlotIndex:
         Return an index of the keys of *slots* only, which get the slots 0, 1, ... in that order.
 
         This index stays as it is.
-
-        Args:
-            slots: No slot twice.
         """
         kept = SlotIndex(self._schema, len(slots))
         for start in range(0, len(slots), _BLOCK):
@@ -299,12 +279,7 @@ class KeyColumns:
         return self._keys.nbytes
 
     def append(self, columns: Sequence[pa.Array], rows: RowNumbers) -> None:
-        """
-        Append the given rows of *columns*.
-
-        Raises:
-            pyarrow.ArrowException: A column does not fit the type of its field.
-        """
+        """Append the given rows of *columns*."""
         self._keys.append(taken(columns, rows))
 
     def take(self, rows: RowNumbers) -> list[pa.Array]:

@@ -25,16 +25,7 @@ _REFUSED: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 class StateKey:
-    """
-    A key of an operator.
-
-    Args:
-        key: Its values in the order of the key columns; for one column the value alone will do.
-        schema: The operator's key columns.
-
-    Raises:
-        UsageError: The number or the types of the values do not match the columns.
-    """
+    """A key of an operator."""
 
     def __init__(self, key: object, schema: pa.Schema) -> None:
         self._schema = schema
@@ -50,15 +41,7 @@ class StateKey:
         )
 
     def key_groups(self, groups: KeyGroupRange) -> KeyGroupRange:
-        """
-        Return the one key group with the key.
-
-        Args:
-            groups: The key groups of its operator.
-
-        Raises:
-            UsageError: A key column has a type whose hash only Spark computes.
-        """
+        """Return the one key group with the key."""
         key_group = groups.start + key_group_of(self.values, self._schema, len(groups))
         return KeyGroupRange(key_group, key_group)
 
@@ -87,12 +70,7 @@ NULL_TEXT: Final = r"\N"
 
 
 def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]:
-    r"""
-    Return the key that text on a command line means: `\N` is null, and `\\N` the text `\N`.
-
-    Raises:
-        UsageError: There are more or fewer texts than columns, or one is no value of its column.
-    """
+    r"""Return the key that text on a command line means: `\N` is null, and `\\N` the text `\N`."""
     if len(texts) != len(schema):
         raise UsageError(
             f"a key needs a value for each of ({schema_text(schema)}); {len(texts)} given: "

@@ -206,13 +206,7 @@ class Kind(ABC, Generic[Cell, Delta]):
         tables: Mapping[int, dict[Key, Cell]],
         cells: Iterable[tuple[int, Key, Cell | None]],
     ) -> None:
-        """
-        Store decoded cells of keys that the tables do not hold.
-
-        Args:
-            tables: By key group.
-            cells: Key group, key and cell; an empty cell is passed over.
-        """
+        """Store decoded cells of keys that the tables do not hold."""
         for key_group, key, cell in cells:
             if cell:
                 tables[key_group][key] = cell
@@ -232,10 +226,6 @@ class Kind(ABC, Generic[Cell, Delta]):
         Return the stored columns of operations as a column of cells.
 
         Only for a kind that `replaces`.  What a clearing operation has is not looked at.
-
-        Args:
-            columns: One for each of *fields*.
-            fields: The value's fields, then the expiry where there is one.
         """
         raise InvariantError(f"operations of {self.name} state are not cells")
 
@@ -245,10 +235,6 @@ class Kind(ABC, Generic[Cell, Delta]):
 
         Only for a kind that does not `replaces`: its cells are lists, and an operation adds an
         element after the others, or removes some.
-
-        Args:
-            columns: The columns of an operation after `op`.
-            element: The type of an element in a column of cells.
         """
         raise InvariantError(f"operations of {self.name} state are not elements")
 
@@ -292,15 +278,7 @@ class Kind(ABC, Generic[Cell, Delta]):
     def cells_of_rows(
         self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
     ) -> pa.Array:
-        """
-        Return rows as a column of cells; the inverse of `rows`.
-
-        Args:
-            parents: For each row the index of its cell, ascending.
-            columns: Those of `row_fields`; the rows of a key are sorted by `order_column`.
-            keys: Number of cells.
-            kind: Type of the column.
-        """
+        """Return rows as a column of cells; the inverse of `rows`."""
         counts = np.bincount(parents, minlength=keys)
         return lists_of_lengths(counts, self.operation_elements(columns, kind.value_type), kind)
 
@@ -308,17 +286,7 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> Cell:
-        """
-        Return the cell of a state in Python values.
-
-        Args:
-            state: In the form of `to_python`.
-            convert: Makes entries and map keys.
-            expiry: When the entries expire, in the same form; None where the caller does not say.
-
-        Raises:
-            UsageError: It has another form.
-        """
+        """Return the cell of a state in Python values."""
 
     @abstractmethod
     def to_python(self, cell: Cell, entry: Callable[[Entry], object]) -> object:
@@ -343,13 +311,7 @@ class Kind(ABC, Generic[Cell, Delta]):
         raise InvariantError(f"{self.name} state has no time to live")
 
     def live_column(self, column: pa.Array, until_ms: int | Times) -> pa.Array:
-        """
-        Return a column of cells without entries expired by *until_ms*.
-
-        Args:
-            column: The cells.
-            until_ms: One time, or one for each entry.
-        """
+        """Return a column of cells without entries expired by *until_ms*."""
         raise InvariantError(f"{self.name} state has no time to live")
 
     # --- evolution of the schema ------------------------------------------------------------------

@@ -277,13 +277,7 @@ def holds_time(times: Sequence[int], time: int) -> bool:
 def first_times(
     column: pa.Array, rows: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], Times]:
-    """
-    Return the rows of a column that have timers, and their first.
-
-    Args:
-        column: One list of times per row.
-        rows: Which rows to look at, as a mask.
-    """
+    """Return the rows of a column that have timers, and their first."""
     starts = column.offsets.to_numpy()
     present = np.flatnonzero((np.diff(starts) > 0) & rows)
     return present, column.values.to_numpy()[starts[present]]

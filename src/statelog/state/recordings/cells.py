@@ -51,12 +51,7 @@ def entry_count(cells: Cells) -> int:
 def cells_table(
     codec: OperatorCodec, key_groups: Sequence[int], keys: Sequence[Key], cells: Sequence[Cells]
 ) -> pa.Table:
-    """
-    Return the cells of some keys as a table.
-
-    Raises:
-        pyarrow.ArrowException: A value does not fit its type.
-    """
+    """Return the cells of some keys as a table."""
     arrays = [pa.array(key_groups, pa.int32()), *codec.key.encode(keys)]
     names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
     for state_id in codec.live:
@@ -67,17 +62,7 @@ def cells_table(
 
 
 def cells_in(codec: OperatorCodec, schema: bytes, table: pa.Table) -> list[Cells]:
-    """
-    Return the cells of each row of a table of `cells_table`.
-
-    Args:
-        codec: The codec of the operator as it is now.
-        schema: JSON of the schema that the table was written with.
-        table: The table; each of its columns is one chunk and no slice.
-
-    Raises:
-        CorruptionError: The schema is no earlier form of the codec's.
-    """
+    """Return the cells of each row of a table of `cells_table`."""
     written = codec.written_by(schema)
     by_row: list[Cells] = [{} for _ in range(table.num_rows)]
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):

@@ -106,29 +106,12 @@ class ChosenLetters:
 
 
 def letters_table(chosen: ChosenLetters) -> pa.Table:
-    """
-    Return dead letters, oldest first, in the columns of `SCHEMA`.
-
-    Raises:
-        CorruptionError: An object is damaged.
-        CheckpointError: The query deleted the dead letters meanwhile (`reason` "subsumed").
-
-    Blocks: On the store; reads every file with dead letters.
-    """
+    """Return dead letters, oldest first, in the columns of `SCHEMA`."""
     return pa.Table.from_pylist(chosen.read(_row), schema=SCHEMA)
 
 
 def letters_rows(chosen: ChosenLetters) -> pa.Table:
-    """
-    Return the input rows of dead letters, in their order.
-
-    Raises:
-        UsageError: They are of several operators, or a column had other types before.
-        CorruptionError: An object is damaged.
-        CheckpointError: The query deleted the dead letters meanwhile (`reason` "subsumed").
-
-    Blocks: On the store; reads every file with dead letters.
-    """
+    """Return the input rows of dead letters, in their order."""
     letters = chosen.read(
         lambda step: (step.task.operator_id, _columns(step.input, step.task.first_input))
     )

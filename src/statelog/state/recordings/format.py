@@ -117,12 +117,7 @@ _decoder: Final = msgspec.msgpack.Decoder(list[TaskRecording])
 
 
 def encode_file(recordings: Sequence[bytes]) -> bytes:
-    """
-    Return the file with recordings of tasks.
-
-    Raises:
-        UsageError: They are too large to be read again.
-    """
+    """Return the file with recordings of tasks."""
     return pack_recording(
         msgspec.msgpack.encode([msgspec.Raw(recording) for recording in recordings])
     )
@@ -134,13 +129,7 @@ def encode_recording(recording: TaskRecording) -> bytes:
 
 
 def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
-    """
-    Return the recordings in a file.
-
-    Raises:
-        CorruptionError: It is damaged, or no recording.
-        IncompatibleFormatError: A newer statelog wrote it.
-    """
+    """Return the recordings in a file."""
     raw = unpack_recording(data, where=where)
     try:
         return decode_msgpack(raw, _decoder)
@@ -158,12 +147,7 @@ def to_stream(table: pa.Table) -> bytes:
 
 
 def from_stream(data: bytes) -> pa.Table:
-    """
-    Return the table of an Arrow IPC stream, validated.
-
-    Raises:
-        CorruptionError: It is none, or declares more than its size allows.
-    """
+    """Return the table of an Arrow IPC stream, validated."""
     try:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:

@@ -93,15 +93,7 @@ class ForgottenRecordings:
 
 
 def list_recordings(store: ObjectStore) -> list[StoredRecording]:
-    """
-    Return the recordings of a location: of checkpoints, then of failures; oldest first.
-
-    Raises:
-        CheckpointError: The newest checkpoint is damaged.
-        StoreError: The store failed.
-
-    Blocks: On the store.
-    """
+    """Return the recordings of a location: of checkpoints, then of failures; oldest first."""
     newest = Entries(store).newest()
     stored: list[StoredRecording] = []
     if newest is not None:
@@ -120,11 +112,7 @@ def list_recordings(store: ObjectStore) -> list[StoredRecording]:
 
 
 def failed_recordings(store: ObjectStore) -> list[StoredRecording]:
-    """
-    Return the recordings of keys that failed, oldest first.
-
-    Blocks: On the store, for a listing.
-    """
+    """Return the recordings of keys that failed, oldest first."""
     infos = sorted(
         store.list(PATHS.failed_recordings), key=lambda info: (info.last_modified, info.path)
     )
@@ -142,16 +130,7 @@ def failed_recordings(store: ObjectStore) -> list[StoredRecording]:
 
 
 def read_recording(store: ObjectStore, stored: StoredRecording) -> list[TaskRecording]:
-    """
-    Return the recordings in an object.
-
-    Raises:
-        ObjectNotFoundError: The query or a clean-up has deleted it.
-        CorruptionError: It is damaged.
-        IncompatibleFormatError: A newer statelog wrote it.
-
-    Blocks: On the store.
-    """
+    """Return the recordings in an object."""
     path = stored.path
     return read_verified(store, path, lambda data: decode_file(data, where=path))
 
@@ -163,20 +142,7 @@ def steps_of_key(
     unreadable: list[UnreadableRecording],
     operator: str | None = None,
 ) -> list[RecordedStep]:
-    """
-    Return what a key saw, in the order of micro-batches; its failures are last.
-
-    Args:
-        store: Where the location is.
-        key: As for `statelog.open(...).get`.
-        unreadable: Receives the recordings that are damaged or missing; the others are read.
-        operator: Name of the operator; None for all whose key has the form of *key*.
-
-    Raises:
-        UsageError: *key* is no key of the operator, or of none.
-
-    Blocks: On the store; reads every recording.
-    """
+    """Return what a key saw, in the order of micro-batches; its failures are last."""
     steps: list[RecordedStep] = []
     refused: UsageError | None = None
     fitted = False
@@ -202,20 +168,7 @@ def steps_of_key(
 def read_recordings(
     store: ObjectStore, unreadable: list[UnreadableRecording] | None = None
 ) -> Iterator[tuple[StoredRecording, TaskRecording]]:
-    """
-    Yield all recordings of a location.
-
-    Args:
-        store: Where the location is.
-        unreadable: Receives the recordings that are damaged or missing.  Without it damage is raised,
-            and a missing object, which holds no key, is passed over.
-
-    Raises:
-        CorruptionError: A recording is damaged.
-        IncompatibleFormatError: A newer statelog wrote a recording.
-
-    Blocks: On the store; reads every recording.
-    """
+    """Yield all recordings of a location."""
     missing: list[StoredRecording] = []
     for stored in list_recordings(store):
         try:
@@ -241,19 +194,7 @@ def read_recordings(
 
 
 def objects_with_key(store: ObjectStore, key: object, *, operator: str | None = None) -> list[str]:
-    """
-    Return the objects with recordings of a key.
-
-    Args:
-        store: Where the location is.
-        key: As for `statelog.open(...).get`.
-        operator: Name of the operator; None for all.
-
-    Raises:
-        CorruptionError: A recording is damaged.
-
-    Blocks: On the store; reads every recording.
-    """
+    """Return the objects with recordings of a key."""
     paths = []
     for stored, task in read_recordings(store):
         with part_of(stored.path):
@@ -274,14 +215,6 @@ def forget_key(
 
     The recording of a checkpoint is written again under its name without the key, so that the
     checkpoint stays complete; the recording of a key that failed is deleted.
-
-    Args:
-        store: Where the location is.
-        key: As for `statelog.open(...).get`.
-        operator: Name of the operator; None for all.
-        dry_run: Only report.
-
-    Blocks: On the store; reads every recording.
     """
     rewritten, deleted = [], []
     for stored in list_recordings(store):

@@ -140,16 +140,7 @@ def steps_of(task: TaskRecording) -> Iterator[RecordedStep]:
 
 
 def step_of(task: TaskRecording, key: object) -> RecordedStep | None:
-    """
-    Return the step of a key, or None.
-
-    Args:
-        task: The recording.
-        key: As for `statelog.open(...).get`.
-
-    Raises:
-        UsageError: It is no key of the operator.
-    """
+    """Return the step of a key, or None."""
     tables = _Tables(task)
     number = number_of(tables.before, tables.schema, key)
     return None if number is None else tables.step(number)

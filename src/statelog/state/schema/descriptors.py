@@ -182,13 +182,7 @@ class OperatorStateSchema:
 
     @classmethod
     def from_json(cls, value: JsonObject) -> OperatorStateSchema:
-        """
-        Build a schema from its JSON form.
-
-        Raises:
-            IncompatibleFormatError: A newer statelog wrote it.
-            CorruptionError: It is no state schema.
-        """
+        """Build a schema from its JSON form."""
         try:
             if value["version"] > SCHEMA_VERSION:
                 raise IncompatibleFormatError(

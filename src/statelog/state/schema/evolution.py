@@ -53,10 +53,6 @@ def undeclared(stored: OperatorStateSchema, declared: OperatorStateSchema) -> li
     A field is named by its path: variable, field and inner fields with dots, `element` for the
     elements of an array, `value` for the values of a map.  Variables that the processor deletes are
     left out, and so are the marks of frozen keys.
-
-    Args:
-        stored: The schema of the checkpoint that the job starts from.
-        declared: The schema that its processor asks for, which `evolve` accepts.
     """
     new_ones = {state.name: state for state in declared.states}
     names: list[str] = []
@@ -100,17 +96,6 @@ def evolve(
 
     Variables keep their ids, and new ones get the next ids.  Variables that the job no longer asks
     for are kept, unless it deletes them or *drop* names them.
-
-    Args:
-        stored: The schema of the checkpoint that the job starts from.
-        declared: The schema that its processor asks for.
-        now_ms: Time of the start in milliseconds; a time to live added now begins here for
-            earlier values.
-        drop: Variables to drop that the job no longer asks for.
-
-    Raises:
-        CheckpointError: The state belongs to another operator, or old values cannot be converted
-            to a changed type.
     """
     if declared.operator_id != stored.operator_id:
         _refuse(f"it belongs to operator {stored.operator_id!r}, not {declared.operator_id!r}")

@@ -138,12 +138,7 @@ def _no_end(plan: AggregationPlan) -> UsageError:
 
 
 def named_aggregates(given: Sequence[object]) -> dict[str, Aggregate]:
-    """
-    Return the aggregates of a call by the names of their output columns.
-
-    Raises:
-        UsageError: An argument is not an aggregate, or does not have a name, or two have one name.
-    """
+    """Return the aggregates of a call by the names of their output columns."""
     if not given:
         raise UsageError("aggregate needs at least one aggregate, such as count().alias('n')")
     aggregates: dict[str, Aggregate] = {}

@@ -50,13 +50,7 @@ class AggregateKind(Protocol):
         """Return the parts of the state as SQL of Spark, over the rows of one micro-batch."""
 
     def combine(self, left: Parts, right: Parts) -> Parts:
-        """
-        Return the state of two runs of rows, element by element.
-
-        Args:
-            left: Of the earlier rows; all null where there are none.
-            right: Of the later rows, of the same length; never without rows.
-        """
+        """Return the state of two runs of rows, element by element."""
 
     def result(self, state: Parts, kind: pa.DataType) -> pa.Array:
         """Return the values of the aggregate, in the type that Spark gives it."""

@@ -78,15 +78,7 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class AggregateProcessor(ColumnarProcessor):
-    """
-    Keeps the aggregates of each key.
-
-    Args:
-        merge, state: The aggregates, and the schema of their state.
-        event_time: Position of the key that is an event time or a window of it; the state of a key is
-            dropped when the watermark has reached it.  None: it is always kept.
-        is_append: Whether a key's only output is made then; else in each micro-batch with rows of it.
-    """
+    """Keeps the aggregates of each key."""
 
     def __init__(
         self, merge: Merge, state: StructType, event_time: int | None, *, is_append: bool

@@ -29,10 +29,6 @@ class CellColumn:
     """
     The cells of one variable.
 
-    Args:
-        state: The variable's codec; its kind is value or timer.
-        capacity: Number of slots.
-
     Attributes: `first_ms`: for timers the earliest time of each slot, `NEVER_MS` for none.
     """
 
@@ -164,12 +160,7 @@ class CellColumn:
             self.first_ms = first
 
     def compact(self, spare: int | None = None) -> None:
-        """
-        Drop cells that no slot has, once they are many; nothing may be pending or staged.
-
-        Args:
-            spare: Unused cells tolerated beyond one per used cell.
-        """
+        """Drop cells that no slot has, once they are many; nothing may be pending or staged."""
         if spare is None:
             if self.heap.count <= self._compact_at:
                 return

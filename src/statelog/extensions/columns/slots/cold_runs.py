@@ -31,13 +31,7 @@ _log = logging.getLogger("statelog")
 
 
 class ColdRuns:
-    """
-    The runs of one process, by key group.
-
-    Args:
-        layout: The columns.
-        files: Where runs are written; None keeps them in memory.
-    """
+    """The runs of one process, by key group."""
 
     def __init__(self, layout: RowLayout, files: RunFiles | None) -> None:
         self._layout = layout

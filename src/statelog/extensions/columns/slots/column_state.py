@@ -145,18 +145,7 @@ class ColumnTimers:
 
 
 def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> list[pa.Array]:
-    """
-    Return the columns of a table in the types of a schema, as they are stored.
-
-    Args:
-        values: What a processor gave; see `ColumnState.put`.
-        schema: The wanted columns, found by name.
-        length: The wanted number of rows; -1 for any.
-        what: What the table is for, for messages, such as "state 'total'".
-
-    Raises:
-        UsageError: See `ColumnState.put`.
-    """
+    """Return the columns of a table in the types of a schema, as they are stored."""
     table = table_of(values, what)
     if length >= 0 and table.num_rows != length:
         raise UsageError(f"{what}: {table.num_rows} rows were given for {length} keys")

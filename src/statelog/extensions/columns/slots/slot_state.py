@@ -32,15 +32,7 @@ class SlotState(StateCache[Writes]):
     """
     The state of some key groups of one operator, in this process.
 
-    Args:
-        codec: The operator's codec.
-        limits: How much memory it may take; None for no bound.
-        files: Opens the host's files, if there may be some.
-
     Attributes: `table`: the cells.
-
-    Raises:
-        UsageError: The operator has list or map state.
 
     Thread: one at a time; Spark runs one task in a Python worker.
     """

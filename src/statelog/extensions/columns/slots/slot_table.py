@@ -49,16 +49,8 @@ class SlotTable:
     """
     The values and timers of some key groups of one operator.
 
-    Args:
-        codec: The operator's codec.
-        limit_bytes: Size in bytes beyond which keys move to cold runs; None for no bound.
-        files: Opens the host's files for cold runs, if there may be some.
-
     Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `zone`: time zone in
     which a processor gets keys and values; `cold`: the keys without slots.
-
-    Raises:
-        UsageError: The operator has list or map state.
 
     Thread: one at a time.
     """
@@ -263,13 +255,7 @@ class SlotTable:
         self._counts[list(key_groups)] = 0
 
     def insert(self, part: KeyGroupRange, table: pa.Table) -> None:
-        """
-        Take the rows of a snapshot.
-
-        Args:
-            part: Some key groups, which are empty.
-            table: All their rows.
-        """
+        """Take the rows of a snapshot."""
         if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
             try:
                 self.cold.place(part, table)

@@ -67,21 +67,7 @@ def frame_of_rows(
     *,
     what: str,
 ) -> DataFrame:
-    """
-    Return staged rows of one micro-batch as a frame.
-
-    Args:
-        session: Where the frame is used.
-        query: The query.
-        schema: The columns of the frame.
-        arrow: The same in Arrow's types.
-        inline: Rows as Arrow IPC streams, whose columns are found by name.
-        files: Files with more of them.
-        what: What the rows are, for the error that they have other columns.
-
-    Raises:
-        UsageError: The rows have other columns than the frame.
-    """
+    """Return staged rows of one micro-batch as a frame."""
     tables = [committed_rows(stream, arrow, what) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
     if table.num_rows <= _FEW_ROWS:
@@ -123,11 +109,6 @@ def committed_rows(data: bytes | memoryview, columns: pa.Schema, what: str) -> p
 
     The rows were committed with the columns that the query had then.  A column that was added since is
     null, and one that was removed is left out.
-
-    Raises:
-        CorruptionError: They cannot be read.
-        UsageError: Some columns were added and others removed, which may be new names, or a column has
-            another type.
     """
     table = from_ipc(data)
     if table.schema.types == columns.types and table.schema.names == columns.names:

@@ -81,13 +81,7 @@ class DeltaSink:
         append(frame, self._target, options)
 
     def _has(self, session: SparkSession, application: _Application, batch: DeliveredBatch) -> bool:
-        """
-        Return whether the table has a micro-batch.
-
-        Raises:
-            CheckpointError: It has a later one, or would skip this one (`reason` "gap").
-            FencedError: It has one of a later timeline.
-        """
+        """Return whether the table has a micro-batch."""
         target = self._target.table or str(self._target.option("path", ""))
         folder = _folder(session, self._target)
         if folder is None:
@@ -166,12 +160,7 @@ def _folder(session: SparkSession, target: Target) -> str | None:
 
 
 def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
-    """
-    Return the newest transaction of each application in a Delta table; none without a table.
-
-    Blocks: On up to four jobs of Spark, which list the log and read its newest checkpoint, the commits
-        after it and up to 100 before it.
-    """
+    """Return the newest transaction of each application in a Delta table; none without a table."""
     log = f"{folder.rstrip('/')}/{_LOG}"
     try:
         files = session.read.format("binaryFile").load(log).select("path").collect()

@@ -186,13 +186,7 @@ class ExactlyOnce:
         return ExactlyOnce, (self._sink,)
 
     def has(self, writer: str, batch: DeliveredBatch) -> bool:
-        """
-        Return whether the sink has a micro-batch.
-
-        Raises:
-            CheckpointError: The sink has a later one (`reason` "gap").
-            FencedError: The sink has one of a later timeline.
-        """
+        """Return whether the sink has a micro-batch."""
         if writer not in self._last:
             self._last[writer] = _repeated(lambda: self._sink.last_committed(writer))
         last, target = self._last[writer], f"the target of {writer}"

@@ -129,14 +129,7 @@ class FileEntries:
         return any(map(self._folder.exists, (LOG, RECORDS)))
 
     def check(self, query_id: str) -> None:
-        """
-        Check that the rows of a query can be appended to the folder.
-
-        Raises:
-            CheckpointError: The folder has micro-batches that the query has not planned yet
-                (`reason` "gap").
-            UsageError: It has files that the log would hide.
-        """
+        """Check that the rows of a query can be appended to the folder."""
         if not self.has_log():
             self._check_has_no_files()
             return
@@ -157,14 +150,7 @@ class FileEntries:
             )
 
     def begin(self, delivered: Delivered) -> int | None:
-        """
-        Return the number of the entry for a micro-batch; None if the folder has it.
-
-        Raises:
-            CheckpointError: The folder has later micro-batches of this query, or given-up ones (`reason`
-                "gap").
-            FencedError: Another query writes to the folder, or another driver of this one.
-        """
+        """Return the number of the entry for a micro-batch; None if the folder has it."""
         newest = self._newest()
         if self._last is None:
             records = self._records(newest)

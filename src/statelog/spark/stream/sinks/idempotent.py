@@ -142,13 +142,7 @@ class _Records:
         return _Records, (self._location, self._options)
 
     def next_number(self, writer: str, batch: DeliveredBatch) -> int | None:
-        """
-        Return the number of the record to add; None if the micro-batch is recorded.
-
-        Raises:
-            CheckpointError: A later one is recorded (`reason` "gap").
-            FencedError: One of a later timeline is recorded.
-        """
+        """Return the number of the record to add; None if the micro-batch is recorded."""
         numbers = self._numbers(writer)
         if not numbers:
             return _FIRST

@@ -122,13 +122,7 @@ def columns_of(names: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def batch_writer(target: Target, source: str) -> Sink:
-    """
-    Return a sink that appends each micro-batch with Spark's batch writer.
-
-    Args:
-        target: Where to write.
-        source: The format that Spark will use, in lower case.
-    """
+    """Return a sink that appends each micro-batch with Spark's batch writer."""
     if source != _DISCARDS:
         _log.warning(
             "the output (%s) is written at least once: a micro-batch that is delivered again after "
