@@ -112,6 +112,7 @@ def open_session(config: JobConfig) -> SparkSession:
         SparkSession.builder.master(config.master)
         .appName("statelog demo")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
