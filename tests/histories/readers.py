@@ -14,7 +14,7 @@ from tests.unit.state.reader.histories import Rows, rows_of
 
 import statelog
 from statelog.errors import CheckpointError, UsageError
-from statelog.extensions.publish.publisher import TablePublisher
+from statelog.extensions.publish.publisher import TablePublisher, publisher
 from statelog.extensions.read.replica import Replica
 from statelog.extensions.spark_source.source import StateSource
 from statelog.model import CheckpointPosition, CompletedCheckpoint
@@ -270,7 +270,7 @@ class PublishedReader:
         if self._publisher is None or self._path != course.path:
             self.close()
             self._path = course.path
-            self._publisher = statelog.publisher(course.path, **self._target)
+            self._publisher = publisher(course.path, **self._target)
         self._publisher.refresh()
 
     def _variables(self, course: Course) -> Iterable[Any]:

@@ -33,11 +33,9 @@ def test_only_one_package_asks_the_jvm() -> None:
 
 
 def test_the_modules_that_ask_the_jvm_are_listed_with_the_reason() -> None:
-    page = (ROOT / "ARCHITECTURE.md").read_text()
-    section = page.split("what is asked of its JVM")[1].split("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| [")]
-    listed = {path for row in rows for path in re.findall(r"\]\(src/statelog/(\S+?)\)", row)}
-    listed = {path.removeprefix("spark/") for path in listed}
+    page = (ROOT / "docs" / "internals" / "spark-jvm.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    listed = {path for row in rows for path in re.findall(r"^\| `(\S+?)`", row)}
     assert listed == modules(GATEWAY)
 
 

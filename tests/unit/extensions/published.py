@@ -28,7 +28,7 @@ from tests.unit.state.reader.histories import (
 )
 
 import statelog
-from statelog.extensions.publish.publisher import PublishReport, TablePublisher
+from statelog.extensions.publish.publisher import PublishReport, TablePublisher, publisher
 from statelog.extensions.publish.table import CHECKPOINT
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import TIMERS_NAME
@@ -68,7 +68,7 @@ class Published:
         self.history.checkpoint_id = older
 
     def publisher(self, retain: int = 4, variables: Any = None) -> TablePublisher:
-        return statelog.publisher(self.location, retain=retain, variables=variables, **self.target)
+        return publisher(self.location, retain=retain, variables=variables, **self.target)
 
     def publish(self, **more: Any) -> PublishReport:
         return statelog.publish(self.location, **{**self.target, **more})

@@ -20,7 +20,7 @@ from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
 from statelog.extensions.operations import rewind
 from statelog.extensions.operations.rewind import apply_rewind, plan_rewind, rewind_points
-from statelog.extensions.spark_source.readers import Location
+from statelog.extensions.spark_source.readers import Location, checkpoint_of_batch
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import ObjectStore, open_store
@@ -319,8 +319,7 @@ def test_the_number_of_a_batch_never_takes_a_checkpoint_that_was_given_up(tmp_pa
     with pytest.raises(CheckpointError, match="batch 4 is no longer retained") as refused:
         plan_rewind(query.stored, query.state, 4)
     assert "subsumed" == refused.value.reason
-    with pytest.raises(
-        CheckpointError, match="batch 4"
-    ) as refused:  # the option batchId of a reader
-        Location(str(tmp_path / "state")).checkpoint_of_batch(4)
+    state = Location(str(tmp_path / "state")).open()
+    with pytest.raises(CheckpointError, match="batch 4") as refused:  # the option batchId
+        checkpoint_of_batch(state, 4)
     assert "not_found" == refused.value.reason

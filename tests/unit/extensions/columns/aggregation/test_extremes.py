@@ -69,7 +69,7 @@ def test_equal_rows_are_ordered_by_a_value_that_has_an_order() -> None:
 def test_what_is_ordered_needs_an_order() -> None:
     with pytest.raises(UsageError, match=r"top_k, in its column `by`, orders .* not struct"):
         TopK(2).bind([PAIR, PAIR], is_ansi=True)
-    with pytest.raises(UsageError, match=r"max_ orders .* not map"):
+    with pytest.raises(UsageError, match=r"max orders .* not map"):
         Extreme(is_least=False).bind([VALUES["map"][0]], is_ansi=True)
     pytest.importorskip("datasketches")
     with pytest.raises(UsageError, match=r"approx_count_distinct counts .* not struct"):
