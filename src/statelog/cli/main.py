@@ -24,44 +24,60 @@ from statelog.cli.output import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
+    console,
     print_error,
 )
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
-_VERBS: Final = {
-    "info": "info",
-    "checkpoints": "checkpoints",
-    "demo": "demo",
-    "read": "state",
-    "get": "state",
-    "history": "state",
-    "diff": "state",
-    "sql": "state",
-    "export": "export",
-    "publish": "publish",
-    "cat": "cat",
-    "gc": "verify",
-    "verify": "verify",
-    "log": "cat",
-    "repair": "repair",
-    "rewind": "rewind",
-    "tag": "savepoints",
-    "untag": "savepoints",
-    "fork": "savepoints",
-    "report": "report",
-    "replay": "replay",
-    "dead-letters": "dead_letters",
-    "unfreeze": "dead_letters",
-    "side-output": "side_output",
-    "broadcast": "broadcast",
-    "copy": "savepoints",
-    "forget": "edit",
-    "edit": "edit",
+_PANELS: Final = {
+    "Run": {"demo": "demo", "replay": "replay"},
+    "Inspect": {
+        "info": "info",
+        "checkpoints": "checkpoints",
+        "read": "state",
+        "get": "state",
+        "history": "state",
+        "diff": "state",
+        "sql": "state",
+        "export": "export",
+        "report": "report",
+        "dead-letters": "dead_letters",
+        "side-outputs": "side_outputs",
+        "broadcasts": "broadcasts",
+        "changelog": "changelog",
+        "audit": "changelog",
+    },
+    "Change": {
+        "tag": "savepoints",
+        "untag": "savepoints",
+        "fork": "savepoints",
+        "copy": "savepoints",
+        "rewind": "rewind",
+        "edit": "edit",
+        "forget": "edit",
+        "unfreeze": "dead_letters",
+        "publish": "publish",
+    },
+    "Operate": {"verify": "verify", "gc": "verify", "repair": "repair"},
 }
-"""The module of each verb, in the order of the help; the verb is a function of this name."""
+"""The module of each verb by panel of the help; the verb is a function of its name."""
 
+_VERBS: Final = {
+    verb: (module, panel) for panel, verbs in _PANELS.items() for verb, module in verbs.items()
+}
 
-_WITHOUT_PARENTS: Final = ("demo", "cat")
+_FIRST_DAY: Final = """\
+statelog demo                        run a job, kill it, restart it, check its state
+statelog info LOCATION               what a location is, and how its query runs
+statelog checkpoints LOCATION        what can be restored
+statelog read LOCATION VARIABLE      the state as of a checkpoint
+statelog get LOCATION VARIABLE KEY   the state of one key
+
+All commands: statelog --help; the options of one: statelog read --help
+"""
+"""What is printed without arguments."""
+
+_WITHOUT_PARENTS: Final = ("demo", "changelog")
 """Verbs that read no location of the caller, or one file only."""
 
 
@@ -72,6 +88,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -80,6 +97,10 @@ def _options(
     ] = False,
 ) -> None:
     del version
+    if context.invoked_subcommand is None:
+        for line in _FIRST_DAY.splitlines():
+            console().print(line, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_USAGE)
 
 
 def _with_verbs(names: Sequence[str]) -> typer.Typer:
@@ -87,16 +108,16 @@ def _with_verbs(names: Sequence[str]) -> typer.Typer:
     program = typer.Typer(
         name="statelog",
         help="Inspect, verify and clean up durable streaming state.",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    program.callback()(_options)
+    program.callback(invoke_without_command=True)(_options)
     for name in names:
-        module = importlib.import_module(f"statelog.cli.{_VERBS[name]}")
-        verb = getattr(module, name.replace("-", "_"))
-        program.command()(verb if name in _WITHOUT_PARENTS else with_parents(verb))
+        module, panel = _VERBS[name]
+        verb = getattr(importlib.import_module(f"statelog.cli.{module}"), name.replace("-", "_"))
+        command = program.command(rich_help_panel=panel)
+        command(verb if name in _WITHOUT_PARENTS else with_parents(verb))
     return program
 
 

@@ -127,7 +127,7 @@ def test_a_wrong_location_is_a_wrong_call(call, tmp_path, verb):
 def test_cat_reads_what_flink_wrote(call, manifest):
     expected = json.loads(manifest.read_text())
     file = manifest.with_suffix(".dstl")
-    found = lines(call("cat", str(file), "--json"))
+    found = lines(call("changelog", str(file), "--json"))
     wanted = [
         {
             "change_set": one["offset"],
@@ -141,13 +141,13 @@ def test_cat_reads_what_flink_wrote(call, manifest):
     ]
     assert found == wanted
     offsets = sorted({one["offset"] for one in expected["changeSets"]})
-    last = lines(call("cat", str(file), "--json", "--offset", str(offsets[-1])))
+    last = lines(call("changelog", str(file), "--json", "--offset", str(offsets[-1])))
     assert last == [one for one in wanted if one["change_set"] == offsets[-1]]
-    assert len(call("cat", file.as_uri()).splitlines()) == len(wanted) + 1
+    assert len(call("changelog", file.as_uri()).splitlines()) == len(wanted) + 1
 
 
 def test_cat_reads_the_changes_inside_a_checkpoint(call, location):
-    text = call("cat", f"{location}/chk-2/_metadata")
+    text = call("changelog", f"{location}/chk-2/_metadata")
     heading, *rows = [line.split() for line in text.splitlines()]
     assert heading == ["change_set", "key_group", "size", "sha256"]
     assert [row[1] for row in rows] == ["0", "3", "7"]
@@ -156,15 +156,15 @@ def test_cat_reads_the_changes_inside_a_checkpoint(call, location):
 
 def test_cat_shows_a_claim(call, location):
     file = f"{location}/chk-0/_metadata"
-    shown = call("cat", file)
+    shown = call("changelog", file)
     assert shown.startswith("claim 0 of 'a', at ")
     assert shown.endswith("UTC: no checkpoint before it, 1 is the next number\n")
-    (found,) = lines(call("cat", file, "--json"))
+    (found,) = lines(call("changelog", file, "--json"))
     assert found["claim"] == 0
     assert found["owner_id"] == "a"
     assert found["newest"] is None
     assert "no change set begins at payload offset 0" in call(
-        "cat", file, "--offset", "0", status=2
+        "changelog", file, "--offset", "0", status=2
     )
 
 
@@ -174,9 +174,11 @@ def test_cat_takes_several_offsets(call, tmp_path):
     file = tmp_path / "log"
     file.write_bytes(b"".join(writer.finish()))
     chosen = [str(offsets[2]), str(offsets[0])]
-    found = lines(call("cat", str(file), "--offset", chosen[0], "--offset", chosen[1], "--json"))
+    found = lines(
+        call("changelog", str(file), "--offset", chosen[0], "--offset", chosen[1], "--json")
+    )
     assert [one["key_group"] for one in found] == [2, 0]
-    text = call("cat", str(file), "--offset", "5", status=2)
+    text = call("changelog", str(file), "--offset", "5", status=2)
     assert f"they begin at {', '.join(map(str, offsets))}" in text
 
 
@@ -187,7 +189,7 @@ def test_cat_refuses_a_file_whose_mark_is_damaged(call, tmp_path, compress):
     writer.add([batch_of([(3, b"value")])])
     file = tmp_path / "log"
     file.write_bytes(b"".join(writer.finish())[:-1] + b"?")
-    assert "not statelog's mark" in call("cat", str(file), status=1)
+    assert "not statelog's mark" in call("changelog", str(file), status=1)
 
 
 def values_file(tmp_path, *values: bytes) -> str:
@@ -199,7 +201,7 @@ def values_file(tmp_path, *values: bytes) -> str:
 
 def test_cat_shows_values_as_text_on_one_line_and_without_control_characters(call, tmp_path):
     file = values_file(tmp_path, "größe\n".encode(), b"\xff\xfe", b"back\\slash", b"x" * 100)
-    rows = call("cat", file, "--values", "text").splitlines()[1:]
+    rows = call("changelog", file, "--values", "text").splitlines()[1:]
     assert rows[0].endswith(r"  \x00meta\x1b[31m")
     assert rows[1].endswith(r"  größe\n")
     assert rows[2].endswith(r"  \xff\xfe")
@@ -209,18 +211,18 @@ def test_cat_shows_values_as_text_on_one_line_and_without_control_characters(cal
 
 def test_cat_shows_values_as_hex_up_to_a_bound(call, tmp_path):
     file = values_file(tmp_path, bytes(range(4)), b"")
-    rows = call("cat", file, "--values", "hex", "--value-bytes", "3").splitlines()[1:]
+    rows = call("changelog", file, "--values", "hex", "--value-bytes", "3").splitlines()[1:]
     assert rows[0].endswith("  006d65... (7 more bytes)")
     assert rows[1].endswith("  000102... (1 more bytes)")
     assert rows[2].endswith(hashlib.sha256(b"").hexdigest() + "  ")
-    whole = call("cat", file, "--values", "hex", "--value-bytes", "0").splitlines()[1:]
+    whole = call("changelog", file, "--values", "hex", "--value-bytes", "0").splitlines()[1:]
     assert whole[1].endswith("  00010203")
 
 
 def test_cat_shows_text_on_a_terminal_that_has_no_unicode(tmp_path):
     file = values_file(tmp_path, "größe".encode())
     said = subprocess.run(
-        [sys.executable, "-m", "statelog.cli.main", "cat", file, "--values", "text"],
+        [sys.executable, "-m", "statelog.cli.main", "changelog", file, "--values", "text"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         text=True,
@@ -231,23 +233,23 @@ def test_cat_shows_text_on_a_terminal_that_has_no_unicode(tmp_path):
 
 def test_cat_shows_values_to_programs(call, tmp_path):
     file = values_file(tmp_path, b"one", b"x" * 10)
-    found = lines(call("cat", file, "--json", "--values", "text", "--value-bytes", "4"))
+    found = lines(call("changelog", file, "--json", "--values", "text", "--value-bytes", "4"))
     assert [(one["value"], one["cut_bytes"]) for one in found] == [
         (r"\x00met", 6),
         ("one", 0),
         ("xxxx", 6),
     ]
     assert [one["key_group"] for one in found] == [-1, 5, 5]
-    assert {"value", "cut_bytes"}.isdisjoint(lines(call("cat", file, "--json"))[0])
+    assert {"value", "cut_bytes"}.isdisjoint(lines(call("changelog", file, "--json"))[0])
 
 
 @pytest.mark.parametrize("wrong", [["--values", "base64"], ["--value-bytes", "-1"]])
 def test_cat_refuses_a_form_it_does_not_know(call, tmp_path, wrong):
-    call("cat", values_file(tmp_path), *wrong, status=2)
+    call("changelog", values_file(tmp_path), *wrong, status=2)
 
 
 def test_cat_explains_the_key_group_of_metadata(tmp_path, capsys):
-    assert run(["cat", values_file(tmp_path, b"one")]) == 0
+    assert run(["changelog", values_file(tmp_path, b"one")]) == 0
     said = capsys.readouterr()
     assert (
         said.err == "key group -1: metadata, which every reader receives whatever its key groups\n"
@@ -257,20 +259,20 @@ def test_cat_explains_the_key_group_of_metadata(tmp_path, capsys):
     plain.add([batch_of([(5, b"one")])])
     (tmp_path / "plain").write_bytes(b"".join(plain.finish()))
     for arguments in ([str(tmp_path / "plain")], [str(tmp_path / "file"), "--json"]):
-        assert run(["cat", *arguments]) == 0
+        assert run(["changelog", *arguments]) == 0
         assert capsys.readouterr().err == ""
 
 
 def test_cat_explains_what_it_cannot_read(call, tmp_path, location):
-    assert "no such object" in call("cat", f"{location}/nope", status=2)
-    assert "is a directory" in call("cat", location, status=2)
-    assert "no such directory" in call("cat", f"{location}/x/y/z", status=2)
+    assert "no such object" in call("changelog", f"{location}/nope", status=2)
+    assert "is a directory" in call("changelog", location, status=2)
+    assert "no such directory" in call("changelog", f"{location}/x/y/z", status=2)
     (tmp_path / "text").write_text("hello")
-    assert "neither plain nor Snappy" in call("cat", str(tmp_path / "text"), status=1)
+    assert "neither plain nor Snappy" in call("changelog", str(tmp_path / "text"), status=1)
     (tmp_path / "empty").write_text("")
-    assert "empty" in call("cat", str(tmp_path / "empty"), status=1)
+    assert "empty" in call("changelog", str(tmp_path / "empty"), status=1)
     damage(location, "chk-2/_metadata")
-    assert "damaged" in call("cat", f"{location}/chk-2/_metadata", status=1)
+    assert "damaged" in call("changelog", f"{location}/chk-2/_metadata", status=1)
 
 
 # ------------------------------------------------------------------------------------- gc, verify
@@ -427,12 +429,12 @@ def _shown_on_stderr(capsys, text: str) -> str:
 def test_version_help_and_wrong_calls(call):
     assert call("--version").startswith("statelog ")
     text = call("--help")
-    for verb in ("checkpoints", "cat", "gc", "verify"):
+    for verb in ("checkpoints", "changelog", "gc", "verify"):
         assert verb in text
         assert "--json" in call(verb, "--help")
     assert "No such command" in call("nope", status=2)
-    assert "Missing argument" in call("cat", status=2)
-    assert "--offset" in call("cat", "x", "--offset", "-1", status=2)
+    assert "Missing argument" in call("changelog", status=2)
+    assert "--offset" in call("changelog", "x", "--offset", "-1", status=2)
 
 
 def test_starting_up_imports_nothing_of_spark():
@@ -466,7 +468,7 @@ def large_file(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_broken_pipe_ends_quietly(large_file, options):
-    one = process("cat", large_file, *options)
+    one = process("changelog", large_file, *options)
     assert one.stdout is not None
     one.stdout.readline()
     one.stdout.close()
@@ -476,7 +478,7 @@ def test_a_broken_pipe_ends_quietly(large_file, options):
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interruption_ends_quietly(large_file):
-    one = process("cat", large_file)
+    one = process("changelog", large_file)
     assert one.stdout is not None
     one.stdout.readline()
     time.sleep(0.1)  # it now waits for the pipe to be read

@@ -86,9 +86,9 @@ def test_the_command_line_prints_through_its_console() -> None:
         if file.name != "output.py"
         for match in way_around.finditer(file.read_text())
     }
-    # A version number; and the lines of cat, which have escapes of their own.
+    # A version number; and the lines of changelog, which have escapes of their own.
     assert found == {
         ("main.py", "sys.stdout.write"),
-        ("cat.py", "sys.stdout.write"),
-        ("cat.py", "sys.stderr.write"),
+        ("changelog.py", "sys.stdout.write"),
+        ("changelog.py", "sys.stderr.write"),
     }

@@ -159,7 +159,7 @@ def test_the_tripwires_see_what_a_user_asks_for(tmp_path: Path, listener: Listen
     hostile, _ = forger.make()
     victim = forger.victim
     calls = (
-        ["cat", str(victim / "state" / "chk-1" / "_metadata")],
+        ["changelog", str(victim / "state" / "chk-1" / "_metadata")],
         ["copy", "LOC", str(victim / "copy")],
         ["replay", "LOC", "KEY", "--processor", f"{victim / 'secret.py'}:Trap"],
         ["untag", str(victim / "state"), forger.victims_fork.fork_id, "--kind", "fork"],

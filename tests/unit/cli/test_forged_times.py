@@ -26,8 +26,8 @@ COMMANDS = [
     ["checkpoints", "--json"],
     ["tag"],
     ["tag", "--json"],
-    ["log"],
-    ["log", "--json"],
+    ["audit"],
+    ["audit", "--json"],
     ["verify"],
     ["read"],
     ["read", "--checkpoint", "forged"],
@@ -89,4 +89,4 @@ def test_no_command_ends_with_a_traceback(
     store.put(PATHS.metadata(newest + 1), encode_claim(claim))
     for command in (["info"], ["checkpoints"], ["verify"]):
         assert cli.run([command[0], str(location), *command[1:]]) in (0, 1), command
-    assert cli.run(["cat", str(location / PATHS.metadata(newest + 1))]) == 0
+    assert cli.run(["changelog", str(location / PATHS.metadata(newest + 1))]) == 0

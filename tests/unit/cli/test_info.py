@@ -12,6 +12,7 @@ from tests.unit.extensions.report.locations import small_job
 from tests.unit.state.reader.histories import NAMES, History
 
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.cli import main as cli
 from statelog.store import open_store
 
 
@@ -88,3 +89,13 @@ def test_the_shell_completes_verbs_and_options(words: str, expected: str) -> Non
         command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60
     )
     assert expected in done.stdout.split(), done.stderr
+
+
+def test_without_words_the_commands_of_the_first_day_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert 2 == cli.run([])
+    shown = capsys.readouterr().out
+    commands = [line.split()[1] for line in shown.splitlines() if line.startswith("statelog ")]
+    assert ["demo", "info", "checkpoints", "read", "get"] == commands
+    assert "statelog --help" in shown

@@ -132,7 +132,7 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
             needed[path] = replace(needed[path], record=record)
     for path in sizes:
         if parse_audit_part(path) is not None:
-            # As it is: a damaged line, which `statelog log` reports, must not prevent a copy.
+            # As it is: a damaged line, which `statelog audit` reports, must not prevent a copy.
             needed[path] = CopiedObject(path, path, sizes[path], _OTHER)
     for tag in tags:
         needed[tag.path] = CopiedObject(tag.path, tag.path, sizes.get(tag.path, 0), _CHANGELOG)

@@ -1,4 +1,4 @@
-"""`statelog side-output`: the rows that a processor emitted to its side outputs."""
+"""`statelog side-outputs`: the rows that a processor emitted to its side outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from statelog.errors import UsageError
 _LISTED: Final = ("name", "operator", "rows", "objects", "checkpoint")
 
 
-def side_output(
+def side_outputs(
     location: LocationArgument,
     name: Annotated[
         str | None, typer.Argument(help="The side output; without it all are listed.")

@@ -1,7 +1,7 @@
 """
-`statelog cat`: the changes in one changelog file, ours or Flink's.
+`statelog changelog`: the changes in one changelog file, ours or Flink's.
 
-`statelog log`: who changed a location, when, how, and from which host.
+`statelog audit`: who changed a location, when, how, and from which host.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ValueForm(enum.Enum):
     HEX = "hex"
 
 
-def cat(
+def changelog(
     file: Annotated[
         str, typer.Argument(help="A changelog file or a checkpoint's _metadata: path or URL.")
     ],
@@ -200,7 +200,7 @@ def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
     return offsets
 
 
-def log(
+def audit(
     location: LocationArgument,
     limit: Annotated[
         int, typer.Option(help="Read only this many of the newest lines; 0 reads all.", min=0)

@@ -38,14 +38,14 @@ READ_ONLY = {
     "diff": ["LOC", "2", "3"],
     "sql": ["LOC", "select 1"],
     "export": ["LOC", "OUT"],
-    "cat": ["LOC/chk-3/_metadata"],
+    "changelog": ["LOC/chk-3/_metadata"],
     "verify": ["LOC"],
     "report": ["LOC", "-o", "OUT.html"],
     "replay": ["LOC"],
     "dead-letters": ["LOC"],
-    "side-output": ["LOC"],
-    "broadcast": ["LOC"],
-    "log": ["LOC"],
+    "side-outputs": ["LOC"],
+    "broadcasts": ["LOC"],
+    "audit": ["LOC"],
 }
 """A call of each command that changes no location."""
 DRY_RUNS = {
@@ -199,16 +199,16 @@ def test_nothing_is_changed_without_a_line(place: Place, monkeypatch: pytest.Mon
 
 
 def test_the_log_is_shown(place: Place, call_cli: Callable[..., str], monkeypatch: Any) -> None:
-    assert "has no audit lines" in call_cli("log", place.state)
+    assert "has no audit lines" in call_cli("audit", place.state)
     monkeypatch.setenv(USER_ENVIRONMENT, "ann\x1b[2J")
     for name in ("a", "b", "c"):
         call_cli("tag", place.state, name)
-    text = call_cli("log", place.state)
+    text = call_cli("audit", place.state)
     assert text.index("name=a") < text.index("name=b") < text.index("name=c")
     assert "ann\\x1b[2J" in text
-    assert "2 earlier lines" in call_cli("log", place.state, "--limit", "1")
+    assert "2 earlier lines" in call_cli("audit", place.state, "--limit", "1")
     *lines, summary = map(
-        json.loads, call_cli("log", place.state, "--limit", "2", "--json").splitlines()
+        json.loads, call_cli("audit", place.state, "--limit", "2", "--json").splitlines()
     )
     assert ["b", "c"] == [line["arguments"]["name"] for line in lines]
     assert {"lines": 2, "earlier": 1, "problems": []} == summary["summary"]
@@ -236,14 +236,14 @@ def test_damaged_lines_are_reported(place: Place, call_cli: Callable[..., str]) 
     fourth.write_bytes(bytes(100_000))
     fifth.unlink()
     (first.parent / "other").write_bytes(b"")
-    text = call_cli("log", place.state, status=1)
+    text = call_cli("audit", place.state, status=1)
     assert first.name in text
     assert "another program wrote it" in text
     assert "the object of its begin is missing" in text
     assert "audit/other is not part of an audit line" in text
     assert second.exists()
     call_cli("copy", place.state, place.new)
-    assert first.name in call_cli("log", place.new, status=1), "copied as it is"
+    assert first.name in call_cli("audit", place.new, status=1), "copied as it is"
 
 
 def test_the_folder_is_kept_by_gc_and_copied_by_copy(
@@ -272,7 +272,7 @@ def test_the_lines_of_an_encrypted_location_are_encrypted(
     objects = list(Path(place.new, "audit").iterdir())
     assert all(path.read_bytes().startswith(b"STLGENC1") for path in objects)
     assert 4 == len(objects)
-    assert "name=a" in call_cli("log", place.new)
+    assert "name=a" in call_cli("audit", place.new)
 
 
 def test_calls_from_python_write_lines_too(place: Place) -> None:

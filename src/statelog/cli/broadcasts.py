@@ -1,4 +1,4 @@
-"""`statelog broadcast`: the versions of broadcast tables that micro-batches saw, and their rows."""
+"""`statelog broadcasts`: the versions of broadcast tables that micro-batches saw, and their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statelog.extensions.read.location_state import LocationState
 _LISTED: Final = ("checkpoint", "name", "version", "since", "rows", "size_bytes")
 
 
-def broadcast(
+def broadcasts(
     location: LocationArgument,
     name: Annotated[
         str | None,
