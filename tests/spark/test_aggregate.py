@@ -344,7 +344,7 @@ def errors(frame: "DataFrame") -> dict[str, Any]:
     return {
         "at least one aggregate": lambda: aggregate(by_name),
         "no_such": lambda: aggregate(by_name, F.sum("no_such").alias("total")),
-        "Use F.count() of statelog": lambda: aggregate(by_name, sf.count("*").alias("n")),
+        "Use F.count(), with": lambda: aggregate(by_name, sf.count("*").alias("n")),
         "did you mean the setting stateLocation": lambda: aggregate(
             by_name, F.count().alias("n"), stateLocaton="/tmp"
         ),
