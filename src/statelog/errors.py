@@ -23,7 +23,7 @@ A class exists only where a caller would act differently::
     ├── IncompatibleFormatError             written by a newer statelog; upgrade, nothing is damaged
     ├── CapacityError                       more data than one task can hold; use more tasks
     ├── FencedError                         another owner took over; stop, never write again
-    ├── CheckpointError                     declined, not found, or damaged (see `reason`)
+    ├── CheckpointError                     declined, not found, or damaged: see `Reason`
     └── ProcessorError                      the user's processor failed; names state, key and batch
     InvariantError (AssertionError)         a bug of statelog; do not catch it
 
@@ -34,6 +34,7 @@ no character that a terminal would obey (`statelog.plain_text`).
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from statelog.plain_text import plain_text
@@ -168,8 +169,118 @@ class FencedError(StatelogError):
     """Another owner took over the state location; this one must stop writing."""
 
 
+class Reason(enum.StrEnum):
+    """Why a checkpoint cannot be made or used, and what to do; equal to its text."""
+
+    NOT_FOUND = "not_found"
+    """
+    The location does not contain such a checkpoint, tag or record.
+
+    Choose one that `statelog checkpoints` or `statelog tag` lists.
+    """
+    SUBSUMED = "subsumed"
+    """
+    The checkpoint existed, and it or what leads to it was deleted.
+
+    Choose a retained one; retain more (`retainedCheckpoints`), or tag those that you need.
+    """
+    DAMAGED = "damaged"
+    """
+    An object of the checkpoint is damaged.
+
+    `statelog verify` lists all damage; use another checkpoint, or `statelog repair`.
+    """
+    GAP = "gap"
+    """
+    State and sources do not follow each other: micro-batches are missing between them.
+
+    `statelog rewind` lists the micro-batches at which they agree.
+    """
+    ACTIVE = "active"
+    """A query runs, or committed during the call. Stop the query, or repeat the call."""
+    CONTENDED = "contended"
+    """Other owners claimed the location each time. Look whether the job is started more than once."""
+    OTHER_QUERY = "other_query"
+    """
+    The state is the one of another query.
+
+    Use its checkpointLocation, another location, or `adopt=True`.
+    """
+    MISSING = "missing"
+    """
+    The query has finished micro-batches, and the location is empty.
+
+    Set `stateLocation` to where the state is.
+    """
+    NOT_EMPTY = "not_empty"
+    """`checkpoint="empty"` was asked for, and the location contains a checkpoint. Use an empty location."""
+    MAX_PARALLELISM = "max_parallelism"
+    """
+    The location has another number of key groups than the query asks for.
+
+    Leave `maxParallelism` as it was: it is fixed for the lifetime of the state.
+    """
+    INCOMPATIBLE = "incompatible"
+    """The stored state does not fit the processor or the call. The message names the difference."""
+    FOREIGN_STATE = "foreign_state"
+    """The location or checkpointLocation contains state of another owner. The message names it."""
+    PARENT = "parent"
+    """The parent of a fork cannot be read. Name its place: `--parent URL`, or the store option `parents`."""
+    PINNED = "pinned"
+    """A tag or a fork retains what is to be deleted. Delete the tag (`statelog untag`), or wait for it."""
+    NOT_NEWER = "not_newer"
+    """
+    The checkpoint does not follow the one that the reader or table has.
+
+    Begin again with a newer one, or with a new table.
+    """
+    OBJECTS_MISSING = "objects_missing"
+    """Objects of the checkpoint do not exist. `statelog verify` lists them."""
+    UNDELIVERED = "undelivered"
+    """The output of a micro-batch may not have reached the sink. Start the query once more, and stop it."""
+    IN_PROGRESS = "in_progress"
+    """A checkpoint or micro-batch is under way. Repeat the call in a moment."""
+    COMMITTING = "committing"
+    """The checkpoint is being committed. Call `complete` again, or `decline`."""
+    DECLINED = "declined"
+    """The checkpoint was declined. Trigger the next one."""
+    INCOMPLETE = "incomplete"
+    """Not all tasks acknowledged the checkpoint. Decline it, and trigger the next one."""
+    NOT_NEXT = "not_next"
+    """The number is not the next one of the location. Trigger `next_checkpoint_id`."""
+    UNKNOWN = "unknown"
+    """The checkpoint is not under way. Trigger it first."""
+    UNKNOWN_RANGE = "unknown_range"
+    """The checkpoint was not triggered for these key groups. Trigger it for the ranges of all tasks."""
+    FOREIGN_KEY_GROUPS = "foreign_key_groups"
+    """
+    A task acknowledged state of key groups that are not its own.
+
+    Acknowledge the ranges that were triggered.
+    """
+    SNAPSHOT_TOO_NEW = "snapshot_too_new"
+    """
+    A task acknowledged a snapshot of a later checkpoint.
+
+    Acknowledge a snapshot of this checkpoint or of an earlier one.
+    """
+
+
 class CheckpointError(StatelogError):
-    """A checkpoint was declined, cannot be found, or cannot be used (`reason` says which)."""
+    """
+    A checkpoint was declined, cannot be found, or cannot be used.
+
+    Args:
+        message: What failed, where, and what to do.
+        reason: A `Reason` or its text; None where only the text of an error arrived from another process.
+        facts: See `StatelogError`.
+    """
+
+    def __init__(
+        self, message: str = "", *, reason: Reason | str | None = None, **facts: object
+    ) -> None:
+        self.reason = None if reason is None else Reason(reason)
+        super().__init__(message, **facts, **({} if reason is None else {"reason": self.reason}))
 
 
 class ProcessorError(StatelogError):

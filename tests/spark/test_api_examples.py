@@ -20,6 +20,7 @@ from tests.spark.streams import workers_get_by_value
 
 import statelog
 import statelog.spark
+import statelog.spark.functions
 import statelog.testing
 
 workers_get_by_value(__name__)
@@ -72,10 +73,12 @@ def front_row() -> dict[str, object]:
     names = {f"{module.__name__}.{name}": getattr(module, name) for module, name in _names()}
     classes = ("statelog.testing.ProcessorTester", "statelog.spark.ColumnarProcessor")
     tools_of_others = ("statelog.checkpoint.", "statelog.exporters.")
+    elsewhere = ("statelog.publish", "statelog.unfreeze")  # need a catalog, and frozen keys
     return {
         name: value
         for name, value in names.items()
-        if (inspect.isroutine(value) or name in classes) and not name.startswith(tools_of_others)
+        if (inspect.isroutine(value) or name in classes)
+        and not name.startswith((*tools_of_others, *elsewhere))
     }
 
 
@@ -128,6 +131,7 @@ def names(spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
     return {
         **public,
         **{each.__name__: each for each in mine},
+        "F": statelog.spark.functions,
         "np": np,
         "ProcessorTester": statelog.testing.ProcessorTester,
         "statelog": statelog,

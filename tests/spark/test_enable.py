@@ -12,6 +12,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
 from tests.spark.versions import ROWS, row_operator
 
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
@@ -71,10 +72,9 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
         assert model.apply(rows) == run(stream.where("rows > 0"), tmp_path / "query")
     state = open_store(str(tmp_path / "states" / "totals"))
     newest = Entries(state).newest()
-    assert newest is not None and (1, 3) == (
-        newest.properties["batch_id"],
-        newest.properties["tasks"],
-    )
+    assert newest is not None
+    record = BatchRecord.of(newest)
+    assert (1, 3) == (record.batch_id, record.tasks)
     with pytest.raises(UsageError, match="Give the query a queryName"):
         totals(source).writeStream.format("noop").option(
             "checkpointLocation", str(tmp_path / "x")
