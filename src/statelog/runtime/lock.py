@@ -177,14 +177,25 @@ class ThreadLock(_RLock):
         self._waiters.append(waiter)
         limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0), threading.TIMEOUT_MAX)
         woken = False
+        interrupt: BaseException | None = None
         try:
             self.release()
             woken = waiter.acquire(timeout=limit_s)
         finally:
-            if not self._is_owned():
-                self.acquire()
+            # The caller releases the lock, so it is acquired whatever a signal handler raises here.
+            while True:
+                try:
+                    if not self._is_owned():
+                        self.acquire()
+                    break
+                except BaseException as error:
+                    interrupt = error
+                    if self._generation != LINEAGE.generation:  # a forked child cannot acquire it
+                        break
             if not woken and waiter in self._waiters:
                 self._waiters.remove(waiter)
+        if interrupt is not None:
+            raise interrupt
         return woken
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
