@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable
 
 
@@ -21,7 +22,10 @@ def public_names(
     def of_package(name: str) -> object:
         if name in homes:
             module, its_name = homes[name]
-            return getattr(importlib.import_module(module), its_name)
+            value: object = getattr(importlib.import_module(module), its_name)
+            # From now on the package has the name, and this function is not called for it.
+            setattr(sys.modules[package], name, value)
+            return value
         raise (
             AttributeError(f"module {package!r} has no attribute {name!r}")
             if unknown is None

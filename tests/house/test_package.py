@@ -149,3 +149,11 @@ def test_the_sdist_holds_the_repository(built: Built) -> None:
         inside = {name.partition("/")[2] for name in opened.getnames()}
     tracked = {path.relative_to(ROOT).as_posix() for path in repository_files()}
     assert set() == {name for name in tracked - inside if name not in LEFT_OUT}
+
+
+def test_a_public_name_is_looked_up_once() -> None:
+    """A program may write `cl.StateChange(...)` for each of its changes."""
+    for face in FACES:
+        module = importlib.import_module(face)
+        name = module.__all__[0]
+        assert getattr(module, name) is vars(module)[name]
