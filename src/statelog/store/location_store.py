@@ -127,11 +127,6 @@ class LocationStore:
         root: str | None = getattr(self._own, "local_root", None)
         return root
 
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether the objects of the location itself are stored encrypted."""
-        return isinstance(self._own, EncryptedStore)
-
     def name_parent(self, location: str) -> None:
         """Allow a parent in another bucket or store, for a caller who has opened it by its name."""
         self._options[PARENTS] = self._named = named_parents({PARENTS: (*self._named, location)})

@@ -229,7 +229,6 @@ def _with_record(
     retries = record.retries or {}
     uploads = record.uploads or {}
     later = (after.previous_ms if after is not None else None) or {}
-    objects = (figures.objects or 1) + len(record.output_files)
     return replace(
         figures,
         batch_id=record.batch_id,
@@ -240,9 +239,9 @@ def _with_record(
         state_entries=record.state_entries,
         change_bytes=record.delta_bytes,
         output_bytes=record.output_bytes,
-        objects=objects if record.objects is None else 1 + record.objects,
-        durations_ms={**(record.durations_ms or {}), **later},
-        task_ms=record.task_ms or {},
+        objects=1 + record.objects,
+        durations_ms={**record.durations_ms, **later},
+        task_ms=record.task_ms,
         task_retries=retries.get("tasks"),
         put_retries=retries.get("puts"),
         uploads=uploads.get("uploads"),
