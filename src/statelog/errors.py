@@ -188,7 +188,7 @@ class Reason(enum.StrEnum):
     """
     An object of the checkpoint is damaged.
 
-    `statelog verify` lists all damage; use another checkpoint, or `statelog repair`.
+    `statelog verify` lists all damage; use another checkpoint, or `statelog verify --repair`.
     """
     GAP = "gap"
     """
@@ -227,7 +227,7 @@ class Reason(enum.StrEnum):
     PARENT = "parent"
     """The parent of a fork cannot be read. Name its place: `--parent URL`, or the store option `parents`."""
     PINNED = "pinned"
-    """A tag or a fork retains what is to be deleted. Delete the tag (`statelog untag`), or wait for it."""
+    """A tag or a fork retains what is to be deleted. Delete the tag (`statelog tag --remove`), or wait for it."""
     NOT_NEWER = "not_newer"
     """
     The checkpoint does not follow the one that the reader or table has.

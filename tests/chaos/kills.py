@@ -188,7 +188,7 @@ class Campaign:
         store = open_location(self.location)
         kept = self.state()
         now = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
-        report = collect_garbage(store, min_age=dt.timedelta(0), dry_run=False, now=now)
+        report = collect_garbage(store, min_age=dt.timedelta(0), apply=True, now=now)
         assert () == report.failed
         if self.inline_bytes == NO_INLINE:
             assert report.deleted, "dead tasks left no file behind?"

@@ -70,7 +70,7 @@ def orphans(job: Job) -> dict[str, int]:
         report = collect_garbage(
             store,
             min_age=dt.timedelta(0),
-            dry_run=False,
+            apply=True,
             now=dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1),
         )
         for path in report.deleted:

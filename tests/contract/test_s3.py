@@ -53,7 +53,7 @@ def test_checkpoints_by_url_alone(s3_environment: S3Server, s3_bucket: str):
     swept = collect_garbage(
         store,
         min_age=dt.timedelta(0),
-        dry_run=False,
+        apply=True,
         now=dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1),
     )
     assert "dstl/orphan" in swept.deleted

@@ -24,7 +24,6 @@ PARAMETERS_MAX = 6
 """Positional ones; keyword-only parameters are not counted."""
 
 DOCUMENTED_CALLS = {
-    "src/statelog/cli/report.py:report",
     "src/statelog/spark/api.py:transform_with_state",  # Spark's arguments
     "src/statelog/spark/api.py:transform_with_state_in_pandas",
 }

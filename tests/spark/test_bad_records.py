@@ -324,7 +324,7 @@ def test_a_job_with_poison_is_exact_over_kills_and_after_a_resend(
         assert {
             key: {"total": total, "rows": count} for key, (total, count) in model.totals.items()
         } == values(state)
-    assert 0 == run(["dead-letters", location, "--rows", str(tmp_path / "failed.parquet")])
+    assert 0 == run(["dead-letters", location, "--to", str(tmp_path / "failed.parquet")])
     add(len(batches), pq.read_table(tmp_path / "failed.parquet"))
     poison_job.run(spark, tmp_path, is_corrected=True)
     whole = TotalsModel()

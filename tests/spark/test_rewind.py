@@ -79,7 +79,7 @@ def test_after_a_rewind_the_later_batches_have_never_run(
     job.run()
     planned = newest(tmp_path / "query" / "offsets")
     job.take()
-    rewind(job, "--to", "1", "--apply", "--min-age", "0s")
+    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
     assert 1 == newest(tmp_path / "query" / "offsets") == newest(tmp_path / "query" / "commits")
     assert planned >= 3
     for rows in BATCHES[4:]:
@@ -106,8 +106,10 @@ def test_a_batch_that_was_planned_anew_is_put_right_by_a_rewind(
     job.source.add(BATCHES[3])
     with pytest.raises(StreamingQueryException, match="planned batch 2 again"):
         job.run()
-    rewind(job, "--to", "2", "--apply", "--min-age", "0s", status=1)  # not as it was committed
-    rewind(job, "--to", "1", "--apply", "--min-age", "0s")
+    rewind(
+        job, "--batch-id", "2", "--apply", "--min-idle", "0s", status=1
+    )  # not as it was committed
+    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
     job.run()
     model = model_after(2)
     expected = [model.apply(rows) for rows in BATCHES[2:4]]
@@ -127,7 +129,7 @@ def test_an_offset_file_that_a_power_failure_emptied_is_put_right_by_a_rewind(
     cut_short(tmp_path / "query" / "commits", 1)  # delivered again
     with pytest.raises(CheckpointError, match=r"offsets/2 is empty.*statelog rewind"):
         job.run()
-    rewind(job, "--to", "1", "--apply", "--min-age", "0s")
+    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
     job.run()
     model = model_after(1)
     expected = [model.apply(rows) for rows in BATCHES[1:3]]
@@ -153,7 +155,7 @@ def test_a_rewind_that_is_killed_at_any_step_leaves_a_query_that_is_refused_or_e
     job.run()
     command = [
         *(sys.executable, "-m", "statelog.cli.main", "rewind", str(tmp_path / "query")),
-        *("--state-location", str(job.state), "--to", "1", "--apply", "--min-age", "0s"),
+        *("--state-location", str(job.state), "--batch-id", "1", "--apply", "--min-idle", "0s"),
     ]
     killed = subprocess.run(
         command, env={**os.environ, VARIABLE: f"{step}:1"}, capture_output=True, check=False
@@ -198,9 +200,9 @@ def test_a_run_that_is_still_active_is_noticed_and_else_fenced(
             assert time.monotonic() < deadline, query.exception()
             time.sleep(0.05)
         time.sleep(0.5)
-        rewind(job, "--to", "1", "--apply", status=1)
+        rewind(job, "--batch-id", "1", "--apply", status=1)
         assert "so the query may be running" in capsys.readouterr().err
-        rewind(job, "--to", "1", "--apply", "--min-age", "0s")
+        rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
         job.source.add(BATCHES[3])
         with pytest.raises(StreamingQueryException, match="FencedError"):
             wait(query)
@@ -213,7 +215,7 @@ def test_a_run_that_is_still_active_is_noticed_and_else_fenced(
         StreamingQueryException, match=r"statelog rewind|sources/0/\d+ doesn't exist"
     ):
         job.run()
-    rewind(job, "--to", "1", "--apply", "--min-age", "0s")
+    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
     job.run()
     model = model_after(2)
     assert [model.apply(rows) for rows in BATCHES[2:4]] == [in_order(rows) for rows in job.take()]
@@ -233,7 +235,7 @@ def test_the_compact_log_of_a_source_goes_back_too(
         job.take()
         for to in (6, 3):
             capsys.readouterr()
-            rewind(job, "--to", str(to), "--apply", "--min-age", "0s", "--json")
+            rewind(job, "--batch-id", str(to), "--apply", "--min-idle", "0s", "--json")
             said = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
             assert 8 - to == said["input_files"]
             assert [] == said["missing_files"]
@@ -263,5 +265,5 @@ def test_an_operator_of_sparks_own_is_refused(
     for rows in BATCHES[:3]:
         job.source.add(rows)
     job.run()
-    rewind(job, "--to", "1", "--apply", "--min-age", "0s", status=1)
+    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s", status=1)
     assert "state of one of Spark's own operators" in capsys.readouterr().err

@@ -231,7 +231,7 @@ def test_a_query_that_went_back_is_refused_by_files_and_written_anew_by_delta(
     wait(job.writer("to_delta").start(delta, format="delta"))
     for name in ("query", "to_delta"):
         query = str(job.folder / name)
-        assert 0 == command(["rewind", query, "--to", "0", "--apply", "--min-age", "0s"])
+        assert 0 == command(["rewind", query, "--batch-id", "0", "--apply", "--min-idle", "0s"])
     with pytest.raises(CheckpointError, match=r"has the rows of batch 2 .* continues with batch 1"):
         job.run("parquet")
     assert sorted(job.expected) == job.rows("parquet")
@@ -591,7 +591,7 @@ def test_a_sink_with_transactions_gets_each_row_once(job: SinkJob, delivery: str
     assert last is not None
     assert (0, 3) == (last.timeline, last.batch_id)
     query = str(job.folder / "query")
-    assert 0 == command(["rewind", query, "--to", "1", "--apply", "--min-age", "0s"])
+    assert 0 == command(["rewind", query, "--batch-id", "1", "--apply", "--min-idle", "0s"])
     run_with(exactly_once(database(job.folder)))
     assert sorted(job.expected + job.expected[4:]) == rows()
     last = sink.last_committed(writer)

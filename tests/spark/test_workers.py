@@ -265,11 +265,11 @@ def swept_folders(location: Path) -> list[str]:
     store = open_store(str(location))
     now = dt.datetime.now(dt.UTC)
     hour = dt.timedelta(hours=1)
-    young = collect_garbage(store, min_age=hour, dry_run=False, now=now)
+    young = collect_garbage(store, min_age=hour, apply=True, now=now)
     assert () == young.deleted
-    swept = collect_garbage(store, min_age=hour, dry_run=False, now=now + 2 * hour)
+    swept = collect_garbage(store, min_age=hour, apply=True, now=now + 2 * hour)
     assert young.too_young == len(swept.deleted)
-    again = collect_garbage(store, min_age=hour, dry_run=False, now=now + 2 * hour)
+    again = collect_garbage(store, min_age=hour, apply=True, now=now + 2 * hour)
     assert () == again.deleted
     assert again.reachable > 0
     return sorted(path.partition("/")[0] for path in swept.deleted)

@@ -90,7 +90,7 @@ class ParentRelease:
     problem: str = ""
 
 
-def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False) -> ParentRelease:
+def release_parent(store: LocationStore, fork_id: str, *, apply: bool) -> ParentRelease:
     """
     Delete the tag by which a fork keeps a checkpoint of its parent, and the reference to the parent.
 
@@ -106,11 +106,11 @@ def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False)
         if error.reason != "parent":
             raise
         return ParentRelease(fork_id=fork_id, problem=str(error))
-    if released is not None and not dry_run:
+    if released is not None and apply:
         parent = LocationStore(released[0])
         with audited(parent, "release", fork_id=fork_id, fork=store.url):
             parent.delete(released[1])
-    if not dry_run:
+    if apply:
         store.delete([PATHS.parent(fork_id)])
     if released is None:
         return ParentRelease(fork_id=fork_id)
@@ -195,8 +195,8 @@ def collect_garbage(
     store: ObjectStore,
     *,
     min_age: dt.timedelta,
-    dry_run: bool,
     now: dt.datetime,
+    apply: bool = False,
     failed_recording_age: dt.timedelta = FAILED_RECORDING_AGE,
 ) -> CleanUpReport:
     """
@@ -208,8 +208,8 @@ def collect_garbage(
     Args:
         store: The store of the location.
         min_age: Younger objects are kept.
-        dry_run: Only report what would be deleted.
         now: The time, with a time zone; compared with the store's own times.
+        apply: Delete them; False only reports what would be deleted.
         failed_recording_age: Recordings of keys whose processing failed are kept this long.
 
     Raises:
@@ -225,7 +225,7 @@ def collect_garbage(
     marked = reachable_objects(store)
     if marked is None:
         reason = f"{store.url} holds neither a checkpoint nor a claim of statelog"
-        return CleanUpReport(unknown=len(listed), reason=reason, dry_run=dry_run)
+        return CleanUpReport(unknown=len(listed), reason=reason, dry_run=not apply)
     ours = [info for info in listed if is_ours(info.path)]
     newest = max(filter(None, map(parse_checkpoint_metadata, marked)), default=0)
     orphans = [
@@ -244,9 +244,9 @@ def collect_garbage(
     old = [info for info in orphans if now - info.last_modified >= age_of(info.path)]
     old.sort(key=lambda info: info.path)
     sizes = {info.path: info.size_bytes for info in old}
-    report = CleanUpReport(deleted=tuple(sizes)) if dry_run else delete_objects(store, sizes)
+    report = delete_objects(store, sizes) if apply else CleanUpReport(deleted=tuple(sizes))
     # Without a checkpoint, a fork may be about to commit its first one.
-    releases = _release_parents(store, marked, dry_run=dry_run) if marked else ()
+    releases = _release_parents(store, marked, apply=apply) if marked else ()
     return replace(
         report,
         deleted_bytes=sum(sizes[path] for path in report.deleted),
@@ -255,7 +255,7 @@ def collect_garbage(
         unknown=sum(_is_unknown(info.path) for info in listed),
         released=tuple(each.fork_id for each in releases if not each.problem),
         outside=tuple(each for each in releases if each.tags or each.problem),
-        dry_run=dry_run,
+        dry_run=not apply,
     )
 
 
@@ -295,12 +295,12 @@ def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
 
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
     """Return what a garbage collection may delete in the parents of a fork; nothing is changed."""
-    releases = _release_parents(store, frozenset(), dry_run=True)
+    releases = _release_parents(store, frozenset(), apply=False)
     return tuple(each for each in releases if each.tags or each.problem)
 
 
 def _release_parents(
-    store: ObjectStore, needed: frozenset[str], *, dry_run: bool
+    store: ObjectStore, needed: frozenset[str], *, apply: bool
 ) -> tuple[ParentRelease, ...]:
     """Delete the tags by which a fork keeps checkpoints of parents that it needs no more."""
     if not isinstance(store, LocationStore):
@@ -310,7 +310,7 @@ def _release_parents(
         fork_id = info.path.removeprefix(f"{PATHS.parents}/")
         is_needed = any(path.startswith(parent_path(fork_id, "")) for path in needed)
         if is_fork_id(fork_id) and not is_needed:
-            releases.append(release_parent(store, fork_id, dry_run=dry_run))
+            releases.append(release_parent(store, fork_id, apply=apply))
     return tuple(releases)
 
 

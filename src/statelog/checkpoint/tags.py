@@ -294,7 +294,7 @@ def _check_free(store: ObjectStore, tag: Tag) -> None:
         if (other.kind, other.name) == (tag.kind, tag.name) and other.path != tag.path:
             raise UsageError(
                 f"{store.url} has a {tag.kind.value} {tag.name!r} already, of checkpoint "
-                f"{other.checkpoint_id}; use another name, or `statelog untag` it first"
+                f"{other.checkpoint_id}; use another name, or remove the tag (`statelog tag --remove`) first"
             )
 
 

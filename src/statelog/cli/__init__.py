@@ -1,4 +1,14 @@
-"""The command line: `statelog …`.  A verb is a function; a module has the verbs of one subject."""
+"""
+The frame of the command line: `statelog VERB ...`.
+
+    main     the table of verbs, which are imported at their first use, and exit codes
+    options  the arguments and options that several verbs have
+    output   the console, tables, JSON, errors
+    rows     rows of state and of tables
+
+A verb is a function in the folder of its feature, next to what it runs.  The verbs of the core are here:
+checkpoints, changelog, audit, gc.
+"""
 
 from statelog.extras import require
 

@@ -1,13 +1,10 @@
-"""`statelog checkpoints`: the checkpoints of a location, and which can be restored."""
+"""`statelog checkpoints`: the checkpoints of a location, and which of them can be restored."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 
-import typer
-from rich import box
-from rich.console import JustifyMethod
 from rich.text import Text
 
 from statelog.checkpoint.listing import (
@@ -16,30 +13,32 @@ from statelog.checkpoint.listing import (
     CheckpointSummary,
     list_checkpoints,
 )
-from statelog.cli.options import JsonLinesOption, LocationArgument
+from statelog.cli.options import JsonOption, LocationArgument
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
-    PlainTable,
     console,
     open_location,
     plural,
     print_json,
+    print_table,
     progress,
+    say,
     size_text,
     utc,
 )
 from statelog.redaction import redacted
 
+_PROPERTIES = "properties"
 _HIDDEN_BELOW = {
     "parent": 96,
     "epoch": 96,
     "changes": 96,
     "snapshots": 96,
     "created (UTC)": 76,
-    "properties": 56,
+    _PROPERTIES: 56,
 }
-_LEFT = ("state", "created (UTC)")
+_LEFT = ("state", "created (UTC)", _PROPERTIES)
 _FIELDS = tuple(field.name for field in dataclasses.fields(CheckpointSummary))
 _BATCH_NUMBERS = ("batch_id", "rows", "keys", "output_rows", "delta_bytes", "tasks")
 _STYLES = {
@@ -50,15 +49,16 @@ _STYLES = {
 }
 
 
-def checkpoints(
-    location: LocationArgument,
-    as_json: JsonLinesOption = False,
-) -> None:
+def checkpoints(location: LocationArgument, as_json: JsonOption = False) -> int:
     """
     List the checkpoints of a state location.
 
-    "retained" ones can be restored; the file of a "subsumed" one is kept because retained ones
-    need change sets in it, or until the query's next clean-up.  Exit status 1 if one is damaged.
+    A "retained" checkpoint can be restored.  A "subsumed" one cannot; its file stays until the next clean-up,
+    or as long as a retained checkpoint needs changes in it.  Exit status 1 if a checkpoint is damaged.
+
+    Examples:
+        statelog checkpoints s3://bucket/jobs/totals
+        statelog checkpoints s3://bucket/jobs/totals --json
     """
     store = open_location(location)
     with progress("reading"):
@@ -69,11 +69,9 @@ def checkpoints(
     elif summaries:
         _print(summaries, location)
     else:
-        console().print(
-            f"{redacted(location)} is claimed, but contains no checkpoint yet.", markup=False
-        )
+        say(f"{redacted(location)} is claimed, but contains no checkpoint yet.")
     damaged = any(summary.state is CheckpointState.DAMAGED for summary in summaries)
-    raise typer.Exit(EXIT_FINDING if damaged else EXIT_OK)
+    return EXIT_FINDING if damaged else EXIT_OK
 
 
 def _json(summary: CheckpointSummary) -> dict[str, object]:
@@ -81,29 +79,25 @@ def _json(summary: CheckpointSummary) -> dict[str, object]:
 
 
 def _print(summaries: list[CheckpointSummary], location: str) -> None:
-    out = console()
     # A narrow terminal shows the most important columns; --json shows all.
+    width = console().width
     rows = [
-        {head: cell for head, cell in _row(each).items() if out.width >= _HIDDEN_BELOW.get(head, 0)}
+        {head: cell for head, cell in _row(each).items() if width >= _HIDDEN_BELOW.get(head, 0)}
         for each in summaries
     ]
-    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for head in rows[0]:
-        if head == "properties":  # the column that is shortened
-            table.add_column(head, no_wrap=True, overflow="ellipsis", ratio=1)
-            continue
-        width = max(len(head), *(len(row[head]) for row in rows))
-        justify: JustifyMethod = "left" if head in _LEFT else "right"
-        table.add_column(head, justify=justify, no_wrap=True, min_width=width)
-    for row in rows:
-        table.add_row(*row.values())
-    out.print(table)
+    heads = list(rows[0])
+    print_table(
+        heads,
+        [list(row.values()) for row in rows],
+        numbers=[head for head in heads if head not in _LEFT],
+        whole=heads,
+        cut=_PROPERTIES,
+    )
     for each in summaries:
         if each.problem:
-            out.print(Text(each.problem, style=_STYLES[each.state]), soft_wrap=True)
+            say((each.problem, _STYLES[each.state]))
     retained = sum(each.state is CheckpointState.RETAINED for each in summaries)
-    summary = f"{plural(len(summaries), 'checkpoint')} in {redacted(location)}, {retained} retained"
-    out.print(summary, markup=False, soft_wrap=True)
+    say(f"{plural(len(summaries), 'checkpoint')} in {redacted(location)}, {retained} retained")
 
 
 def _row(summary: CheckpointSummary) -> dict[str, str | Text]:
@@ -118,7 +112,7 @@ def _row(summary: CheckpointSummary) -> dict[str, str | Text]:
         "log": str(summary.log_length) if readable else "",
         "changes": size_text(summary.log_size_bytes) if readable else "",
         "snapshots": str(summary.snapshot_count) if readable else "",
-        "properties": Text(_properties(summary) if readable else ""),
+        _PROPERTIES: Text(_properties(summary) if readable else ""),
     }
 
 

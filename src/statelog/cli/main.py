@@ -1,14 +1,16 @@
 """
-The entry point: verbs, exit codes, and errors without tracebacks.
+The entry point: the table of verbs, exit codes, and errors without tracebacks.
 
 Exit status: 0 success, 1 a finding (damage, an object that could not be deleted, a store that
 failed), 2 a wrong call, 130 interrupted, 141 standard output was closed.
-A verb is a function, in a module of its own or of its subject, and one line here.
+A verb is a function in the folder of its feature, and one row in the table.  Its docstring is its help,
+and ends with its examples.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -17,48 +19,52 @@ from typing import Annotated, Final
 import typer
 
 from statelog import __version__
-from statelog.cli.options import with_parents
+from statelog.cli.options import Verb, command_of
 from statelog.cli.output import (
     EXIT_BROKEN_PIPE,
     EXIT_FINDING,
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
-    console,
+    note,
     print_error,
+    say,
 )
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
 _PANELS: Final = {
-    "Run": {"demo": "demo", "replay": "replay"},
+    "Run": {
+        "demo": "statelog.demo.commands",
+        "replay": "statelog.extensions.recordings.commands",
+    },
     "Inspect": {
-        "info": "info",
-        "checkpoints": "checkpoints",
-        "read": "state",
-        "get": "state",
-        "history": "state",
-        "diff": "state",
-        "sql": "state",
-        "export": "export",
-        "report": "report",
-        "dead-letters": "dead_letters",
-        "side-outputs": "side_outputs",
-        "broadcasts": "broadcasts",
-        "changelog": "changelog",
-        "audit": "changelog",
+        "info": "statelog.extensions.report.commands",
+        "checkpoints": "statelog.cli.checkpoints",
+        "read": "statelog.extensions.read.commands",
+        "get": "statelog.extensions.read.commands",
+        "diff": "statelog.extensions.read.commands",
+        "sql": "statelog.extensions.read.commands",
+        "report": "statelog.extensions.report.commands",
+        "dead-letters": "statelog.extensions.bad_records.commands",
+        "side-outputs": "statelog.extensions.side_outputs.commands",
+        "broadcasts": "statelog.extensions.broadcasts.commands",
+        "changelog": "statelog.cli.changelog",
+        "audit": "statelog.cli.audit",
     },
     "Change": {
-        "tag": "savepoints",
-        "untag": "savepoints",
-        "fork": "savepoints",
-        "copy": "savepoints",
-        "rewind": "rewind",
-        "edit": "edit",
-        "forget": "edit",
-        "unfreeze": "dead_letters",
-        "publish": "publish",
+        "tag": "statelog.extensions.operations.commands.savepoints",
+        "fork": "statelog.extensions.operations.commands.savepoints",
+        "copy": "statelog.extensions.operations.commands.savepoints",
+        "rewind": "statelog.extensions.operations.commands.rewind",
+        "edit": "statelog.extensions.operations.commands.edit",
+        "forget": "statelog.extensions.operations.commands.edit",
+        "unfreeze": "statelog.extensions.operations.commands.edit",
+        "publish": "statelog.extensions.publish.commands",
     },
-    "Operate": {"verify": "verify", "gc": "verify", "repair": "repair"},
+    "Operate": {
+        "verify": "statelog.extensions.operations.commands.verify",
+        "gc": "statelog.cli.gc",
+    },
 }
 """The module of each verb by panel of the help; the verb is a function of its name."""
 
@@ -67,18 +73,18 @@ _VERBS: Final = {
 }
 
 _FIRST_DAY: Final = """\
-statelog demo                        run a job, kill it, restart it, check its state
-statelog info LOCATION               what a location is, and how its query runs
-statelog checkpoints LOCATION        what can be restored
-statelog read LOCATION VARIABLE      the state as of a checkpoint
-statelog get LOCATION VARIABLE KEY   the state of one key
+statelog demo                        run a job, kill it, restart it, verify its state
+statelog info LOCATION               describe a state location and its query
+statelog checkpoints LOCATION        list the checkpoints
+statelog read LOCATION VARIABLE      print the state as of a checkpoint
+statelog get LOCATION VARIABLE KEY   print the state of one key
 
-All commands: statelog --help; the options of one: statelog read --help
+All commands: statelog --help. The options of a command: statelog read --help.
 """
 """What is printed without arguments."""
 
 _WITHOUT_PARENTS: Final = ("demo", "changelog")
-"""Verbs that read no location of the caller, or one file only."""
+"""Verbs that read no location of the caller, or a file only."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -99,7 +105,7 @@ def _options(
     del version
     if context.invoked_subcommand is None:
         for line in _FIRST_DAY.splitlines():
-            console().print(line, markup=False, highlight=False, soft_wrap=True)
+            say(line)
         raise typer.Exit(EXIT_USAGE)
 
 
@@ -107,18 +113,34 @@ def _with_verbs(names: Sequence[str]) -> typer.Typer:
     """Return the command line with some of its verbs."""
     program = typer.Typer(
         name="statelog",
-        help="Inspect, verify and clean up durable streaming state.",
+        help="Inspect, change and verify durable streaming state.",
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     program.callback(invoke_without_command=True)(_options)
     for name in names:
-        module, panel = _VERBS[name]
-        verb = getattr(importlib.import_module(f"statelog.cli.{module}"), name.replace("-", "_"))
-        command = program.command(rich_help_panel=panel)
-        command(verb if name in _WITHOUT_PARENTS else with_parents(verb))
+        verb, (text, *examples) = _verb(name), _help(name)
+        command = program.command(
+            name,
+            rich_help_panel=_VERBS[name][1],
+            help=text,
+            epilog="\n\n".join(["Examples:", *examples]),
+        )
+        command(command_of(verb, reads_location=name not in _WITHOUT_PARENTS))
     return program
+
+
+def _verb(name: str) -> Verb:
+    verb: Verb = getattr(importlib.import_module(_VERBS[name][0]), name.replace("-", "_"))
+    return verb
+
+
+def _help(name: str) -> tuple[str, ...]:
+    """Return the help text of a verb, a line for each paragraph, and its examples."""
+    text, _, examples = (inspect.getdoc(_verb(name)) or "").partition("\n\nExamples:\n")
+    paragraphs = [" ".join(each.split()) for each in text.split("\n\n")]
+    return ("\n\n".join(paragraphs), *(line.strip() for line in examples.splitlines()))
 
 
 def __getattr__(name: str) -> typer.Typer:
@@ -131,7 +153,7 @@ def __getattr__(name: str) -> typer.Typer:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one call (None: of this process) and return its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
-    # The modules of the other verbs take longer to import than many a verb to run.
+    # The modules of the other verbs take longer to import than most verbs take to run.
     names = words[:1] if words and words[0] in _VERBS else tuple(_VERBS)
     try:
         result = _with_verbs(names)(args=arguments, prog_name="statelog", standalone_mode=False)
@@ -156,6 +178,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if not callable(show) or not isinstance(code, int):
             raise
         show()
+        if len(names) == 1:
+            note(f"Example: {_help(names[0])[1]}")
         return code
     return result if isinstance(result, int) else EXIT_OK
 

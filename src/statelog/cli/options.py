@@ -1,4 +1,4 @@
-"""Options that several verbs have."""
+"""The arguments and options that several verbs share, each declared once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,52 +15,97 @@ import typer
 from statelog.store.parents import ENVIRONMENT
 
 CHECKPOINT_FORMS = "an id, latest, earliest, a tag, or a time such as 2026-11-22T10:30:00+01:00"
-LocationArgument = Annotated[str, typer.Argument(help="State location: a path or URL.")]
+LocationArgument = Annotated[
+    str,
+    typer.Argument(metavar="LOCATION", help="State location or checkpointLocation: a path or URL."),
+]
+KEY_FORMS = (
+    r"Values of the key columns, in their order. '\N' is null, '\\N' is the text \N. "
+    "Put -- before a negative number."
+)
+KeyArgument = Annotated[list[str], typer.Argument(metavar="KEY...", help=KEY_FORMS)]
 OperatorOption = Annotated[
     str | None,
     typer.Option(
-        help="operatorId, where the query has several operators; not needed for a variable that only one "
-        "of them has."
+        help="operatorId. Needed if the query has several operators and the variable does not "
+        "identify one."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JsonLinesOption = Annotated[
+JsonOption = Annotated[
     bool,
     typer.Option(
-        "--json",
-        help='Print JSON lines; NaN and infinite numbers are "NaN", "Infinity", "-Infinity".',
+        "--json", help="Print JSON, one document per line. Infinite numbers and NaN are text."
     ),
 ]
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(help=f"The checkpoint: {CHECKPOINT_FORMS}. The newest one by default."),
+    typer.Option(help=f"The checkpoint: {CHECKPOINT_FORMS}. Default: the newest."),
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(help=f"Only what was committed after this checkpoint: {CHECKPOINT_FORMS}."),
+]
+QueryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The query's checkpointLocation, if the checkpoint does not record it or it was moved."
+    ),
+]
+VariablesOption = Annotated[
+    list[str] | None,
+    typer.Option("--variable", help="State variable; repeat the option for several. Default: all."),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Print at most this many rows; 0 prints all. Default: 20, all with --json.", min=0
+    ),
+]
+ToOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the rows to this new Parquet file instead of printing them.", metavar="FILE"
+    ),
+]
+MinAgeOption = Annotated[
+    str, typer.Option(help="Keep objects younger than this: 90s, 30m, 1h, 7d.")
+]
+ApplyOption = Annotated[
+    bool,
+    typer.Option("--apply", help="Make the changes. Without it, the command only prints them."),
 ]
 ParentOption = Annotated[
     list[str] | None,
     typer.Option(
         "--parent",
         metavar="URL",
-        help="Read this parent of a fork, which is in another bucket or store or was moved; may be repeated.",
+        help="Read this parent of a fork, if it is in another bucket or store or was moved; repeat "
+        "the option for several.",
     ),
 ]
 
+Verb = Callable[..., int | None]
+"""A verb returns its exit status; None is 0."""
 
-def with_parents(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a verb with the option `--parent`, which names the parents of forks for this call."""
+
+def command_of(verb: Verb, *, reads_location: bool = True) -> Callable[..., None]:
+    """Return what the parser calls for a verb; it has the option `--parent` if it reads a location."""
 
     @functools.wraps(verb)
-    def named(*arguments: object, parent: Sequence[str] | None = None, **options: object) -> None:
+    def command(*arguments: object, parent: Sequence[str] | None = None, **options: object) -> None:
         with _environment(parent or ()):
-            verb(*arguments, **options)
+            status = verb(*arguments, **options)
+        if status:
+            raise typer.Exit(status)
 
     signature = inspect.signature(verb, eval_str=True)
-    option = inspect.Parameter(
-        "parent", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ParentOption
-    )
-    parameters = [*signature.parameters.values(), option]
-    named.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    named.__annotations__ = {each.name: each.annotation for each in parameters}
-    return named
+    parameters = list(signature.parameters.values())
+    if reads_location:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("parent", kind, default=None, annotation=ParentOption))
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """
-Shared by all verbs: the console, locations, times and sizes as text, and JSON.
+What all verbs print with: lines, tables, JSON, errors, and what a dry run reports.
 
-All output of the command line is written here.  The console and the table take what they get as plain
-text: they escape what a terminal would obey, and they read no markup.  A line is one `print`, so
-that a line break in a stored name makes no line.
+All output of the command line is written here.  The console and the table take their content as plain
+text: they escape control characters, and they ignore markup.  One call of `say` prints one line, so
+a line break in a stored name does not begin a line.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from rich.console import Console
+from rich import box
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Span, Text
 
@@ -40,7 +41,6 @@ EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
-FINDING_STYLES: Final = {"damage": "bold red", "attention": "yellow", "note": "dim"}
 _NOT_FINITE: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _DURATION: Final = Kind(
     "duration",
@@ -99,17 +99,70 @@ class PipeConsole(PlainConsole):
 
 
 def console() -> PipeConsole:
-    """Return a console on standard output; 160 columns if that is not a terminal."""
+    """Return a console on standard output; it has 160 columns if that is not a terminal."""
     width = None if sys.stdout.isatty() else 160
     return PipeConsole(highlight=False, width=width)
+
+
+def say(*parts: str | tuple[str, str] | Text) -> None:
+    """Print one line; a part is text, or text and its style."""
+    console().print(Text.assemble(*parts), soft_wrap=True)
+
+
+def print_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    numbers: Collection[str] = (),
+    whole: Collection[str] = (),
+    cut: str = "",
+) -> None:
+    """
+    Print a table; columns with *numbers* are aligned to the right.
+
+    The *whole* columns are not wrapped.  The column *cut* is shortened if the terminal is too narrow.
+    """
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    lines = list(rows)
+    for place, head in enumerate(heads):
+        if head == cut:
+            table.add_column(head, no_wrap=True, overflow="ellipsis", ratio=1)
+            continue
+        width = max(len(head), *(len(line[place]) for line in lines)) if head in whole else None
+        justify: JustifyMethod = "right" if head in numbers else "left"
+        table.add_column(
+            head, justify=justify, no_wrap=head in whole, min_width=width, overflow="fold"
+        )
+    for line in lines:
+        table.add_row(*line)
+    console().print(table)
+
+
+_PAST: Final = {"delete": "deleted", "give up": "gave up"}
+
+
+def action(verb: str, apply: bool) -> tuple[str, str]:
+    """Return what happened to an object, or would happen to it, with the style of the text."""
+    return (_PAST[verb], "red") if apply else (f"would {verb}", "yellow")
+
+
+def action_json(verb: str, apply: bool) -> str:
+    """Return the value of `action` in JSON."""
+    return action(verb, apply)[0].replace(" ", "-")
+
+
+def say_dry_run(*, stop_query: bool = False) -> None:
+    """Print how a dry run becomes a change."""
+    stop = " Stop the query first." if stop_query else ""
+    say(f"This was a dry run; --apply makes the changes.{stop}")
 
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
     """
-    Show on a terminal's standard error that work goes on; yields a function that updates the text.
+    Show on standard error what the command does; yields a function that updates the text.
 
-    Nothing is shown elsewhere, so that output for programs stays as it is.
+    Nothing is shown if standard error is not a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda text: None
@@ -119,12 +172,16 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def print_error(message: str) -> None:
-    """Print an error on standard error; its second and further lines are indented."""
-    out = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+    """Print an error on standard error; its second and later lines are indented."""
     first, *more = message.split("\n")
-    out.print(Text.assemble(("statelog: ", "bold red"), first))
-    for line in more:  # a line break in a stored name begins no line that seems to be ours
-        out.print(f"  {line}")
+    note(Text.assemble(("statelog: ", "bold red"), first))
+    for line in more:  # a line after a line break in a stored name must not look like a message
+        note(f"  {line}")
+
+
+def note(text: str | Text) -> None:
+    """Print a line on standard error."""
+    PlainConsole(stderr=True, highlight=False, soft_wrap=True).print(text)
 
 
 def print_json(value: Mapping[str, object]) -> None:
@@ -133,7 +190,7 @@ def print_json(value: Mapping[str, object]) -> None:
 
 
 def json_of(value: object) -> str:
-    """Return JSON of a value; numbers that JSON does not have are the text NaN, Infinity or -Infinity."""
+    """Return JSON of a value, with NaN and infinite numbers as text."""
     return msgspec.json.encode(_with_finite_numbers(value)).decode()
 
 
@@ -150,7 +207,7 @@ def _with_finite_numbers(value: object) -> object:
 
 
 def open_location(location: str) -> LocationStore:
-    """Open a state location that must exist, also by the checkpointLocation that has it."""
+    """Open a state location that must exist, or the one in a checkpointLocation."""
     store = open_state(location)
     if not is_state(store):
         raise UsageError(
@@ -165,10 +222,10 @@ def open_file(file: str) -> tuple[ObjectStore, str]:
     url = normalize_url(file)
     folder, _, name = url.rpartition("/")
     if not name or folder.endswith("/"):
-        raise UsageError(f"{file} is not the name of a file; give the path or URL of one file")
+        raise UsageError(f"{file} is not a file name; give the path or URL of a file")
     path = local_path(url)
     if path is not None and os.path.isdir(path):
-        raise UsageError(f"{file} is a directory; give one file, such as {file}/_metadata")
+        raise UsageError(f"{file} is a directory; give a file, such as {file}/_metadata")
     location, name = split_object(url)
     return open_existing(location or "file:///", file), name
 
@@ -180,11 +237,11 @@ def open_existing(location: str, shown: str = "") -> ObjectStore:
 
 
 def write_text(file: Path, text: str, location: str) -> None:
-    """Write a file whole, or leave what is there."""
+    """Replace a file atomically; raises `UsageError` if it cannot be written."""
     check_named_file(location, file)
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise UsageError(
-            f"cannot write {file}: it is a symbolic link, a folder or a device; give the name of a file"
+            f"cannot write {file}: it is a symbolic link, a folder or a device; give a file name"
         )
     try:
         if not file.parent.is_dir():
@@ -195,12 +252,12 @@ def write_text(file: Path, text: str, location: str) -> None:
 
 
 def parse_duration(text: str, name: str = "the duration") -> dt.timedelta:
-    """Return the duration in *text*: a number and a unit; seconds where there is no unit."""
+    """Return the duration in *text*: a number and a unit, seconds by default."""
     return _DURATION.parse(text, name)
 
 
 def utc(milliseconds: int | None) -> str:
-    """Return a time as text, "" for none, or the number if no calendar has the time."""
+    """Return a time as text: "" for None, and the number for a time that `datetime` cannot represent."""
     if milliseconds is None:
         return ""
     moment = utc_time(milliseconds)

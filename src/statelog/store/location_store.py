@@ -173,7 +173,7 @@ class LocationStore:
                 raise CheckpointError(
                     f"{path} of {store.url} keeps a checkpoint for the fork {location or 'of no name'}, "
                     f"not for {self.url}, and is left. If this is the fork, and was moved, delete "
-                    f"the tag by its name: `statelog untag {store.url} {fork_id} --kind fork`",
+                    f"the tag by its name: `statelog tag {store.url} {fork_id} --kind fork --remove --apply`",
                     reason="parent",
                     path=PATHS.parent(fork_id),
                 )
@@ -261,7 +261,7 @@ class LocationStore:
             f"{self.url} is a fork of {reference.location} (checkpoint {reference.checkpoint_id}), "
             f"which cannot be read: {why}. If the parent was moved, name its new place: --parent URL on the "
             f"command line, or the store option {PARENTS}. Else it was deleted, or the fork was released "
-            f"there (`statelog untag ... {fork_id} --kind fork`); objects that the fork needs may be "
+            f"there (`statelog tag ... {fork_id} --kind fork --remove`); objects that the fork needs may be "
             "gone",
             reason="parent",
             path=PATHS.parent(fork_id),

@@ -23,7 +23,7 @@ ORPHANS = ["chk-100/x", "dstl/o", "output/o", "shared/o", "taskowned/o", "tmp/o"
 
 def swept(store, *, min_age=HOUR, dry_run=False, hours=2):
     now = EPOCH + hours * HOUR
-    return collect_garbage(store, min_age=min_age, dry_run=dry_run, now=now)
+    return collect_garbage(store, min_age=min_age, apply=not dry_run, now=now)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def tag(store, checkpoint_id, name="t", kind=TagKind.TAG, newest=0, **more):
 
 def sweep(store):
     later = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
-    return collect_garbage(store, min_age=dt.timedelta(0), dry_run=False, now=later)
+    return collect_garbage(store, min_age=dt.timedelta(0), apply=True, now=later)
 
 
 def values_of(store, checkpoint_id):

@@ -59,8 +59,8 @@ def test_each_verb_takes_each_name(call, job: StoredJob, tmp_path: Path) -> None
     location = location_of(job)
     for number, name in enumerate(map(str, names(job, 3))):
         option = ("--checkpoint", name, "--json")
-        read = json.loads(call("export", location, str(tmp_path / str(number)), *option,
-                               "--state", "$timers"))  # fmt: skip
+        read = json.loads(call("read", location, "--to", str(tmp_path / str(number)), *option,
+                               "$timers"))  # fmt: skip
         assert read["checkpoint_id"] == 3
         assert call("read", location, "$timers", *option)
         assert call("diff", location, "earliest", name, "--json") == call(

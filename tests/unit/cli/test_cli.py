@@ -4,14 +4,17 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from tests.unit.checkpoint.helpers import (
     batch_of,
     log_in_file,
@@ -251,9 +254,7 @@ def test_cat_refuses_a_form_it_does_not_know(call, tmp_path, wrong):
 def test_cat_explains_the_key_group_of_metadata(tmp_path, capsys):
     assert run(["changelog", values_file(tmp_path, b"one")]) == 0
     said = capsys.readouterr()
-    assert (
-        said.err == "key group -1: metadata, which every reader receives whatever its key groups\n"
-    )
+    assert said.err == "key group -1: metadata, which every reader receives\n"
     assert len(said.out.splitlines()) == 3  # what programs read stays rows
     plain = SegmentWriter()
     plain.add([batch_of([(5, b"one")])])
@@ -283,7 +284,7 @@ def test_gc_is_a_dry_run_unless_told(call, location):
     assert "1 younger than 1h" in call("gc", location).replace("2 younger", "1 younger")
     text = call("gc", location, "--min-age", "0s")
     assert "would delete dstl/orphan" in text
-    assert "--apply deletes them" in text
+    assert "--apply makes the changes" in text
     assert orphan.exists()
     assert "deleted dstl/orphan" in call("gc", location, "--apply", "--min-age", "0")
     assert not orphan.exists()
@@ -435,6 +436,44 @@ def test_version_help_and_wrong_calls(call):
     assert "No such command" in call("nope", status=2)
     assert "Missing argument" in call("changelog", status=2)
     assert "--offset" in call("changelog", "x", "--offset", "-1", status=2)
+
+
+COMMANDS: dict[str, Any] = typer.main.get_command(verbs).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_verb_has_examples_that_can_be_typed(name: str, call) -> None:
+    heading, *examples = COMMANDS[name].epilog.split("\n\n")
+    assert ("Examples:", True) == (heading, 2 <= len(examples) <= 3)
+    said = " ".join(call(name, "--help").split())
+    for example in examples:
+        program, verb, *words = shlex.split(example)
+        assert ("statelog", name) == (program, verb)
+        COMMANDS[name].make_context(f"statelog {name}", words)
+        assert example in said
+
+
+@pytest.mark.parametrize("name", [each for each in COMMANDS if each != "demo"])
+def test_a_verb_without_arguments_says_what_to_type(name: str, call) -> None:
+    said = call(name, status=2)
+    assert f"Usage: statelog {name} [OPTIONS] " in said
+    assert f"Example: {COMMANDS[name].epilog.split(chr(10))[2]}\n" in said
+
+
+def test_an_idea_has_one_flag_in_all_verbs() -> None:
+    flags = {flag for each in COMMANDS.values() for part in each.params for flag in part.opts}
+    assert flags >= {
+        "--variable",
+        "--checkpoint",
+        "--operator",
+        "--to",
+        "--apply",
+        "--json",
+        "--parent",
+    }
+    former = {"--state", "--rows", "--output", "--dry-run", "--from", "--out"}
+    assert not former & flags
+    assert len(COMMANDS) <= 24
 
 
 def test_starting_up_imports_nothing_of_spark():

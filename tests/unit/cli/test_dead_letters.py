@@ -74,7 +74,7 @@ def test_their_rows_are_written_once(
     job: RecordedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "failed.parquet"
-    command = ["dead-letters", job.location, "--rows", str(file)]
+    command = ["dead-letters", job.location, "--to", str(file)]
     assert 0 == cli.run(command)
     assert f"wrote {file}: 3 rows" in capsys.readouterr().out.replace("\n", "")
     table = pq.read_table(file)
@@ -107,7 +107,7 @@ def test_a_damaged_one_names_its_object_and_hides_no_other(
     assert "k2" in output.out and "1 dead letter" in output.out
     assert f"{path} is left out: damaged recording: its calls yielded 5 rows" in output.err
     file = tmp_path / "failed.parquet"
-    assert 1 == cli.run(["dead-letters", job.location, "--rows", str(file)])
+    assert 1 == cli.run(["dead-letters", job.location, "--to", str(file)])
     assert ["k2"] == pq.read_table(file)["k"].to_pylist()
     with statelog.open(job.location) as state:
         for read in (state.dead_letters, state.dead_letter_rows):
@@ -146,7 +146,7 @@ def test_rows_of_two_operators_are_not_mixed(
 ) -> None:
     forge(job, operator_id="second")
     file = tmp_path / "failed.parquet"
-    command = ["dead-letters", job.location, "--rows", str(file)]
+    command = ["dead-letters", job.location, "--to", str(file)]
     assert 2 == cli.run(command)
     error = capsys.readouterr().err
     assert "--operator" in error and "second" in error
@@ -183,8 +183,9 @@ def test_frozen_keys_are_listed_and_unfrozen(
     assert "k2" in marks
     assert "ArithmeticError: cannot do 4" in marks
     assert "frozen since checkpoint 1" in said("dead-letters", job.location)
-    assert "3 keys would be unfrozen This was a dry run; --apply does it." in said(
-        "unfreeze", job.location
+    assert (
+        "3 keys would be unfrozen This was a dry run; --apply makes the changes. Stop the query first."
+        in said("unfreeze", job.location)
     )
     assert "1 key unfrozen in checkpoint" in said("unfreeze", job.location, "k1", "--apply")
     assert "0 keys would be unfrozen, 1 not frozen" == said("unfreeze", job.location, "k1")

@@ -37,7 +37,7 @@ class Exported:
 @pytest.fixture(params=range(4))
 def exported(request: pytest.FixtureRequest, tmp_path: Path, call) -> Exported:
     made = Exported(tmp_path, request.param)
-    call("export", made.location, str(made.out))
+    call("read", made.location, "--to", str(made.out))
     return made
 
 
@@ -67,7 +67,7 @@ def test_a_later_state_is_brought_back_from_its_files(call, exported: Exported) 
         call("edit", exported.location, *exported.set(), "--delete-others", "--apply", "--json")
     )
     assert told["checkpoint_id"] == exported.history.checkpoint_id + 2  # its claim comes before
-    call("export", exported.location, str(exported.out / "again"))
+    call("read", exported.location, "--to", str(exported.out / "again"))
     again = Exported.__new__(Exported)
     again.out = exported.out / "again"
     now_ms = restarted(exported.history).now_ms

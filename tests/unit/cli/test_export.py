@@ -1,4 +1,4 @@
-"""`statelog export` and `statelog sql` on a location with a known model."""
+"""`statelog read --to` and `statelog sql` on a location with a known model."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from tests.unit.checkpoint.helpers import started
 from tests.unit.state.reader.histories import History, key_of, rows_of
 
-from statelog.cli import export as export_module
 from statelog.errors import StoreError
+from statelog.extensions.read import parquet_files
 from statelog.extensions.read.location_state import LocationState
 from statelog.store import open_store
 
@@ -42,7 +42,7 @@ NAMES = ("total", "recent", "counts", "$timers")
 
 def test_all_variables_become_one_file_each(call, stored, tmp_path):
     out = tmp_path / "öut put"
-    found = lines(call("export", stored.location, str(out), "--json"))
+    found = lines(call("read", stored.location, "--to", str(out), "--json"))
     assert set(NAMES) == {one["variable"] for one in found}
     for one in found:
         table = pq.read_table(one["path"])
@@ -62,16 +62,16 @@ def test_all_variables_become_one_file_each(call, stored, tmp_path):
 def test_one_variable_of_an_older_checkpoint_becomes_one_file(call, stored, tmp_path):
     older = stored.history.checkpoint_id - 1
     out = tmp_path / "timers.parquet"
-    arguments = ["export", stored.location, str(out), "--state", "$timers"]
+    arguments = ["read", stored.location, "--to", str(out), "$timers"]
     text = call(*arguments, "--checkpoint", str(older))
-    assert f"$timers as of checkpoint {older}: " in text
+    assert f" of $timers as of checkpoint {older}" in text
     assert stored.history.expected[older].rows("$timers", None) == rows_of(pq.read_table(out))
 
 
 def test_a_file_that_exists_is_kept(call, stored, tmp_path):
     out = tmp_path / "timers.parquet"
     out.write_text("mine")
-    arguments = ["export", stored.location, str(out), "--state", "$timers"]
+    arguments = ["read", stored.location, "--to", str(out), "$timers"]
     assert "exists; --overwrite replaces it" in call(*arguments, status=2)
     assert out.read_text() == "mine"
     call(*arguments, "--overwrite")
@@ -81,9 +81,9 @@ def test_a_file_that_exists_is_kept(call, stored, tmp_path):
 
 def test_a_file_that_appears_meanwhile_is_kept(call, stored, tmp_path, monkeypatch):
     out = tmp_path / "timers.parquet"
-    monkeypatch.setattr(export_module, "_check_absent", lambda files, facts, overwrite: None)
+    monkeypatch.setattr(parquet_files, "_check_absent", lambda files, facts, overwrite: None)
     out.write_text("mine")
-    assert "exists" in call("export", stored.location, str(out), "--state", "$timers", status=2)
+    assert "exists" in call("read", stored.location, "--to", str(out), "$timers", status=2)
     assert out.read_text() == "mine"
     assert [out] == list(tmp_path.iterdir())
 
@@ -93,27 +93,29 @@ def test_a_failed_export_leaves_nothing(call, stored, tmp_path, monkeypatch):
         raise StoreError("the store failed")
         yield
 
-    monkeypatch.setattr(export_module.StateReader, "rows", failing)
-    assert "the store failed" in call("export", stored.location, str(tmp_path / "x"), status=1)
+    monkeypatch.setattr(parquet_files.StateReader, "rows", failing)
+    assert "the store failed" in call(
+        "read", stored.location, "--to", str(tmp_path / "x"), status=1
+    )
     assert list((tmp_path / "x").iterdir()) == []
     monkeypatch.undo()
     (tmp_path / "file").write_text("")
     below = tmp_path / "file" / "x"
-    assert "cannot write" in call("export", stored.location, str(below), status=1)
+    assert "cannot write" in call("read", stored.location, "--to", str(below), status=1)
     assert ["file", "x"] == sorted(path.name for path in tmp_path.iterdir())
 
 
 def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
     location = stored.location
     one = str(tmp_path / "all.parquet")
-    assert "give a folder" in call("export", location, one, status=2)
-    assert "it has 'total'" in call("export", location, one, "--state", "nope", status=2)
+    assert "give a folder" in call("read", location, "--to", one, status=2)
+    assert "it has 'total'" in call("read", location, "--to", one, "nope", status=2)
     (tmp_path / "file").write_text("")
-    assert "is no folder" in call("export", location, str(tmp_path / "file"), status=2)
-    assert "does not exist" in call("export", location, one, "--checkpoint", "99", status=1)
-    assert "is not a state location" in call("export", str(tmp_path), one, status=2)
+    assert "is not a folder" in call("read", location, "--to", str(tmp_path / "file"), status=2)
+    assert "does not exist" in call("read", location, "--to", one, "--checkpoint", "99", status=1)
+    assert "is not a state location" in call("read", str(tmp_path), "--to", one, status=2)
     started(open_store(str(tmp_path / "new")))
-    assert "has no checkpoint" in call("export", str(tmp_path / "new"), one, status=1)
+    assert "has no checkpoint" in call("read", str(tmp_path / "new"), "--to", one, status=1)
 
 
 def test_a_larger_state_is_exported_in_portions(call, stored, tmp_path, monkeypatch):
@@ -121,7 +123,7 @@ def test_a_larger_state_is_exported_in_portions(call, stored, tmp_path, monkeypa
 
     monkeypatch.setattr(state_reader, "_PORTION_BYTES", 500)
     monkeypatch.setattr(state_reader, "_BATCH_ROWS", 2)
-    call("export", stored.location, str(tmp_path / "out"))
+    call("read", stored.location, "--to", str(tmp_path / "out"))
     for name in NAMES:
         rows = stored.history.model.rows(name, stored.history.last_ms)
         assert rows == rows_of(pq.read_table(tmp_path / "out" / f"{name}.parquet"))
@@ -217,9 +219,9 @@ def test_names_beyond_ascii_work_with_every_verb(call, stored, tmp_path):
         ["read"],
         ["verify"],
         ["gc"],
-        ["repair"],
+        ["verify", "--repair"],
         ["get", "total", *key],
-        ["history", "total", *key],
+        ["get", "--history", "total", *key],
     ):
         assert call(arguments[0], stored.location, *arguments[1:])
     with LocationState(open_store(stored.location)) as state:

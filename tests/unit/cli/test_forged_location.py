@@ -75,6 +75,14 @@ def check(out: str, err: str, *, as_json: bool) -> None:
         assert all(line.startswith("{") for line in out.splitlines()), out
 
 
+SOURCES = Path(cli.__file__).parents[1]
+COMMANDS = [
+    *SOURCES.glob("cli/*.py"),
+    *SOURCES.rglob("commands.py"),
+    *SOURCES.rglob("commands/*.py"),
+]
+
+
 def test_the_command_line_prints_through_its_console() -> None:
     """Checks that no command has a way around the escapes."""
     way_around = re.compile(
@@ -82,13 +90,13 @@ def test_the_command_line_prints_through_its_console() -> None:
     )
     found = {
         (file.name, match[0])
-        for file in Path(cli.__file__).parent.glob("*.py")
+        for file in COMMANDS
         if file.name != "output.py"
         for match in way_around.finditer(file.read_text())
     }
-    # A version number; and the lines of changelog, which have escapes of their own.
+    # A version number; and the lines of changelog, which it escapes itself.
+    assert len(COMMANDS) > 15
     assert found == {
         ("main.py", "sys.stdout.write"),
         ("changelog.py", "sys.stdout.write"),
-        ("changelog.py", "sys.stderr.write"),
     }

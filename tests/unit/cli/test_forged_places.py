@@ -162,7 +162,15 @@ def test_the_tripwires_see_what_a_user_asks_for(tmp_path: Path, listener: Listen
         ["changelog", str(victim / "state" / "chk-1" / "_metadata")],
         ["copy", "LOC", str(victim / "copy")],
         ["replay", "LOC", "KEY", "--processor", f"{victim / 'secret.py'}:Trap"],
-        ["untag", str(victim / "state"), forger.victims_fork.fork_id, "--kind", "fork"],
+        [
+            "tag",
+            str(victim / "state"),
+            forger.victims_fork.fork_id,
+            "--kind",
+            "fork",
+            "--remove",
+            "--apply",
+        ],
         ["checkpoints", "s3://bucket/x"],
         ["checkpoints", f"http://127.0.0.1:{listener.port}/x"],
     )

@@ -94,7 +94,7 @@ def test_an_export_is_not_written_through_a_link(call, location: Path, private: 
     (location / "files" / "total.parquet").symlink_to(private / "keys.parquet")
     before = (private / "keys.parquet").read_bytes()
     for name in ("out", "out/total.parquet", "files", "files/total.parquet"):
-        words = ("export", str(location), str(location / name), "--state", "total", "--overwrite")
+        words = ("read", str(location), "total", "--to", str(location / name), "--overwrite")
         assert "symbolic link that leads out" in call(*words, status=2), name
     assert ["keys.parquet"] == os.listdir(private)
     assert before == (private / "keys.parquet").read_bytes()

@@ -67,7 +67,7 @@ def test_damage_is_a_finding(call, tmp_path: Path) -> None:
     path = tmp_path / "job" / "chk-4" / "_metadata"
     path.write_bytes(path.read_bytes()[:-9])
     said = call("info", str(tmp_path / "job"), status=1)
-    assert "Checkpoint 4 is damaged" in said and "statelog repair" in said
+    assert "Checkpoint 4 is damaged" in said and " --repair" in said
 
 
 def test_what_is_no_location_is_a_wrong_call(call, tmp_path: Path) -> None:

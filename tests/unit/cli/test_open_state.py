@@ -41,7 +41,7 @@ def test_the_command_line_does_so_too(call, query: Path) -> None:
         clock_ms=lambda: 0,
     )
     assert "kept" in call("tag", str(query))
-    call("untag", str(query), "kept")
+    call("tag", str(query), "kept", "--remove", "--apply")
     assert [] == statelog.tags(query)
 
 

@@ -1,4 +1,4 @@
-"""`statelog repair`: what it removes, what it keeps, and what it gives up only by name."""
+"""`statelog verify --repair`: what it removes, what it keeps, and what it gives up only by name."""
 
 import datetime as dt
 import json
@@ -64,26 +64,26 @@ def test_what_is_provably_not_needed_is_removed(call, place):
         put(place, "chk-9/exclusive"): "orphan",
     }
     kept = {put(place, "notes.txt"), put(place, "other/77x"), put(place, "notes#1")}
-    found = lines(call("repair", str(place), "--min-age", "0s", "--json"))
+    found = lines(call("verify", str(place), "--repair", "--min-age", "0s", "--json"))
     assert planted == {one["path"]: one["kind"] for one in found[:-1]}
-    assert {"would-remove"} == {one["action"] for one in found[:-1]}
+    assert {"would-delete"} == {one["action"] for one in found[:-1]}
     assert tree(place) == before | kept | planted.keys(), "a dry run changes nothing"
-    text = call("repair", str(place), "--min-age", "0s", "--apply")
-    assert "removed staged dstl/half#1: a write that was killed left it" in text
+    text = call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
+    assert "deleted staged dstl/half#1: a write that was killed left it" in text
     assert tree(place) == before | kept
-    assert "0 objects" in call("repair", str(place), "--min-age", "0s")
+    assert "0 objects" in call("verify", str(place), "--repair", "--min-age", "0s")
     assert "all intact" in call("verify", str(place))
 
 
 def test_young_objects_are_kept(call, place):
     put(place, "dstl/orphan")
     put(place, "dstl/half#1")
-    (last,) = lines(call("repair", str(place), "--apply", "--json"))
+    (last,) = lines(call("verify", str(place), "--repair", "--apply", "--json"))
     assert (0, 2) == (last["summary"]["repairs"], last["summary"]["too_young"])
     old = dt.datetime.now().timestamp() - 7200
     os.utime(place / "dstl" / "orphan", (old, old))
-    found = lines(call("repair", str(place), "--apply", "--json"))
-    assert [("dstl/orphan", "removed")] == [(one["path"], one["action"]) for one in found[:-1]]
+    found = lines(call("verify", str(place), "--repair", "--apply", "--json"))
+    assert [("dstl/orphan", "deleted")] == [(one["path"], one["action"]) for one in found[:-1]]
 
 
 def test_an_unfinished_clean_up_is_finished(call, place, tmp_path):
@@ -93,11 +93,11 @@ def test_an_unfinished_clean_up_is_finished(call, place, tmp_path):
     small_checkpoint(one, 5)
     small_checkpoint(one, 6)
     assert (place / "chk-2" / "_metadata").exists()
-    found = lines(call("repair", str(place), "--min-age", "0s", "--json"))
+    found = lines(call("verify", str(place), "--repair", "--min-age", "0s", "--json"))
     assert {"chk-2/_metadata", "chk-3/_metadata"} == {
         one["path"] for one in found[:-1] if one["kind"] == "clean-up"
     }
-    call("repair", str(place), "--min-age", "0s", "--apply")
+    call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
     assert Entries(store).newest().checkpoint_id == 6
     assert "all intact" in call("verify", str(place))
 
@@ -110,10 +110,10 @@ def test_claims_are_kept(call, place):
         small_checkpoint(small, small.next_checkpoint_id)
     claims = {"chk-0/_metadata", "chk-4/_metadata", "chk-6/_metadata"}
     needed = {"chk-5/_metadata", "chk-7/_metadata"}  # the log of 7 has changes inside of 5
-    call("repair", str(place), "--min-age", "0s", "--apply")
+    call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
     assert claims | needed == {one for one in tree(place) if one.startswith("chk-")}
     now = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
-    collect_garbage(store, min_age=dt.timedelta(), dry_run=False, now=now)
+    collect_garbage(store, min_age=dt.timedelta(), apply=True, now=now)
     assert claims | needed == {one for one in tree(place) if one.startswith("chk-")}
 
 
@@ -128,11 +128,11 @@ def test_a_damaged_newest_checkpoint_is_never_dropped(call, place):
     put(place, "dstl/orphan")
     damage(place, "chk-3/_metadata")
     before = tree(place)
-    text = call("repair", str(place), "--min-age", "0s", "--apply", status=1)
+    text = call("verify", str(place), "--repair", "--min-age", "0s", "--apply", status=1)
     assert "checkpoint 3 is damaged" in text
     assert "--give-up-after 2" in text
     assert tree(place) == before - {"tmp/left-over"}, "what the log needs is unknown"
-    found = lines(call("repair", str(place), "--min-age", "0s", "--json", status=1))
+    found = lines(call("verify", str(place), "--repair", "--min-age", "0s", "--json", status=1))
     assert found[-1]["summary"]["usable_id"] == 2
     plan = plan_repair(
         open_store(str(place)),
@@ -146,11 +146,11 @@ def test_giving_up_names_what_is_lost(call, place):
     damage(place, "chk-3/_metadata")
     store = open_store(str(place))
     before = tree(place)
-    text = call("repair", str(place), "--give-up-after", "2")
+    text = call("verify", str(place), "--give-up-after", "2")
     assert "would give up checkpoint 3 (damaged" in text
     assert "All changes after checkpoint 2 would be lost" in text
     assert tree(place) == before
-    found = lines(call("repair", str(place), "--give-up-after", "2", "--apply", "--json"))
+    found = lines(call("verify", str(place), "--give-up-after", "2", "--apply", "--json"))
     assert [(3, "damaged", "gave-up")] == [
         (one["checkpoint_id"], one["state"], one["action"]) for one in found[:-1]
     ]
@@ -168,7 +168,7 @@ def test_giving_up_fences_a_run_that_is_active(call, place):
     store = open_store(str(place))
     running = started(store, "running", retained=2)
     small_checkpoint(running, running.next_checkpoint_id)
-    call("repair", str(place), "--give-up-after", "3", "--apply")
+    call("verify", str(place), "--give-up-after", "3", "--apply")
     with pytest.raises(FencedError):
         small_checkpoint(running, running.next_checkpoint_id)
 
@@ -178,7 +178,7 @@ def test_giving_up_keeps_what_may_be_a_claim(call, place):
     small_checkpoint(one, 5)
     assert (place / "chk-5" / "_metadata").stat().st_size <= CLAIM_BYTES_MAX
     damage(place, "chk-5/_metadata")
-    call("repair", str(place), "--give-up-after", "3", "--apply")
+    call("verify", str(place), "--give-up-after", "3", "--apply")
     assert (place / "chk-5" / "_metadata").exists(), "its number is not free"
     newest = Entries(open_store(str(place))).newest()
     assert (7, 3) == (newest.checkpoint_id, newest.parent_id)
@@ -186,9 +186,9 @@ def test_giving_up_keeps_what_may_be_a_claim(call, place):
 
 def test_giving_up_needs_a_sound_checkpoint(call, place):
     assert "nothing is to be given up" in call(
-        "repair", str(place), "--give-up-after", "3", status=2
+        "verify", str(place), "--give-up-after", "3", status=2
     )
-    assert "does not exist" in call("repair", str(place), "--give-up-after", "7", status=1)
+    assert "does not exist" in call("verify", str(place), "--give-up-after", "7", status=1)
     log = next(
         one.handles_and_offsets[0].handle.path
         for one in Entries(open_store(str(place))).newest().log
@@ -196,13 +196,15 @@ def test_giving_up_needs_a_sound_checkpoint(call, place):
     )
     damage(place, log)
     before = tree(place)
-    text = call("repair", str(place), "--give-up-after", "2", "--apply", status=1)
+    text = call("verify", str(place), "--give-up-after", "2", "--apply", status=1)
     assert "checkpoint 2 is damaged too" in text
     assert log in text
     assert tree(place) == before
 
 
 def test_a_wrong_location_is_a_wrong_call(call, place, tmp_path):
-    assert "no such directory" in call("repair", str(tmp_path / "nope"), status=2)
-    assert "is not a state location" in call("repair", str(tmp_path), status=2)
-    assert "--min-age must be a duration" in call("repair", str(place), "--min-age", "x", status=2)
+    assert "no such directory" in call("verify", str(tmp_path / "nope"), "--repair", status=2)
+    assert "is not a state location" in call("verify", str(tmp_path), "--repair", status=2)
+    assert "--min-age must be a duration" in call(
+        "verify", str(place), "--repair", "--min-age", "x", status=2
+    )

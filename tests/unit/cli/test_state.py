@@ -1,4 +1,4 @@
-"""`statelog read`, `get`, `history` and `diff` on a location with a known model."""
+"""`statelog read`, `get`, `get --history` and `diff` on a location with a known model."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from tests.unit.checkpoint.helpers import small_checkpoint, started
 from tests.unit.state.reader.histories import History, key_of, rows_of
 
 import statelog as sl
-from statelog.cli.state_rows import show_rows
+from statelog.cli.rows import show_rows
 from statelog.errors import CheckpointError
 from statelog.store import open_store
 
@@ -132,10 +132,10 @@ def test_all_variables_of_a_key_are_read(call, stored):
         values = state.get(key=key_of(stored.number))
         assert variables == list(values)
         assert values["total"] == state.get("total", key_of(stored.number))
-    versions = lines(call("history", stored.location, *key, "--json"))
+    versions = lines(call("get", "--history", stored.location, *key, "--json"))
     assert set(variables) == {row["variable"] for row in versions}
     of_total = [row for row in versions if row.pop("variable") == "total"]
-    assert of_total == lines(call("history", stored.location, "total", *key, "--json"))
+    assert of_total == lines(call("get", "--history", stored.location, "total", *key, "--json"))
 
 
 def test_a_null_in_a_key_is_named(call, stored):
@@ -146,16 +146,16 @@ def test_a_null_in_a_key_is_named(call, stored):
         found = lines(call("get", stored.location, *key, "--json"))
         assert number in [row["key.k"] for row in found]
         assert {None} == {row["key.name"] for row in found}
-        assert lines(call("history", stored.location, *key, "--json"))[-1]["state"]
+        assert lines(call("get", "--history", stored.location, *key, "--json"))[-1]["state"]
     for name in ("null", r"\\N", r"\\\N"):
         assert "no such key" in call("get", stored.location, str(number), name, status=1)
 
 
-@pytest.mark.parametrize("verb", ["get", "history"])
+@pytest.mark.parametrize("verb", [["get"], ["get", "--history"]])
 @pytest.mark.parametrize("words", [["total", "1", "no such"], ["1", "no such"]])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_key_without_state_is_no_such_key(call, stored, verb, words, options):
-    text = call(verb, stored.location, *words, *options, status=1)
+    text = call(*verb, stored.location, *words, *options, status=1)
     assert f"statelog: no such key: {' '.join(words)}; it is not in total" in text
     assert 1 == len(text.splitlines())
 
@@ -176,8 +176,8 @@ def test_a_history_with_a_gap_says_so(call, stored, tmp_path):
     metadata = place / f"chk-{older}" / "_metadata"
     metadata.write_bytes(metadata.read_bytes()[:-30] + bytes(30))
     key = key_texts(stored.number)
-    whole = lines(call("history", stored.location, "total", *key, "--json"))
-    text = call("history", str(place), "total", *key, "--json", status=1)
+    whole = lines(call("get", "--history", stored.location, "total", *key, "--json"))
+    text = call("get", "--history", str(place), "total", *key, "--json", status=1)
     printed = [line for line in text.splitlines() if line.startswith("{")]
     assert [one for one in whole if one["checkpoint_id"] != older] == lines("\n".join(printed))
     assert f"the history has gaps: checkpoint {older} cannot be read" in text
@@ -187,12 +187,14 @@ def test_a_history_with_a_gap_says_so(call, stored, tmp_path):
 
 
 def test_the_history_of_a_key_is_printed(call, stored):
-    found = lines(call("history", stored.location, "counts", *key_texts(stored.number), "--json"))
+    found = lines(
+        call("get", "--history", stored.location, "counts", *key_texts(stored.number), "--json")
+    )
     ids = list(stored.history.expected)[-3:]
     assert ids == [row["checkpoint_id"] for row in found]
     wanted = stored.history.model.rows("counts", stored.history.last_ms)[stored.number]
     assert [[place, value] for place, value, _ in wanted] == found[-1]["state"]
-    text = call("history", stored.location, "counts", *key_texts(stored.number))
+    text = call("get", "--history", stored.location, "counts", *key_texts(stored.number))
     assert "as of (UTC)" in text
     assert "3 rows" in text
     assert "retains 3 checkpoints" in text
@@ -248,10 +250,10 @@ def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
     assert "a key needs a value for each of (k int64, name string); 1 given" in call(
         "get", location, "total", "1", status=2
     )
-    assert "takes int64" in call("history", location, "total", "one", "x", status=2)
+    assert "takes int64" in call("get", "--history", location, "total", "one", "x", status=2)
     assert "does not exist" in call("read", location, "--checkpoint", "99", status=1)
     assert "no operator 'x'" in call("read", location, "--operator", "x", status=2)
-    for verb in ("read", "get", "history", "diff"):
+    for verb in ("read", "get", "diff"):
         more = {"read": [], "diff": ["0", "1"]}.get(verb, ["total", "1"])
         assert "is not a state location" in call(verb, str(tmp_path), *more, status=2)
         assert "no such directory" in call(verb, str(tmp_path / "nope"), *more, status=2)

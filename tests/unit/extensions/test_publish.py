@@ -34,9 +34,9 @@ from statelog.checkpoint.tags import (
     put_tag,
     retained_checkpoints,
 )
-from statelog.cli import publish as publish_command
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, StoreError, UnavailableError, UsageError
+from statelog.extensions.publish import commands as publish_command
 from statelog.extensions.publish.publisher import TablePublisher
 from statelog.extensions.publish.table import Replacement
 from statelog.model import KeyGroupRange
@@ -91,7 +91,7 @@ def tag(published: Published, name: str, checkpoint_id: int) -> None:
 
 def sweep(published: Published) -> None:
     """Delete all that no checkpoint needs, also what is young."""
-    collect_garbage(published.history.store, min_age=dt.timedelta(0), dry_run=False, now=NOW)
+    collect_garbage(published.history.store, min_age=dt.timedelta(0), apply=True, now=NOW)
 
 
 def pins(published: Published) -> set[int]:

@@ -99,14 +99,14 @@ def test_columns_that_iceberg_cannot_have_are_refused(
 ) -> None:
     published = IcebergPublished("columns", tmp_path)
     table = IcebergTable(TABLE, published.options)
-    with pytest.raises(UsageError, match="--state"):
+    with pytest.raises(UsageError, match="--variable"):
         table.replace(replacement(columns), {}, 1)
 
 
 def test_columns_that_delta_cannot_have_are_refused(tmp_path: Path) -> None:
     published = DeltaPublished("columns", tmp_path)
     table = open_table(None, published.folder)
-    with pytest.raises(UsageError, match="--state"):
+    with pytest.raises(UsageError, match="--variable"):
         table.replace(replacement({"total": pa.duration("us")}), {}, 1)
 
 

@@ -53,7 +53,7 @@ def test_small_rows_of_many_micro_batches_are_in_one_object(tmp_path: Path) -> N
     assert [False] == [each.is_fresh for each in entries_of(job)]
     assert 8 == len(rows_of(job.location, "late"))
     # The objects that it took the place of are deleted with the checkpoints that name them.
-    collect_garbage(job.store, min_age=dt.timedelta(0), dry_run=False, now=dt.datetime.now(dt.UTC))
+    collect_garbage(job.store, min_age=dt.timedelta(0), apply=True, now=dt.datetime.now(dt.UTC))
     assert {entry.path} == objects_in(job)
 
 

@@ -10,6 +10,7 @@ What a person does to a state location, without Spark.
     edit_keys      keys set and deleted from Python; edit_files: from Parquet files
     forget_key     a key removed, from its state and from its objects, and what makes each of them go away;
                    key_traces: which objects hold it
+    commands       the verbs for all of them
 
 All commit, claim and pin by `statelog.checkpoint.edit`, which writes the audit line too.
 Each name is imported from its module, so that a tag does not load what an edit needs.

@@ -1,5 +1,5 @@
 """
-Edits from Parquet files, as `statelog export` and batch computations write them.
+Edits from Parquet files, as `statelog read --to` and batch computations write them.
 
 A file has the rows of one variable, in the columns of `StateReader` (`key.customer`, `value.total`) or
 nested, as Spark has them (`key`, `value`).  A folder of files is read as one, without what Spark hides.

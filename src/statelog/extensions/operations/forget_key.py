@@ -95,7 +95,7 @@ def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:
     if names:
         raise CheckpointError(
             f"{url} has checkpoints with this key that are kept by {', '.join(names)}; nothing was "
-            "changed. Delete these tags first (statelog untag); a fork holds the key too: forget it there, "
+            "changed. Delete these tags first (statelog tag --remove); a fork holds the key too: forget it there, "
             "or copy the fork so that it needs no object of this location",
             reason="pinned",
         )
@@ -235,7 +235,7 @@ class _Forgetting:
         return collect_garbage(
             self._store,
             min_age=dt.timedelta(0),
-            dry_run=False,
+            apply=True,
             # Later than the store's own clock, which tells the age of objects.
             now=dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC) + dt.timedelta(days=1),
         )

@@ -287,7 +287,7 @@ def apply_fork(
         fail_point("fork-copied")
         _commit(session, begun, first, source, new)
         if copy:
-            release_parent(new, begun.fork_id)
+            release_parent(new, begun.fork_id, apply=True)
         for each in (pinning, session):
             each.result(fork_id=begun.fork_id, checkpoint_id=source.checkpoint_id)
     return begun.to_fork(parent, new, source.record.batch_id, query)
@@ -455,7 +455,7 @@ def _referred(
             raise UsageError(
                 f"a fork of checkpoint {reference.checkpoint_id} of {reference.location} was begun in "
                 f"{new.url} and not finished; repeat that call, or use another location. `statelog "
-                f"untag {reference.location} {fork_id} --kind fork` lets the parent delete the "
+                f"tag {reference.location} {fork_id} --kind fork --remove --apply` lets the parent delete the "
                 "checkpoint"
             )
         if tag is not None:
@@ -501,7 +501,7 @@ def _finished(
     new.name_parent(parent.url)
     if copy:
         with edit_session(new, "fork", parent=parent.url, copy=copy):
-            release_parent(new, begun.fork_id)
+            release_parent(new, begun.fork_id, apply=True)
     query = None if new_query is None else NewQuery(record.query_id, new_query.url)
     return begun.to_fork(parent, new, record.batch_id, query)
 

@@ -305,7 +305,7 @@ class Needs:
             if any(each in newest.retained for each in needed):
                 steps.append(f"{more} more {_checkpoints(more)}")
         if pinned:
-            steps.append(f"the end of {', '.join(self.pins_of(pinned))} (statelog untag)")
+            steps.append(f"the end of {', '.join(self.pins_of(pinned))} (statelog tag --remove)")
         return "after " + ", and after ".join(steps)
 
 

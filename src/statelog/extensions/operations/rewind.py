@@ -1,8 +1,6 @@
 """
 Rewind source offsets and state of a query, together, to one micro-batch.
 
-The plan lists the changes and the obstacles.
-
 The order of the steps makes a crash harmless.  A claim fences a run that is still active.  One
 commit makes the state that of the micro-batch: the point of no return.  Then Spark's files of later
 micro-batches are deleted, newest first: `commits/`, `offsets/`, the logs of file sources.  A query
@@ -12,16 +10,19 @@ sources were read; and the rewind can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import datetime as dt
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import edit_session
-from statelog.checkpoint.history import Entries
+from statelog.checkpoint.history import Entries, is_state, open_state
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery
 from statelog.checkpoint.restore import find_restore_point
-from statelog.errors import CheckpointError, CorruptionError
+from statelog.errors import CheckpointError, CorruptionError, UsageError
 from statelog.extensions.operations.position_files import (
     SOURCES,
     check_sources,
@@ -30,16 +31,13 @@ from statelog.extensions.operations.position_files import (
     read_again,
     refuse,
 )
+from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
-from statelog.store import ObjectStore
+from statelog.store import ObjectStore, open_query_files
+from statelog.store.paths import STATE_FOLDER
 
-__all__ = [
-    "RewindPlan",
-    "RewindPoint",
-    "apply_rewind",
-    "plan_rewind",
-    "rewind_points",
-]
+MIN_IDLE: Final = dt.timedelta(minutes=1)
+"""A query that Spark has planned a micro-batch for more recently may be running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +59,9 @@ class RewindPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewindPlan:
+class RewindReport:
     """
-    What a rewind changes.
+    What a rewind changes, or has changed.
 
     Args:
         batch_id: The last micro-batch that is kept.
@@ -73,6 +71,8 @@ class RewindPlan:
         commits, offsets, logs: Files to delete, in this order.
         input_files: Number of input files that are read again.
         missing_files: Those that no longer exist on local disk: their rows cannot be read again.
+        idle: Time since Spark has planned a micro-batch; None if it has planned none.
+        continues_from: The checkpoint that the query continues from; None for a dry run.
     """
 
     batch_id: int
@@ -84,6 +84,8 @@ class RewindPlan:
     logs: tuple[str, ...]
     input_files: int
     missing_files: tuple[str, ...]
+    idle: dt.timedelta | None = field(default=None, compare=False)
+    continues_from: int | None = None
 
     @property
     def changes_state(self) -> bool:
@@ -94,6 +96,103 @@ class RewindPlan:
     def files(self) -> tuple[str, ...]:
         """All files to delete, in their order."""
         return (*self.commits, *self.offsets, *self.logs)
+
+
+def rewind(
+    checkpoint_location: str | os.PathLike[str],
+    batch_id: int,
+    *,
+    state_location: str | os.PathLike[str] | None = None,
+    min_idle: dt.timedelta = MIN_IDLE,
+    apply: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+) -> RewindReport:
+    """
+    Rewind source offsets and state of a stopped query to one micro-batch.
+
+    The state after the micro-batch becomes the newest checkpoint.  Spark's files of later micro-batches are
+    deleted, so the query plans and reads them again.  A run that is still active is fenced: it fails
+    at its next commit.  Repeat an interrupted call with the same arguments.  A sink that
+    stores batch ids must delete the later ones.
+
+    Example:
+        plan = statelog.rewind(
+            "s3://bucket/queries/totals", 0, state_location="s3://bucket/jobs/totals"
+        )
+        print(plan.files)  # with apply=True they are deleted
+
+    Args:
+        checkpoint_location: The query's checkpointLocation.
+        batch_id: The last micro-batch to keep.
+        state_location: The query's stateLocation; None for the folder `statelog` of the
+            checkpointLocation.
+        min_idle: Reject *apply* if Spark planned a micro-batch more recently, because the query may be
+            running.
+        apply: Make the changes; False only reports them.
+        storage_options: Options of the store's client, as for `open_store`, for both places.
+
+    Raises:
+        CheckpointError: The checkpoint is not retained (`reason` "subsumed"), the offsets are missing or
+            do not match the state, or a run seems to be active ("active").
+        UsageError: *batch_id* is negative, or a place does not exist.
+        FencedError: A query has claimed the location meanwhile.
+        StoreError: A store failed; repeat the call.
+
+    Blocks: On both stores; the retained checkpoints are listed, and one is read whole.
+    """
+    query, state = open_stopped_query(checkpoint_location, state_location, storage_options)
+    if batch_id < 0:
+        raise UsageError(f"batch_id (--batch-id) is {batch_id}; a micro-batch has a number from 0")
+    report = replace(plan_rewind(query, state, batch_id), idle=_idle(query))
+    if not apply:
+        return report
+    if report.idle is not None and report.idle < min_idle:
+        raise CheckpointError(
+            f"Spark planned a micro-batch {report.idle.total_seconds():.0f} s ago, so the query may be "
+            f"running. Stop it, and repeat the call {min_idle.total_seconds():.0f} s after its last "
+            "micro-batch; or set min_idle (--min-idle) to 0 s if it has certainly ended. Nothing was "
+            "changed",
+            reason="active",
+        )
+    continues_from = report.checkpoint_id
+    if report.changes_state or report.files:
+        continues_from = apply_rewind(
+            query, state, report, lambda: int(wall_clock_seconds() * 1000)
+        )
+    return replace(report, continues_from=continues_from)
+
+
+def open_stopped_query(
+    checkpoint_location: str | os.PathLike[str],
+    state_location: str | os.PathLike[str] | None,
+    storage_options: Mapping[str, object] | None = None,
+) -> tuple[StoredQuery, ObjectStore]:
+    """Open the checkpointLocation of a query, and its state."""
+    query = StoredQuery(open_query_files(checkpoint_location, options=storage_options))
+    query.query_id()
+    place = state_location
+    if place is None:
+        place = f"{os.fspath(checkpoint_location).rstrip('/')}/{STATE_FOLDER}"
+    try:
+        state = open_state(place, options=storage_options)
+        if is_state(state):
+            return query, state
+        problem = f"{state.url} is not a state location"
+    except UsageError as error:
+        if state_location is not None:
+            raise
+        problem = str(error)
+    hint = ". Give the query's stateLocation as state_location (--state-location)"
+    raise UsageError(problem + (hint if state_location is None else ""))
+
+
+def _idle(query: StoredQuery) -> dt.timedelta | None:
+    """Return the time since Spark wrote a micro-batch."""
+    written = query.last_written()
+    if written is None:
+        return None
+    now = dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC)
+    return max(now - written, dt.timedelta(0))
 
 
 def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
@@ -117,7 +216,7 @@ def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
     return [by_batch[batch_id] for batch_id in sorted(by_batch)]
 
 
-def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> RewindPlan:
+def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> RewindReport:
     """Return what a rewind to a micro-batch would change; change nothing."""
     summary, record = _state_after(query, state, batch_id)
     if query.has_state_of_spark():
@@ -137,7 +236,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
         _check_log(query, folder, entry)
     logs, listed = read_again(query, kept)
     newest_id = Entries(state).newest_id()  # it may be damaged
-    return RewindPlan(
+    return RewindReport(
         batch_id=batch_id,
         checkpoint_id=summary.checkpoint_id,
         newest_id=summary.checkpoint_id if newest_id is None else newest_id,
@@ -210,10 +309,10 @@ def _check_log(query: StoredQuery, folder: str, entry: int) -> None:
 
 
 def apply_rewind(
-    query: StoredQuery, state: ObjectStore, plan: RewindPlan, clock_ms: Callable[[], int]
+    query: StoredQuery, state: ObjectStore, plan: RewindReport, clock_ms: Callable[[], int]
 ) -> int:
     """
-    Carry out *plan*; after a crash, repeat it with a new plan.
+    Make the changes of *plan*; after a crash, repeat it with a new plan.
 
     Returns:
         The checkpoint that the query continues from.
@@ -241,7 +340,7 @@ def apply_rewind(
     return goes_on_from
 
 
-def _delete_files(query: StoredQuery, plan: RewindPlan) -> None:
+def _delete_files(query: StoredQuery, plan: RewindReport) -> None:
     """
     Delete Spark's files of later micro-batches, newest first.
 

@@ -129,19 +129,21 @@ def untag(
     name: str,
     *,
     kind: str = "tag",
+    apply: bool = False,
     storage_options: Mapping[str, object] | None = None,
 ) -> Tag:
     """
-    Remove a tag; the next clean-up deletes the checkpoint, if nothing else keeps it.
+    Remove a tag; the next clean-up deletes the checkpoint unless it is retained.
 
     Example:
-        statelog.untag("s3://bucket/jobs/totals", "before-release")
+        statelog.untag("s3://bucket/jobs/totals", "before-release", apply=True)
 
     Args:
         location: Path or URL of the state location.
         name: Its name.
         kind: "tag", or "fork" or "reader" to remove what a fork or a reader has put.  A fork that
             still needs objects of the checkpoint can no longer be read afterwards.
+        apply: Remove it; False only returns the tag.
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
@@ -156,6 +158,8 @@ def untag(
         raise UsageError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
     store = open_state(location, options=storage_options)
     existing = find_tag(store, name, kinds[kind])
+    if not apply:
+        return existing
     with edit_session(store, "untag", name=name, kind=kind) as session:
         delete_tag(store, existing)
         session.result(checkpoint_id=existing.checkpoint_id)

@@ -95,7 +95,7 @@ class DeltaTable:
             Schema.from_arrow(rows.schema)
         except Exception as error:
             raise UsageError(
-                f"the state cannot be a Delta table: {error}; publish other variables with --state"
+                f"the state cannot be a Delta table: {error}; publish other variables with --variable"
             ) from error
         version = 0 if self._table is None else self._table.version() + 1
         before = {} if self._contents is None else self._contents.checkpoints

@@ -244,5 +244,5 @@ def _supported() -> Iterator[None]:
         yield
     except (TypeError, ValueError, UnsupportedPyArrowTypeException) as error:
         raise UsageError(
-            f"the state cannot be a table of Iceberg: {error}; publish other variables with --state"
+            f"the state cannot be a table of Iceberg: {error}; publish other variables with --variable"
         ) from error

@@ -7,4 +7,6 @@ What a person reads of a location besides the tables of a checkpoint.
     feed            what each checkpoint changed, from its log: window
     replica         `follow`: a copy in memory that follows the query; held_state
     sql             SQL over the variables, through DuckDB
+    parquet_files   the variables as Parquet files
+    commands        the verbs read, get, diff and sql
 """

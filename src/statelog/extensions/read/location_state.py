@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
-from statelog.checkpoint.batch_record import BatchRecord, operator_index
+from statelog.checkpoint.at_time import CheckpointName
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import open_state
-from statelog.checkpoint.restore import find_checkpoint
 from statelog.extensions.broadcasts.stored import (
     BroadcastVersion,
     broadcast_table,
@@ -31,9 +30,9 @@ from statelog.extensions.side_outputs.stored import (
     kept_side_outputs,
     side_output_rows,
 )
-from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.model import KeyGroupRange
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.location import LocationReader, has_variable
+from statelog.state.reader.location import LocationReader, has_variable, stored_with_attachments
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.recordings.dead_letters import ChosenLetters, letters_rows, letters_table
 from statelog.state.recordings.location import UnreadableRecording
@@ -255,7 +254,7 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        stored, since = self._kept_by(checkpoint, since_checkpoint)
+        stored, since = stored_with_attachments(self, checkpoint, since_checkpoint)
         return letters_table(ChosenLetters(self.store, stored, self._operator, since, unreadable))
 
     def dead_letter_rows(
@@ -277,7 +276,7 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        stored, since = self._kept_by(checkpoint, since_checkpoint)
+        stored, since = stored_with_attachments(self, checkpoint, since_checkpoint)
         return letters_rows(ChosenLetters(self.store, stored, self._operator, since, unreadable))
 
     def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
@@ -286,7 +285,7 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        return kept_side_outputs(self._kept_by(checkpoint, None)[0], self._operator)
+        return kept_side_outputs(stored_with_attachments(self, checkpoint)[0], self._operator)
 
     def side_output(
         self,
@@ -316,7 +315,7 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        stored, since = self._kept_by(checkpoint, since_checkpoint)
+        stored, since = stored_with_attachments(self, checkpoint, since_checkpoint)
         return side_output_rows(self.store, stored, name, self._operator, since)
 
     def broadcasts(self, checkpoint: CheckpointName | None = None) -> tuple[BroadcastVersion, ...]:
@@ -327,7 +326,7 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        return broadcast_versions(self._kept_by(checkpoint, None)[0])
+        return broadcast_versions(stored_with_attachments(self, checkpoint)[0])
 
     def broadcast(self, name: str, checkpoint: CheckpointName | None = None) -> pa.Table:
         """
@@ -346,20 +345,7 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        return broadcast_table(self.store, self._kept_by(checkpoint, None)[0], name)
-
-    def _kept_by(
-        self, checkpoint: CheckpointName | None, since: CheckpointName | None
-    ) -> tuple[CompletedCheckpoint, int]:
-        self._open_readers()
-        name = None if checkpoint is None else checkpoint_id_of(self.store, checkpoint)
-        first = -1
-        if since is not None:
-            first = checkpoint_id_of(self.store, since, "since_checkpoint")
-        stored = find_checkpoint(self.store, name)
-        if self._operator is not None:  # raises: it names the operators
-            operator_index(self._operator, BatchRecord.of(stored), self.store.url)
-        return stored, first
+        return broadcast_table(self.store, stored_with_attachments(self, checkpoint)[0], name)
 
 
 def open(

@@ -8,6 +8,7 @@ The report of a state location: its figures, and one HTML page that shows them.
     skew      keys and changes of each key group
     summary   what `statelog info` says: the figures without the log, and what to type next
     page      figures -> the page: the template page.html, its style page.css, and page.js, which draws
+    commands  the verbs info and report
 """
 
 from statelog.extensions.report.bill import PRICES, Prices

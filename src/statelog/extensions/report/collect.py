@@ -283,7 +283,7 @@ def _orphans(store: ObjectStore) -> frozenset[str]:
     """Return what `statelog gc` would delete; nothing where a damaged checkpoint hides its needs."""
     now = dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC)
     try:
-        report = collect_garbage(store, min_age=_ORPHAN_AGE, dry_run=True, now=now)
+        report = collect_garbage(store, min_age=_ORPHAN_AGE, apply=False, now=now)
     except (CheckpointError, IncompatibleFormatError):
         return frozenset()
     return frozenset(report.deleted)

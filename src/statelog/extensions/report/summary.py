@@ -87,7 +87,7 @@ class Summary:
             )
             steps.insert(0, f"statelog read {place} {shlex.quote(names[0])}{operator}")
         if self.figures.is_damaged:
-            steps.append(f"statelog repair {place}")
+            steps.append(f"statelog verify {place} --repair")
         return (*steps, f"statelog report {place}", f"statelog verify {place}")
 
     def to_json(self) -> JsonObject:

@@ -5,4 +5,5 @@ Rows that processors emit by name, next to their output.
     driver         the rows as attachments, and their delivery
     worker         the rows that a task emits
     stored         the rows that a checkpoint names
+    commands       the verb side-outputs
 """

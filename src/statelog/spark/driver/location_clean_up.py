@@ -69,7 +69,7 @@ class LocationCleanUp:
             report = collect_garbage(
                 self._store,
                 min_age=self._settings.checkpoints.min_age_of_orphans,
-                dry_run=False,
+                apply=True,
                 now=dt.datetime.now(dt.UTC),
                 failed_recording_age=self._settings.record_age,
             )

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from statelog.arguments import text
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.restore import find_checkpoint
@@ -225,6 +225,21 @@ class LocationReader:
         if self._readers is None:
             raise ClosedError(f"the state of {self.store.url} is closed; open it again")
         return self._readers
+
+
+def stored_with_attachments(
+    state: LocationReader, checkpoint: CheckpointName | None, since: CheckpointName | None = None
+) -> tuple[CompletedCheckpoint, int]:
+    """Return a checkpoint whose attachments are read, and the number that they are newer than."""
+    state._open_readers()
+    name = None if checkpoint is None else checkpoint_id_of(state.store, checkpoint)
+    first = -1
+    if since is not None:
+        first = checkpoint_id_of(state.store, since, "since_checkpoint")
+    stored = find_checkpoint(state.store, name)
+    if state._operator is not None:  # raises: it names the operators
+        operator_index(state._operator, BatchRecord.of(stored), state.store.url)
+    return stored, first
 
 
 def has_variable(reader: StateReader, variable: str) -> bool:

@@ -293,7 +293,7 @@ def test_a_copy_is_no_garbage():
     target = Target()
     copied(made.store, target)
     late = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
-    report = collect_garbage(target, min_age=dt.timedelta(0), dry_run=False, now=late)
+    report = collect_garbage(target, min_age=dt.timedelta(0), apply=True, now=late)
     assert (report.deleted, report.unknown) == ((), 0)
     with pytest.raises(ObjectNotFoundError):
         target.get("nothing")
@@ -326,7 +326,7 @@ def test_tagged_checkpoints_are_copied_with_their_tags():
     assert (tag.kind, tag.name, tag.checkpoint_id) == (TagKind.TAG, "kept", first)
     assert read_tag(target, tag).files == {"offsets/1": b"position"}
     late = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
-    swept = collect_garbage(target, min_age=dt.timedelta(0), dry_run=False, now=late)
+    swept = collect_garbage(target, min_age=dt.timedelta(0), apply=True, now=late)
     assert (swept.deleted, swept.unknown) == ((), 0)
     assert newest.checkpoint_id in report.checkpoints
 

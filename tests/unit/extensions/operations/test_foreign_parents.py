@@ -220,7 +220,7 @@ def test_every_object_outside_is_printed(query: Query, capsys: pytest.CaptureFix
     assert run(["gc", new]) == 0
     shown = capsys.readouterr().out
     assert f"would delete {tag.path} in {made.parent}, the parent of this fork" in shown
-    assert "--apply deletes them" in shown
+    assert "--apply makes the changes" in shown
     assert run(["gc", new, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"path": tag.path, "location": made.parent, "action": "would-delete"} in lines

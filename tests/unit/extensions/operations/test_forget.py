@@ -186,7 +186,7 @@ def test_what_the_report_says_makes_each_trace_leave(made):
     orphans = {one.path for one in report.traces if "garbage collection" in one.leaves}
     assert objects_with_text(history) == orphans
     late = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
-    collect_garbage(history.store, min_age=dt.timedelta(0), dry_run=False, now=late)
+    collect_garbage(history.store, min_age=dt.timedelta(0), apply=True, now=late)
     assert objects_with_text(history) == set()
 
 
@@ -304,7 +304,7 @@ def test_tags_and_forks_are_named_and_stop_a_rewrite(made):
     pinned = [one for one in report.traces if one.pins]
     assert pinned
     assert all(one.pins == ("tag kept",) for one in pinned)
-    assert all("statelog untag" in one.leaves for one in pinned)
+    assert all("statelog tag --remove" in one.leaves for one in pinned)
     with pytest.raises(CheckpointError, match="are kept by tag kept; nothing was changed"):
         statelog.forget(location, key_of(NUMBER), now=True, apply=True)
     assert present(history)
@@ -340,7 +340,7 @@ def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
     assert told.startswith(expected)
     assert present(history)
     for tag in statelog.tags(parent):  # the first fork may need other objects of the checkpoint
-        statelog.untag(parent, tag.name, kind="fork")
+        statelog.untag(parent, tag.name, kind="fork", apply=True)
     # The command that the fork gave is the one that removes the key.
     assert run_cli(shlex.split(told.partition(": ")[2])[1:]) == 0
     capsys.readouterr()
@@ -361,7 +361,7 @@ def test_on_the_command_line(made, capsys):
         return said.out + said.err
 
     key = [str(part) for part in key_of(NUMBER)]
-    assert "This was a dry run; --apply does it." in call(*key)
+    assert "This was a dry run; --apply makes the changes. Stop the query first." in call(*key)
     planned = json.loads(call(*key, "--now", "--json"))
     assert planned["given_up"]
     assert planned["dry_run"]

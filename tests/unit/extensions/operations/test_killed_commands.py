@@ -66,7 +66,9 @@ def edit(place: Place) -> int:
 
 def rewind(place: Place) -> int:
     where = ("--state-location", place.state)
-    return place.call("rewind", place.query, "--to", "2", *where, "--apply", "--min-age", "0s")
+    return place.call(
+        "rewind", place.query, "--batch-id", "2", *where, "--apply", "--min-idle", "0s"
+    )
 
 
 def key_texts(number: int) -> list[str]:
@@ -93,7 +95,7 @@ def with_garbage(place: Place) -> None:
 def with_export(place: Place) -> None:
     """Write the state of an older checkpoint to files."""
     out = str(place.root / "out")
-    assert place.call("export", place.state, out, "--checkpoint", "earliest") == 0
+    assert place.call("read", place.state, "--to", out, "--checkpoint", "earliest") == 0
 
 
 def edits(place: Place) -> list[str]:
@@ -127,19 +129,22 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
     ),
     "copy": (with_tag, lambda place: place.call("copy", place.state, place.new)),
     "tag": (nothing, lambda place: place.call("tag", place.state, "t", "--comment", "why")),
-    "untag": (with_tag, lambda place: place.call("untag", place.state, "before")),
+    "tag --remove": (
+        with_tag,
+        lambda place: place.call("tag", place.state, "before", "--remove", "--apply"),
+    ),
     "rewind": (nothing, rewind),
-    "repair": (
+    "verify --repair": (
         with_garbage,
-        lambda place: place.call("repair", place.state, "--apply", "--min-age", "0s"),
+        lambda place: place.call("verify", place.state, "--repair", "--apply", "--min-age", "0s"),
     ),
-    "repair --give-up-after": (
+    "verify --give-up-after": (
         nothing,
-        lambda place: place.call("repair", place.state, "--give-up-after", "3", "--apply"),
+        lambda place: place.call("verify", place.state, "--give-up-after", "3", "--apply"),
     ),
-    "repair --give-up-after 1": (
+    "verify --give-up-after 1": (
         nothing,
-        lambda place: place.call("repair", place.state, "--give-up-after", "1", "--apply"),
+        lambda place: place.call("verify", place.state, "--give-up-after", "1", "--apply"),
     ),
     "edit": (nothing, edit),
     "edit from files": (
@@ -168,7 +173,7 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
     ),
     "export": (
         nothing,
-        lambda place: place.call("export", place.state, str(place.root / "out")),
+        lambda place: place.call("read", place.state, "--to", str(place.root / "out")),
     ),
 }
 

@@ -55,7 +55,7 @@ def values(store: LocationStore, checkpoint_id: int | None = None) -> list[bytes
 
 def sweep(store: LocationStore, *, dry_run: bool = False):  # type: ignore[no-untyped-def]
     later = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
-    return collect_garbage(store, min_age=dt.timedelta(0), dry_run=dry_run, now=later)
+    return collect_garbage(store, min_age=dt.timedelta(0), apply=not dry_run, now=later)
 
 
 def go_on(query: Query, name: str = "new") -> CheckpointCoordinator:
@@ -227,7 +227,7 @@ def test_a_fork_of_another_checkpoint_does_not_go_on_with_a_begun_one(
         forked(query, checkpoint=5)
     [tag] = statelog.tags(query.folder.parent / "state")
     assert f"{tag.name} --kind fork" in str(refused.value)
-    statelog.untag(query.folder.parent / "state", tag.name, kind="fork")
+    statelog.untag(query.folder.parent / "state", tag.name, kind="fork", apply=True)
     assert forked(query, checkpoint=5).checkpoint_id == 5  # it had written nothing else
 
 
@@ -245,7 +245,7 @@ def test_a_location_that_a_given_up_fork_claimed_is_refused_before_anything_is_p
         statelog.fork(root / "state", root / "new", state_only=True, checkpoint=4)
     monkeypatch.undo()
     [tag] = statelog.tags(root / "state")
-    statelog.untag(root / "state", tag.name, kind="fork")
+    statelog.untag(root / "state", tag.name, kind="fork", apply=True)
     # The claim names checkpoint 4 as the next entry, so no other checkpoint can be the first.
     with pytest.raises(UsageError, match="fork into an empty location"):
         statelog.fork(root / "state", root / "new", state_only=True, checkpoint=5)
@@ -330,7 +330,7 @@ def test_a_tag_is_forked_without_the_files_of_the_query(query: Query) -> None:
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]
     assert made.query is not None
     assert StoredQuery(open_store(made.query.checkpoint_location)).numbers("offsets") == [2, 3]
-    statelog.untag(root / "state", "before")
+    statelog.untag(root / "state", "before", apply=True)
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]  # the fork has a tag of its own
 
 
@@ -415,14 +415,14 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["kind"], one["checkpoint_id"]) for one in found] == [("fork", 4), ("tag", 4)]
     assert found[1]["facts"]["comment"] == "before [bold]7[/bold]"
-    assert run(["untag", state, "v1", "--json"]) == 0
+    assert run(["tag", state, "v1", "--remove", "--apply", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "v1"
-    assert run(["untag", state, "v1"]) == 0
+    assert run(["tag", state, "v1"]) == 0
     assert "Nothing to remove: " in capsys.readouterr().out
-    assert run(["untag", state, "v1", "--json"]) == 0
+    assert run(["tag", state, "v1", "--remove", "--apply", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoint_id"] is None
-    assert run(["untag", state, found[0]["name"], "--kind", "other"]) == 2
-    assert run(["untag", state, found[0]["name"], "--kind", "fork"]) == 0
+    assert run(["tag", state, found[0]["name"], "--kind", "other", "--remove"]) == 2
+    assert run(["tag", state, found[0]["name"], "--kind", "fork", "--remove", "--apply"]) == 0
     assert run(["verify", new]) == 1  # released, so it can no longer be read
     assert run(["fork", state, str(root / "x")]) == 2
     assert run(["fork", state, str(root / "q3" / "statelog"), "--json"]) == 0

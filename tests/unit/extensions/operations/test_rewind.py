@@ -1,5 +1,6 @@
 """Rewinds of a query's files and state, without Spark: what is refused, and every step repeated."""
 
+import dataclasses
 import datetime as dt
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from tests.records import one_operator
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
 
+import statelog
 from statelog.checkpoint import edit
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import Entries
@@ -19,7 +21,12 @@ from statelog.cli.main import run
 from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
 from statelog.extensions.operations import rewind
-from statelog.extensions.operations.rewind import apply_rewind, plan_rewind, rewind_points
+from statelog.extensions.operations.rewind import (
+    RewindReport,
+    apply_rewind,
+    plan_rewind,
+    rewind_points,
+)
 from statelog.extensions.spark_source.readers import Location, checkpoint_of_batch
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.model import KeyGroupRange, TaskStateSnapshot
@@ -131,7 +138,7 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
     given_up = collect_garbage(
         query.state,
         min_age=dt.timedelta(0),
-        dry_run=True,
+        apply=False,
         now=dt.datetime.now(dt.UTC),
     ).deleted
     assert ("chk-4/_metadata", "chk-5/_metadata") == given_up
@@ -273,31 +280,58 @@ def test_the_command_shows_first_and_acts_when_told(
     before = query.everything()
     assert "batch 2: checkpoint 3, committed" in call()
     assert [1, 2, 3, 4] == [json.loads(line)["batch_id"] for line in call("--json").splitlines()]
-    text = call("--to", "2")
+    text = call("--batch-id", "2")
     assert "would delete commits/4" in text
     assert "later checkpoints, up to 5, would be given up" in text
     assert "This was a dry run" in text
-    assert "query may be running" in call("--to", "2", "--apply", status=1)
-    assert "no longer retained" in call("--to", "0", status=1)
-    assert "--apply needs --to" in call("--apply", status=2)
-    assert "is at least 0" in call("--to", "-1", status=2)
+    assert "query may be running" in call("--batch-id", "2", "--apply", status=1)
+    assert "no longer retained" in call("--batch-id", "0", status=1)
+    assert "--apply needs --batch-id" in call("--apply", status=2)
+    assert "--batch-id" in call("--batch-id", "-1", status=2)
     assert before == query.everything()
-    said = [json.loads(line) for line in call("--to", "2", "--json").splitlines()]
+    said = [json.loads(line) for line in call("--batch-id", "2", "--json").splitlines()]
     assert {"path": "commits/4", "action": "would-delete"} == said[0]
     said = [
         json.loads(line)
-        for line in call("--to", "2", "--apply", "--min-age", "0s", "--json").splitlines()
+        for line in call("--batch-id", "2", "--apply", "--min-idle", "0s", "--json").splitlines()
     ]
     assert {"path": "commits/4", "action": "deleted"} == said[0]
     summary = said[-1]["summary"]
-    assert (2, 7, False) == (summary["batch_id"], summary["goes_on_from"], summary["dry_run"])
+    assert (2, 7, False) == (summary["batch_id"], summary["continues_from"], summary["dry_run"])
     assert 2 == summary["input_files"]
     assert ["file:///in/3", "file:///in/4"] == summary["missing_files"]
-    assert "nothing to do" in call("--to", "2", "--apply", "--min-age", "0s")
-    assert "no such directory" in call("--to", "2", "--state-location", "/nope", status=2)
-    assert run(["rewind", str(tmp_path / "nope"), "--to", "1"]) == 2
-    assert run(["rewind", str(query.folder), "--to", "1"]) == 2  # no state at the default place
-    assert "Pass the query's stateLocation with --state-location" in capsys.readouterr().err
+    assert "nothing to do" in call("--batch-id", "2", "--apply", "--min-idle", "0s")
+    assert "no such directory" in call("--batch-id", "2", "--state-location", "/nope", status=2)
+    assert run(["rewind", str(tmp_path / "nope"), "--batch-id", "1"]) == 2
+    assert (
+        run(["rewind", str(query.folder), "--batch-id", "1"]) == 2
+    )  # no state at the default place
+    assert (
+        "Give the query's stateLocation as state_location (--state-location)"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_query_is_rewound_from_python(query: Query, tmp_path: Path) -> None:
+    before = query.everything()
+
+    def call(**options: Any) -> RewindReport:
+        return statelog.rewind(query.folder, 2, state_location=tmp_path / "state", **options)
+
+    planned = call()
+    assert planned.continues_from is None
+    assert planned.changes_state
+    assert "commits/4" in planned.files
+    with pytest.raises(CheckpointError, match="query may be running") as rejected:
+        call(apply=True)
+    assert "active" == rejected.value.reason
+    assert before == query.everything()
+    done = call(apply=True, min_idle=dt.timedelta(0))
+    assert dataclasses.replace(planned, continues_from=7) == done
+    again = call(apply=True, min_idle=dt.timedelta(0))
+    assert (7, (), False) == (again.continues_from, again.files, again.changes_state)
+    with pytest.raises(UsageError, match="batch_id"):
+        statelog.rewind(query.folder, -1, state_location=tmp_path / "state")
 
 
 def test_the_number_of_a_batch_never_takes_a_checkpoint_that_was_given_up(tmp_path: Path) -> None:

@@ -35,19 +35,20 @@ VERBS: dict[str, list[str]] = {
     "checkpoints": [],
     "read": [],
     "get": ["$timers", "1", "key 1"],
-    "history": ["$timers", "1", "key 1"],
+    "get --history": ["$timers", "1", "key 1"],
     "diff": ["1", "2"],
     "sql": ["select count(*) as n from timers"],
-    "export": [],
+    "read --to": [],
     "verify": [],
     "gc": [],
-    "repair": [],
+    "verify --repair": [],
 }
 
 
 def arguments(verb: str, location: Path | str, tmp_path: Path) -> list[str]:
-    more = [str(tmp_path / "out")] if verb == "export" else VERBS[verb]
-    return [verb, str(location), *more]
+    name, *options = verb.split()
+    more = [str(tmp_path / "out")] if "--to" in options else VERBS[verb]
+    return [name, str(location), *options, *more]
 
 
 def ask(verb: str, location: Path | str, tmp_path: Path, capsys: Any) -> tuple[int, str]:
@@ -204,7 +205,7 @@ def test_what_is_no_location_is_a_wrong_call(
 def test_a_location_without_a_checkpoint(verb: str, tmp_path: Path, capsys: Any) -> None:
     started(open_store(str(tmp_path / "new")))
     status, said = ask(verb, tmp_path / "new", tmp_path, capsys)
-    if verb in ("checkpoints", "verify", "gc", "repair"):
+    if verb in ("checkpoints", "verify", "gc", "verify --repair"):
         assert status == 0
     else:
         assert status == 1
@@ -221,7 +222,7 @@ def test_a_half_written_location_is_named(tmp_path: Path, capsys: Any) -> None:
     (place / "chk-1" / "_metadata").write_bytes(b"\x01\xff\x06\x00")
     for verb in VERBS:
         status, said = ask(verb, place, tmp_path, capsys)
-        assert (verb, status) in {(verb, 1), ("gc", 1), ("repair", 1)}
+        assert (verb, status) in {(verb, 1), ("gc", 1), ("verify --repair", 1)}
         assert "damaged" in said or "not exist" in said
         assert "chk-1/_metadata" in said or verb == "diff"
 
@@ -292,7 +293,7 @@ def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys:
         with sl.open(tmp_path / "state") as state, pytest.raises(IncompatibleFormatError) as caught:
             use(state)
         assert "Nothing is damaged: upgrade statelog" in str(caught.value)
-    for verb in ("read", "get", "sql", "export", "verify", "gc", "repair"):
+    for verb in ("read", "get", "sql", "read --to", "verify", "gc", "verify --repair"):
         status, said = ask(verb, tmp_path / "state", tmp_path, capsys)
         assert status == 1
         assert "upgrade statelog" in said
@@ -323,7 +324,7 @@ def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
             assert replica.table("total").num_rows == 0
     for verb in VERBS:
         status, _ = ask(verb, tmp_path / "sta te ☃", tmp_path, capsys)
-        assert status == (1 if verb in ("get", "history") else 0), verb  # 1: no such key
+        assert status == (1 if verb in ("get", "get --history") else 0), verb  # 1: no such key
     import pyarrow.parquet as pq
 
     assert pq.read_table(tmp_path / "out" / "total.parquet").num_rows == 0

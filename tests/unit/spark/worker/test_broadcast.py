@@ -177,7 +177,7 @@ def test_a_version_is_stored_once_and_deleted_with_the_last_checkpoint_that_name
     (entry,) = run.versions
     assert 2 == entry.count
     report = collect_garbage(
-        run.job.store, min_age=dt.timedelta(0), dry_run=False, now=dt.datetime.now(dt.UTC)
+        run.job.store, min_age=dt.timedelta(0), apply=True, now=dt.datetime.now(dt.UTC)
     )
     assert {entry.path} == run.objects(), report
     # What an attempt stored that did not commit is kept for its repetition, for some days.
@@ -185,7 +185,7 @@ def test_a_version_is_stored_once_and_deleted_with_the_last_checkpoint_that_name
     run.killed(ROWS)
     for days, count in ((6, 2), (8, 1)):
         now = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
-        collect_garbage(run.job.store, min_age=dt.timedelta(0), dry_run=False, now=now)
+        collect_garbage(run.job.store, min_age=dt.timedelta(0), apply=True, now=now)
         assert count == len(run.objects())
 
 

@@ -739,7 +739,7 @@ def test_dead_letters_are_kept_by_age_and_not_by_the_number_of_recordings(tmp_pa
     with sl.open(job.location) as state:
         assert [5] == state.dead_letters(since_checkpoint=4)["checkpoint_id"].to_pylist()
     report = collect_garbage(
-        job.store, min_age=dt.timedelta(hours=1), dry_run=False,
+        job.store, min_age=dt.timedelta(hours=1), apply=True,
         now=dt.datetime.now(dt.UTC) + dt.timedelta(days=30),
     )  # fmt: skip
     assert () == tuple(report.deleted)

@@ -391,7 +391,7 @@ def test_the_coordinator_confirms_resets_and_truncates(
     report = collect_garbage(
         store,
         min_age=dt.timedelta(0),
-        dry_run=True,
+        apply=False,
         now=dt.datetime.now(dt.UTC) + dt.timedelta(hours=1),
     )
     assert declined == {path for path in report.deleted if path.startswith("dstl/")}

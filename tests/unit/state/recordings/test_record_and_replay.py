@@ -325,7 +325,7 @@ def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Pat
     def collect(days: float) -> set[str]:
         now = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
         hour = dt.timedelta(hours=1)
-        report = collect_garbage(job.store, min_age=hour, dry_run=False, now=now)
+        report = collect_garbage(job.store, min_age=hour, apply=True, now=now)
         assert 0 == report.unknown
         return set(report.deleted)
 

@@ -1,4 +1,4 @@
-"""`statelog replay`: what a recorded key saw, through the processor of today."""
+"""`statelog replay`: run what a recorded key saw through the current processor."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import typer
 
 from statelog import extras
 from statelog.checkpoint.history import open_state
-from statelog.cli.options import CHECKPOINT_FORMS
-from statelog.cli.output import EXIT_FINDING, console, plural, print_json
-from statelog.cli.replay_show import show_recordings, show_step, step_json
-from statelog.cli.state_rows import report_unreadable
-from statelog.errors import CorruptionError, UsageError
-from statelog.state.keys.state_key import key_from_text
-from statelog.state.recordings import (
-    UnreadableRecording,
-    read_recordings,
-    steps_of,
+from statelog.cli.options import (
+    CHECKPOINT_FORMS,
+    KEY_FORMS,
+    JsonOption,
+    LocationArgument,
+    OperatorOption,
 )
+from statelog.cli.output import EXIT_FINDING, plural, print_json, say
+from statelog.cli.rows import report_unreadable
+from statelog.errors import CorruptionError, UsageError
+from statelog.extensions.recordings.replay_text import show_recordings, show_step, step_json
+from statelog.state.keys.state_key import key_from_text
+from statelog.state.recordings import UnreadableRecording, read_recordings, steps_of
 from statelog.state.recordings.step import RecordedStep
 from statelog.store import ObjectStore
 
@@ -30,51 +32,49 @@ if TYPE_CHECKING:
 
 
 def replay(
-    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    location: LocationArgument,
     key: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Values of the key columns, in their order; -- before a negative number. Without "
-            "a key the recorded keys are listed."
+            metavar="[KEY]...",
+            help=f"{KEY_FORMS} Without a key, the command lists the recorded keys.",
         ),
     ] = None,
     *,
     from_checkpoint: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            help=f"Leave out the micro-batches before this checkpoint: {CHECKPOINT_FORMS}.",
-        ),
+        typer.Option(help=f"Skip the micro-batches before this checkpoint: {CHECKPOINT_FORMS}."),
     ] = None,
-    operator: Annotated[
-        str | None, typer.Option(help="operatorId, where the query has several operators.")
-    ] = None,
+    operator: OperatorOption = None,
     processor: Annotated[
         str | None,
         typer.Option(
-            help="The processor: module:Class or file.py:Class; a function that returns it will do. "
-            "Needed with a key; without it the error tells what the recording names.",
+            help="The processor, or a function that returns it: module:Class or file.py:Class. A key needs it.",
             metavar="MODULE:CLASS",
         ),
     ] = None,
     pdb: Annotated[
-        bool, typer.Option("--pdb", help="Stop at the first difference or error in the debugger.")
+        bool, typer.Option("--pdb", help="Open the debugger at the first difference or error.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
-) -> None:
+    as_json: JsonOption = False,
+) -> int:
     """
-    Run what a recorded key saw through the processor of today, and compare.
+    Run what a recorded key saw through the current processor, and compare the results.
 
-    A query records keys with the setting `record`.  Each micro-batch of the key is one step: it begins
-    with the recorded state and timers, and its rows, state and timers are compared with the recorded
-    ones.  Recordings that are damaged or missing are reported and left out.  Exit status 1 if a step
-    differs or fails, or a recording is left out.
+    A query records keys with the setting `record`.  Each micro-batch of the key is a step.  It begins with the recorded
+    state and timers; its rows, state and timers are compared with the recorded ones.  Damaged and
+    missing recordings are reported and skipped.  Exit status 1 if a step differs or fails, or a recording is skipped.
+
+    Examples:
+        statelog replay s3://bucket/jobs/fraud
+        statelog replay s3://bucket/jobs/fraud c42 --processor jobs.fraud:FraudRule
+        statelog replay s3://bucket/jobs/fraud c42 --processor fraud.py:FraudRule --pdb
     """
     store = open_state(location)
     unreadable: list[UnreadableRecording] = []
     if not key:
         show_recordings(_recorded_keys(store, unreadable), as_json=as_json)
-        raise typer.Exit(report_unreadable(unreadable))
+        return report_unreadable(unreadable)
     extras.require_spark("the replay of a processor")
     steps = _recorded_steps(store, key, unreadable, operator, from_checkpoint)
     gaps = report_unreadable(unreadable)
@@ -86,10 +86,10 @@ def replay(
             print_json(step_json(step))
         else:
             show_step(step)
-    bad = [step for step in replayed if step.differences or step.error is not None]
     if not as_json:
         _summary(replayed, processor)
-    raise typer.Exit(EXIT_FINDING if bad else gaps)
+    differs = any(step.differences or step.error is not None for step in replayed)
+    return EXIT_FINDING if differs else gaps
 
 
 def _recorded_keys(store: ObjectStore, unreadable: list[UnreadableRecording]) -> list[RecordedStep]:
@@ -109,13 +109,13 @@ def _recorded_steps(
     operator: str | None,
     from_checkpoint: str | None,
 ) -> list[RecordedStep]:
-    """Return the steps of a key that is given as text."""
+    """Return the steps of a key in text form."""
     from statelog.extensions.testing.replay import recorded_steps
 
     refused: UsageError | None = None
     values: list[tuple[object, ...]] = []
     schemas = []
-    for _, task in read_recordings(store, []):  # the steps report what is left out
+    for _, task in read_recordings(store, []):  # the steps report what is skipped
         if operator is None or task.operator_id == operator:
             with suppress(CorruptionError):
                 schemas.append(task.state_schema().key_schema)
@@ -129,9 +129,9 @@ def _recorded_steps(
             values.append(parsed)
     if not values and refused is not None:
         raise refused
-    given = values[0] if values else tuple(key)
+    values = values or [tuple(key)]
     return recorded_steps(
-        store, given, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
+        store, values[0], unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
     )
 
 
@@ -166,9 +166,7 @@ def _replayed(
 def _summary(steps: Sequence[ReplayedStep], processor: str) -> None:
     differ = sum(bool(step.differences) for step in steps)
     failed = sum(step.error is not None and not step.differences for step in steps)
-    parts = [f"{plural(len(steps), 'step')} with {processor}"]
-    parts.append(f"{differ} differ" if differ else "no difference")
-    if failed:
-        parts.append(f"{failed} failed as recorded")
-    style = "bold red" if differ or failed else "green"
-    console().print(": ".join(parts[:2]) + "".join(f", {part}" for part in parts[2:]), style=style)
+    text = f"{plural(len(steps), 'step')} with {processor}: "
+    text += f"{differ} differ" if differ else "no difference"
+    text += f", {failed} failed as recorded" if failed else ""
+    say((text, "bold red" if differ or failed else "green"))

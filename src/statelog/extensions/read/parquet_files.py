@@ -1,4 +1,4 @@
-"""`statelog export`: state as of a checkpoint as Parquet files."""
+"""The state as of a checkpoint as Parquet files, one for each variable."""
 
 from __future__ import annotations
 
@@ -7,83 +7,44 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import typer
 
-from statelog.cli.options import CheckpointOption, JsonLinesOption, LocationArgument, OperatorOption
-from statelog.cli.output import console, plural, print_json, progress, size_text
-from statelog.cli.state_rows import open_state
 from statelog.errors import StatelogError, StoreError, UsageError
-from statelog.redaction import redacted
 from statelog.state.reader import StateReader
 from statelog.store.local_disk import check_named_file
 
 _SUFFIX = ".parquet"
 
 
-def export(
-    location: LocationArgument,
-    out: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder for one file per variable; or one file, NAME.parquet, for one."
-        ),
-    ],
+def write_variables(
+    reader: StateReader,
+    variables: Sequence[str],
+    to: Path,
     *,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="State variable, $timers for timers; may be given several times. All by default."
-        ),
-    ] = None,
-    checkpoint: CheckpointOption = None,
-    operator: OperatorOption = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace files that exist.")] = False,
-    as_json: JsonLinesOption = False,
-) -> None:
+    location: str,
+    overwrite: bool,
+    update: Callable[[str], None],
+) -> list[tuple[str, Path, int]]:
     """
-    Write the state as of a checkpoint to Parquet files, one for each state variable.
+    Write variables to a folder, or one variable to a file; return name, file and number of rows.
 
-    A file has the columns of statelog read, and appears under its name when it is complete.  What had expired at the time of the checkpoint's micro-batch is left out.  A file that exists is kept, exit status 2, unless --overwrite is given; one that an interrupted call has written from the same checkpoint is no obstacle.
+    A file appears under its name when it is complete.  A file that exists is rejected with `UsageError`
+    without *overwrite*, except the result of an interrupted call for the same checkpoint.
     """
-    with open_state(location, operator) as opened:
-        reader = opened.reader(checkpoint)
-        variables = [variable.name for variable in reader.variables()]
-        names = list(dict.fromkeys(state)) if state else variables
-        schemas = {name: reader.arrow_schema(name) for name in names}  # refuses unknown names
-        check_named_file(reader.store.url, out)
-        files = _files(out, names)
-        facts = {
-            "statelog.location": redacted(location),
-            "statelog.checkpoint": str(reader.checkpoint_id),
-            "statelog.operator": reader.schema.operator_id,
-            "statelog.as_of_ms": str(reader.as_of_ms),
-        }
-        _check_absent(files, facts, overwrite=overwrite)
-        with progress("exporting") as update:
-            rows = _write(reader, schemas, files, facts, overwrite=overwrite, update=update)
-    for name, path in files.items():
-        size = path.stat().st_size
-        if as_json:
-            print_json(
-                {
-                    "variable": name,
-                    "path": str(path),
-                    "rows": rows[name],
-                    "size_bytes": size,
-                    "checkpoint_id": reader.checkpoint_id,
-                }
-            )
-        else:
-            console().print(
-                f"{name} as of checkpoint {reader.checkpoint_id}: {plural(rows[name], 'row')} "
-                f"({size_text(size)}) in {path}",
-                markup=False,
-                soft_wrap=True,
-            )
+    schemas = {name: reader.arrow_schema(name) for name in variables}  # rejects unknown names
+    check_named_file(reader.store.url, to)
+    files = _files(to, variables)
+    facts = {
+        "statelog.location": location,
+        "statelog.checkpoint": str(reader.checkpoint_id),
+        "statelog.operator": reader.schema.operator_id,
+        "statelog.as_of_ms": str(reader.as_of_ms),
+    }
+    _check_absent(files, facts, overwrite=overwrite)
+    rows = _write(reader, schemas, files, facts, overwrite=overwrite, update=update)
+    return [(name, path, rows[name]) for name, path in files.items()]
 
 
 def _files(out: Path, names: Sequence[str]) -> dict[str, Path]:
@@ -93,11 +54,11 @@ def _files(out: Path, names: Sequence[str]) -> dict[str, Path]:
             texts = ", ".join(names) or "none"
             raise UsageError(
                 f"{out} is one file, and there are {len(names)} variables ({texts}): give a folder, or "
-                "one of them with --state"
+                "name one variable"
             )
         return {names[0]: out}
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is no folder; a name for one file ends with {_SUFFIX}")
+        raise UsageError(f"{out} is not a folder; the name of a file ends with {_SUFFIX}")
     # A name may have any characters; those that are not safe in a file name are encoded.
     quoted = {name: urllib.parse.quote(name, safe=" $()=+,@") for name in names}
     return {name: out / f"{quoted[name]}{_SUFFIX}" for name in names}
@@ -133,7 +94,7 @@ def _write(
     overwrite: bool,
     update: Callable[[str], None],
 ) -> dict[str, int]:
-    """Write all files under other names, then give them theirs; return the number of rows of each."""
+    """Write all files under temporary names, then rename them; return the number of rows of each."""
     counts = dict.fromkeys(files, 0)
     staged = {
         name: path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
@@ -182,7 +143,9 @@ def _publish(staged: Path, path: Path, metadata: Mapping[str, str], *, overwrite
     except FileExistsError as error:
         if not _is_result(path, metadata):
             raise UsageError(f"{path} exists; --overwrite replaces it") from error
-    except OSError as error:  # a file system without hard links: the check at the begin has to do
+    except (
+        OSError
+    ) as error:  # a file system without hard links: the check at the start has to suffice
         if os.path.lexists(path) and not _is_result(path, metadata):
             raise UsageError(f"{path} exists; --overwrite replaces it") from error
         staged.replace(path)

@@ -9,18 +9,12 @@ import typer
 
 from statelog.cli.options import (
     CheckpointOption,
-    JsonLinesOption,
+    JsonOption,
     LocationArgument,
     OperatorOption,
+    VariablesOption,
 )
-from statelog.cli.output import (
-    console,
-    open_location,
-    plural,
-    print_error,
-    print_json,
-    progress,
-)
+from statelog.cli.output import open_location, plural, print_error, print_json, progress, say
 from statelog.errors import StoreError, UnavailableError, UsageError
 from statelog.extensions.publish.publisher import RETAIN, PublishReport, TablePublisher, open_table
 from statelog.runtime.clock import pause, wall_clock_seconds
@@ -33,50 +27,57 @@ def publish(
         str | None,
         typer.Option(
             metavar="CATALOG.NAMESPACE.TABLE",
-            help="The Iceberg table, created if it is missing; the catalog is part of pyiceberg's configuration.",
+            help="The Iceberg table, created if it does not exist. The catalog is configured as for pyiceberg.",
         ),
     ] = None,
     delta: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Instead of --iceberg: path or URL of the folder of a Delta table, created if it is missing.",
+            help="Instead of --iceberg: the folder of a Delta table, a path or URL, created if it does not exist.",
         ),
     ] = None,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(help="State variable, a column; may be given several times. All by default."),
-    ] = None,
+    variable: VariablesOption = None,
     checkpoint: CheckpointOption = None,
     operator: OperatorOption = None,
     retain: Annotated[
-        int, typer.Option(help="Versions of the table to retain besides those with a tag.", min=1)
+        int,
+        typer.Option(help="Retain this many versions of the table, and those with a tag.", min=1),
     ] = RETAIN,
     catalog_option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Property of Iceberg's catalog; may be given several times."
+            metavar="KEY=VALUE",
+            help="Property of the Iceberg catalog; repeat the option for several.",
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option(help="Publish each newer checkpoint too, until interrupted.")
+        bool,
+        typer.Option(help="Publish each newer checkpoint too, until you interrupt the command."),
     ] = False,
     interval: Annotated[
-        float, typer.Option(help="Seconds between two looks for a newer checkpoint.", min=0.01)
+        float, typer.Option(help="Look for a newer checkpoint every so many seconds.", min=0.01)
     ] = 1.0,
-    as_json: JsonLinesOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """
     Publish a checkpoint as the newest version of an Iceberg or a Delta table.
 
-    The table contains a row per key and a column per state variable.  Each publication replaces the rows of the key groups that changed.  Tags of LOCATION are tags of an Iceberg table.  A call for a checkpoint that is a version of the table already changes nothing.
+    The table has a row per key and a column per state variable.  Each publication replaces the rows of the key groups
+    that changed.  An Iceberg table gets the tags of LOCATION.  If the table contains the checkpoint already, nothing
+    changes.
+
+    Examples:
+        statelog publish s3://bucket/jobs/totals --iceberg prod.jobs.totals
+        statelog publish s3://bucket/jobs/totals --delta s3://bucket/tables/totals --variable total
+        statelog publish s3://bucket/jobs/totals --iceberg prod.jobs.totals --follow --interval 60
     """
     if follow and checkpoint is not None:
         raise UsageError("--follow publishes the newest checkpoints; leave --checkpoint out")
     with TablePublisher(
         open_location(location),
         open_table(iceberg, delta, catalog_options=_options(catalog_option or ())),
-        variables=state or None,
+        variables=variable or None,
         operator=operator,
         retain=retain,
     ) as publisher:
@@ -90,7 +91,7 @@ def publish(
 
 
 def _follow(publisher: TablePublisher, as_json: bool) -> None:
-    """Publish what is new; a failure of a store or a catalog is reported, and tried again."""
+    """Publish newer checkpoints; a failure of a store or a catalog is printed, and tried again later."""
     began_s = wall_clock_seconds()
     try:
         report = publisher.refresh()
@@ -117,17 +118,16 @@ def _show(report: PublishReport, seconds: float, as_json: bool) -> None:
             }
         )
         return
-    line = (
-        f"{report.table} contains checkpoint {report.checkpoint_id} already; nothing was published"
+    if not report.published:
+        contains = f"{report.table} contains checkpoint {report.checkpoint_id} already"
+        say(f"{contains}; nothing was published")
+        return
+    ids = ", ".join(map(str, report.published))
+    noun = "checkpoint" if len(report.published) == 1 else "checkpoints"
+    say(
+        f"{report.table}: {noun} {ids} published in {seconds:.2f} s, "
+        f"{plural(report.row_count, 'row')}, {report.written_rows:,} written"
     )
-    if report.published:
-        ids = ", ".join(map(str, report.published))
-        noun = "checkpoint" if len(report.published) == 1 else "checkpoints"
-        line = (
-            f"{report.table}: {noun} {ids} published in {seconds:.2f} s, "
-            f"{plural(report.row_count, 'row')}, {report.written_rows:,} written"
-        )
-    console().print(line, markup=False, soft_wrap=True)
 
 
 def _options(pairs: Sequence[str]) -> dict[str, str]:
@@ -136,6 +136,6 @@ def _options(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not key or not separator:
-            raise UsageError("--catalog-option takes KEY=VALUE; one of them lacks '='")
+            raise UsageError("--catalog-option takes KEY=VALUE; an option without '=' was given")
         options[key] = value
     return options

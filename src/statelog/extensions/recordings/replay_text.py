@@ -1,4 +1,4 @@
-"""Show recorded keys and replayed steps: as text in colour, or as JSON."""
+"""Print recorded keys and replayed steps, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rich.text import Text
 
-from statelog.cli.output import PlainTable, console, print_json, utc
+from statelog.cli.output import print_json, print_table, say, utc
 from statelog.state.recordings import RecordedStep
 
 if TYPE_CHECKING:
@@ -29,27 +29,27 @@ class _Row(Protocol):
 
 def show_recordings(recorded: Sequence[RecordedStep], *, as_json: bool) -> None:
     """Print the recorded keys of a location, with how often each was recorded."""
-    steps_of: dict[tuple[str, str], list[RecordedStep]] = {}
+    by_key: dict[tuple[str, str], list[RecordedStep]] = {}
     for step in recorded:
-        steps_of.setdefault((step.task.operator_id, repr(step.key)), []).append(step)
-    keys = [_RecordedKey.of(steps) for steps in steps_of.values()]
+        by_key.setdefault((step.task.operator_id, repr(step.key)), []).append(step)
+    keys = [_RecordedKey.of(steps) for steps in by_key.values()]
     if as_json:
         for key in keys:
             print_json(dataclasses.asdict(key))
         return
     if not keys:
-        console().print("no recordings; the setting `record` chooses what a query records")
+        say("no recordings; the setting `record` chooses the keys that a query records")
         return
-    table = PlainTable(box=None, pad_edge=False)
-    for name in ("operator", "key", "steps", "failures", "checkpoints"):
-        table.add_column(name, justify="right" if name in ("steps", "failures") else "left")
-    for key in keys:
-        first, last = key.first_checkpoint, key.last_checkpoint
-        span = f"{first} to {last}" if first != last else str(first)
-        values = " ".join(map(str, key.key))
-        cells = (key.operator, values, str(key.steps), str(key.failures), span)
-        table.add_row(*map(Text, cells), style="red" if key.failures else None)
-    console().print(table)
+    heads = ("operator", "key", "steps", "failures", "checkpoints")
+    print_table(heads, map(_cells, keys), numbers=("steps", "failures"))
+
+
+def _cells(key: _RecordedKey) -> list[Text]:
+    first, last = key.first_checkpoint, key.last_checkpoint
+    span = f"{first} to {last}" if first != last else str(first)
+    values = " ".join(map(str, key.key))
+    cells = (key.operator, values, str(key.steps), str(key.failures), span)
+    return [Text(cell, style="red" if key.failures else "") for cell in cells]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,47 +75,44 @@ class _RecordedKey:
 
 
 def show_step(step: ReplayedStep) -> None:
-    """Print one step: its input, state and timers, output, and what differs."""
-    out = console()
+    """Print a step: its input, state and timers, output, and differences."""
     task = step.recorded.task
     head = f"checkpoint {task.checkpoint_id}, batch {task.batch_id}"
     if task.now_ms >= 0:
         head += f", {utc(task.now_ms)} UTC"
     if task.time_mode == "eventtime":
         head += f", watermark {utc(task.watermark_ms)} UTC"
-    out.print(Text(head, style="bold"))
+    say((head, "bold"))
+    for name, value, style in _lines(step):
+        say((f"  {name:8}", "dim"), (value, style))
+    for difference in step.differences:
+        say((f"  {difference.what} differs", "bold red"))
+        say((f"    - recorded {value_text(difference.recorded)}", "red"))
+        say((f"    + now      {value_text(difference.found)}", "green"))
+    if not step.differences:
+        fails = step.error is not None
+        say(("  fails as recorded", "bold red") if fails else ("  as recorded", "green"))
+    say()
 
-    def line(name: str, value: str, style: str = "") -> None:
-        out.print(Text.assemble((f"  {name:8}", "dim"), (value, style)), soft_wrap=True)
 
+def _lines(step: ReplayedStep) -> Iterator[tuple[str, str, str]]:
+    """Yield name, text and style of each line of a step."""
     for row in step.input[:_ROWS_SHOWN]:
-        line("row", row_text(row))
+        yield "row", row_text(row), ""
     if len(step.input) > _ROWS_SHOWN:
-        line("", f"... {len(step.input) - _ROWS_SHOWN} more rows")
+        yield "", f"... {len(step.input) - _ROWS_SHOWN} more rows", ""
     for call in step.recorded.calls:
         if call.timer_ms >= 0:
-            line("timer", f"{call.timer_ms} ({utc(call.timer_ms)} UTC)")
-    line("before", state_text(step.before, step.timers_before))
+            yield "timer", f"{call.timer_ms} ({utc(call.timer_ms)} UTC)", ""
+    yield "before", state_text(step.before, step.timers_before), ""
     if step.recorded_result is not None:
         after = step.recorded_result
-        line("after", state_text(after.state, after.timers))
+        yield "after", state_text(after.state, after.timers), ""
         for row in after.output[:_ROWS_SHOWN]:
-            line("output", row_text(row))
+            yield "output", row_text(row), ""
     failure = step.recorded.failure
     if failure is not None:
-        line("raised", f"{failure.error}: {failure.message}", "yellow")
-    for difference in step.differences:
-        out.print(Text(f"  {difference.what} differs", style="bold red"))
-        out.print(
-            Text(f"    - recorded {value_text(difference.recorded)}", style="red"), soft_wrap=True
-        )
-        out.print(
-            Text(f"    + now      {value_text(difference.found)}", style="green"), soft_wrap=True
-        )
-    if not step.differences:
-        same = "  as recorded" if step.error is None else "  fails as recorded"
-        out.print(Text(same, style="green" if step.error is None else "bold red"))
-    out.print()
+        yield "raised", f"{failure.error}: {failure.message}", "yellow"
 
 
 def row_text(row: _Row) -> str:
@@ -133,12 +130,12 @@ def state_text(state: Mapping[str, object], timers: Sequence[int]) -> str:
 
 
 def one_text(value: object) -> str:
-    """Return one value as text."""
+    """Return a value as text."""
     return value.isoformat(sep=" ") if isinstance(value, dt.datetime) else repr(value)
 
 
 def value_text(value: object) -> str:
-    """Return one side of a difference as text."""
+    """Return the recorded or the new value of a difference as text."""
     if value is None or value == []:
         return "nothing"
     if isinstance(value, list) and any(hasattr(each, "__fields__") for each in value):

@@ -15,6 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 from statelog import __version__, extras
+from statelog.cli.options import JsonOption
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -34,30 +35,32 @@ _DIFFERENCES_MAX: Final = 20
 def demo(
     location: Annotated[
         str | None,
-        typer.Option(help="State location: an empty path or URL.  Default: a temporary one."),
+        typer.Option(help="State location: an empty path or URL. Default: a temporary folder."),
     ] = None,
-    tasks_after: Annotated[int, typer.Option(min=1, max=128, help="Tasks after the kill.")] = 3,
-    orders: Annotated[int, typer.Option(min=1, help="Orders in the input.")] = 10_000,
+    tasks_after: Annotated[
+        int, typer.Option(min=1, max=128, help="Number of tasks after the kill.")
+    ] = 3,
+    orders: Annotated[int, typer.Option(min=1, help="Number of orders in the input.")] = 10_000,
     batches: Annotated[int, typer.Option(min=4, help="Number of micro-batches.")] = 24,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one JSON document; other output goes to standard error."
-        ),
-    ] = False,
-) -> None:
+    as_json: JsonOption = False,
+) -> int:
     """
     Run a streaming job, kill it, restart it, and verify the result.
 
-    Revenue, orders, sessions and last country of each customer are kept as state over a stream of order lines.
-    Half-way all processes of the job receive SIGKILL; it restarts with another number of tasks.
-    The result is compared with a plain Spark batch query, to the cent.  Exit status 1 if anything differs.
+    The job reads order lines and keeps the revenue, orders, sessions and last country of each customer as state.
+    Half-way, all processes of the job receive SIGKILL; the job restarts with a different number of tasks.
+    The result is compared with a plain Spark batch query, to the cent.  With --json, progress is printed on
+    standard error.  Exit status 1 if anything differs.
+
+    Examples:
+        statelog demo
+        statelog demo --location /tmp/demo-state --tasks-after 8
     """
     extras.require("the demonstration", "spark", "pyspark", "pandas", "google.protobuf")
     extras.require_spark("the demonstration")
     from statelog.demo.run import TASKS_BEFORE, run_demo
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the folder is deleted then, too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the folder is deleted then, too
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     screen = PlainConsole(stderr=True, highlight=False) if as_json else console()
     begin = time.monotonic()
@@ -76,7 +79,7 @@ def demo(
                     batches=batches,
                 )
             except KeyboardInterrupt:
-                screen.print("interrupted: all processes of the job were stopped")
+                screen.print("interrupted; all processes of the job were stopped")
                 raise
     if location:
         hint = f"inspect it: statelog checkpoints {redacted(location)}"
@@ -93,11 +96,11 @@ def demo(
                 **show.result,
             }
         )
-    raise typer.Exit(EXIT_OK if show.result["exact"] else EXIT_FINDING)
+    return EXIT_OK if show.result["exact"] else EXIT_FINDING
 
 
 class _Show:
-    """Prints a demonstration, one line for each micro-batch, and keeps what JSON has of it."""
+    """Prints a demonstration, one line for each micro-batch, and collects its JSON."""
 
     def __init__(self, screen: Console, status: Status, batches: int) -> None:
         self._screen = screen
@@ -160,7 +163,12 @@ class _Show:
         self._print(("  output   ", "dim"), f"{result['batches']} micro-batches")
         self._print(("  state    ", "dim"), f"read back from checkpoint {result['checkpoint']}")
         if result["exact"]:
-            self._print(("exact: no customer differs, no batch is missing or twice", "bold green"))
+            self._print(
+                (
+                    "exact: no customer differs, no micro-batch is missing or repeated",
+                    "bold green",
+                )
+            )
             return
         self._print((plural(result["difference_count"], "difference"), "bold red"))
         for difference in result["differences"]:

@@ -1,0 +1,106 @@
+"""`statelog audit`: who changed a location, when, how, and from which host."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from statelog.checkpoint.audit import UNFINISHED, AuditLine, AuditLog, problems_of, read_audit_log
+from statelog.checkpoint.history import open_state
+from statelog.cli.options import JsonOption, LocationArgument
+from statelog.cli.output import (
+    EXIT_FINDING,
+    EXIT_OK,
+    open_location,
+    plural,
+    print_error,
+    print_json,
+    print_table,
+    progress,
+    say,
+    utc,
+)
+from statelog.model import JsonObject
+from statelog.redaction import redacted
+
+_STYLES = {"done": "green", "failed": "bold red", UNFINISHED: "yellow"}
+_HEADS = ("began (UTC)", "user", "host", "process", "operation", "outcome")
+
+
+def audit(
+    location: LocationArgument,
+    limit: Annotated[
+        int, typer.Option(help="Read at most this many of the newest lines; 0 reads all.", min=0)
+    ] = 100,
+    as_json: JsonOption = False,
+) -> int:
+    """
+    List the operations that changed a state location, the newest last.
+
+    Each command and Python call that changes a location writes a line: gc, rewind, tag, fork, copy, edit,
+    forget and others.  Micro-batches, dry runs and calls that change nothing do not write a line.  An
+    operation is "unfinished" if it still runs or was interrupted; repeat an interrupted operation.
+
+    Each process describes itself, so the lines are no proof against a person who can write to the
+    location.  Exit status 1 if a line is damaged.
+
+    Examples:
+        statelog audit s3://bucket/jobs/totals
+        statelog audit s3://bucket/jobs/totals --limit 0 --json
+    """
+    store = open_state(location)
+    with progress("reading"):
+        audit_log = read_audit_log(store, limit or None)
+    if not audit_log.lines and not audit_log.unknown:
+        open_location(location)
+    if as_json:
+        for line in audit_log.lines:
+            print_json(_json(line))
+        summary = {"lines": len(audit_log.lines), "earlier": audit_log.earlier}
+        print_json({"summary": {**summary, "problems": problems_of(audit_log)}})
+    else:
+        _print(audit_log, location)
+    problems = problems_of(audit_log)
+    for problem in problems if not as_json else ():
+        print_error(problem)
+    return EXIT_FINDING if problems else EXIT_OK
+
+
+def _json(line: AuditLine) -> dict[str, object]:
+    begin = {} if line.begin is None else msgspec.to_builtins(line.begin)
+    end = {} if line.end is None else msgspec.to_builtins(line.end)
+    parts = {name: value for name, value in {**begin, **end}.items() if name != "version"}
+    return {"line": line.name, **parts, "outcome": line.outcome, "problem": line.problem}
+
+
+def _print(audit_log: AuditLog, location: str) -> None:
+    if not audit_log.lines:
+        say(f"{redacted(location)} has no audit lines.")
+        return
+    if audit_log.earlier:
+        say(f"{plural(audit_log.earlier, 'earlier line')}; --limit 0 lists them.")
+    print_table((*_HEADS, ""), map(_cells, audit_log.lines), whole=_HEADS)
+
+
+def _cells(line: AuditLine) -> list[str | Text]:
+    begin, end = line.begin, line.end
+    arguments = "" if begin is None else _facts(begin.arguments)
+    result = "" if end is None else ": ".join(filter(None, (end.error, _facts(end.result))))
+    who = ["", "", "", "", ""]
+    if begin is not None:
+        process = str(begin.process)
+        who = [utc(begin.began_at_ms), begin.user, begin.host, process, begin.operation]
+    outcome = Text(line.outcome, style=_STYLES.get(line.outcome, "bold red"))
+    return [*who, outcome, " -> ".join(filter(None, (arguments, result)))]
+
+
+def _facts(facts: JsonObject) -> str:
+    """Return facts as text: `min_age=1h deleted=3`."""
+    return " ".join(f"{name}={_value(value)}" for name, value in facts.items())
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,83 @@
+"""`statelog dead-letters`: the calls of a processor that failed and were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from rich.text import Text
+
+from statelog.cli.options import (
+    CheckpointOption,
+    JsonOption,
+    LocationArgument,
+    OperatorOption,
+    SinceOption,
+    ToOption,
+)
+from statelog.cli.output import plural, print_json, print_table, progress, say
+from statelog.cli.rows import open_state, report_unreadable, show_or_write
+from statelog.state.reader.location import stored_with_attachments
+from statelog.state.recordings.dead_letters import ChosenLetters, letters_rows, letters_table
+from statelog.state.recordings.location import UnreadableRecording
+
+_HEADS: Final = ("checkpoint", "failed at (UTC)", "operator", "key", "method", "rows", "error")
+_ERROR_SHOWN: Final = 120
+_JSON_COLUMNS: Final = ("key", "rows", "initial_rows")
+
+
+def dead_letters(
+    location: LocationArgument,
+    *,
+    checkpoint: CheckpointOption = None,
+    since: SinceOption = None,
+    operator: OperatorOption = None,
+    to: ToOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """
+    List the dead letters of a query: keys whose processing failed, their rows and errors.
+
+    A query keeps dead letters with the setting `onError="dead-letter"` or `"freeze"`.  `statelog replay LOCATION
+    KEY` runs the processor on a dead letter again.  --to writes the input rows, which you can send to the
+    source again.  Exit status 1 if a recording is damaged; the command skips it.
+
+    Examples:
+        statelog dead-letters s3://bucket/jobs/totals
+        statelog dead-letters s3://bucket/jobs/totals --since 41 --json
+        statelog dead-letters s3://bucket/jobs/totals --to failed.parquet
+    """
+    unreadable: list[UnreadableRecording] = []
+    with open_state(location, operator) as state, progress("reading"):
+        stored, first = stored_with_attachments(state, checkpoint, since)
+        letters = ChosenLetters(state.store, stored, operator, first, unreadable)
+        table = letters_table(letters) if to is None else letters_rows(letters)
+    if to is not None:
+        show_or_write(table, to, limit=None, as_json=as_json)
+    elif as_json:
+        for letter in table.to_pylist():
+            parsed = {name: msgspec.json.decode(letter[name]) for name in _JSON_COLUMNS}
+            failed_at = letter["failed_at"]
+            parsed["failed_at"] = None if failed_at is None else failed_at.isoformat()
+            print_json({**letter, **parsed})
+    else:
+        if table.num_rows:
+            print_table(_HEADS, map(_cells, table.to_pylist()))
+        say(plural(table.num_rows, "dead letter"))
+    return report_unreadable(unreadable)
+
+
+def _cells(letter: Mapping[str, Any]) -> list[Text]:
+    text = f"{letter['error']}: {letter['message']}"
+    failed_at = letter["failed_at"]
+    cells = (
+        str(letter["checkpoint_id"]),
+        "" if failed_at is None else f"{failed_at:%Y-%m-%d %H:%M:%S}",
+        letter["operator"],
+        " ".join(map(str, msgspec.json.decode(letter["key"]))),
+        letter["method"],
+        str(letter["row_count"]),
+        text if len(text) <= _ERROR_SHOWN else f"{text[:_ERROR_SHOWN]} ...",
+    )
+    return list(map(Text, cells))

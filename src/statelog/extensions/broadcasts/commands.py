@@ -1,0 +1,70 @@
+"""`statelog broadcasts`: the versions of broadcast tables that micro-batches saw, and their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Final
+
+import typer
+
+from statelog.cli.options import (
+    CheckpointOption,
+    JsonOption,
+    LimitOption,
+    LocationArgument,
+    OperatorOption,
+    ToOption,
+)
+from statelog.cli.output import progress
+from statelog.cli.rows import open_state, show_or_write, show_rows
+from statelog.errors import UsageError
+from statelog.extensions.broadcasts.stored import broadcast_table, broadcast_versions
+from statelog.state.reader.location import stored_with_attachments
+
+_LISTED: Final = ("checkpoint", "name", "version", "since", "rows", "size_bytes")
+
+
+def broadcasts(
+    location: LocationArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="The broadcast table. Without it, the command lists them."
+        ),
+    ] = None,
+    *,
+    checkpoint: CheckpointOption = None,
+    operator: OperatorOption = None,
+    to: ToOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    List the version of each broadcast table that micro-batches saw, or print the rows of one.
+
+    Without a name, the command lists all retained checkpoints, or the one of --checkpoint.  A query gets broadcast
+    tables by its setting `broadcast`.
+
+    Examples:
+        statelog broadcasts s3://bucket/jobs/alerts
+        statelog broadcasts s3://bucket/jobs/alerts limits --checkpoint 40
+        statelog broadcasts s3://bucket/jobs/alerts limits --to limits.parquet
+    """
+    with open_state(location, operator) as state, progress("reading"):
+        if name is not None:
+            stored, _ = stored_with_attachments(state, checkpoint)
+            table = broadcast_table(state.store, stored, name)
+        elif to is not None:
+            raise UsageError("--to needs the name of a broadcast table")
+        else:
+            ids = [each.checkpoint_id for each in state.checkpoints() if each.is_retained]
+            chosen = ids if checkpoint is None else [checkpoint]
+            listed = [
+                version
+                for each in chosen
+                for version in broadcast_versions(stored_with_attachments(state, each)[0])
+            ]
+    if name is not None:
+        show_or_write(table, to, limit=limit, as_json=as_json)
+        return
+    show_rows(map(dataclasses.asdict, listed), _LISTED, limit=0, as_json=as_json)

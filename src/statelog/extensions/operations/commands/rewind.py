@@ -1,0 +1,151 @@
+"""`statelog rewind`: rewind the source offsets and the state of a query to one micro-batch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from statelog.cli.options import ApplyOption, JsonOption
+from statelog.cli.output import (
+    action,
+    action_json,
+    parse_duration,
+    plural,
+    print_json,
+    say,
+    say_dry_run,
+    utc,
+)
+from statelog.errors import UsageError
+from statelog.extensions.operations import rewind as operation
+from statelog.extensions.operations.rewind import RewindPoint, RewindReport
+
+
+def rewind(
+    checkpoint_location: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT_LOCATION", help="The query's checkpointLocation: a path or URL."
+        ),
+    ],
+    *,
+    batch_id: Annotated[
+        int | None,
+        typer.Option(
+            help="The last micro-batch to keep. Without it, the command lists the micro-batches.",
+            min=0,
+        ),
+    ] = None,
+    state_location: Annotated[
+        str | None,
+        typer.Option(help="The query's stateLocation. Default: CHECKPOINT_LOCATION/statelog."),
+    ] = None,
+    min_idle: Annotated[
+        str,
+        typer.Option(
+            help="Reject --apply if Spark planned a micro-batch more recently: 90s, 30m, 1h, 7d."
+        ),
+    ] = "1m",
+    apply: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Rewind source offsets and state of a stopped query to one micro-batch.
+
+    The state after the micro-batch becomes the newest checkpoint.  Spark's files of later micro-batches (offsets,
+    commits, and the lists of file sources) are deleted, so the query plans and reads them again.
+    A run that is still active is fenced: it fails at its next commit.  Repeat an interrupted rewind with the
+    same command.
+
+    A sink that stores batch ids must delete the later ones.  Exit status 1 if the rewind is not
+    possible: the checkpoint is not retained, the offsets are missing or do not match the state, or a run
+    seems to be active.
+
+    Examples:
+        statelog rewind s3://bucket/queries/totals
+        statelog rewind s3://bucket/queries/totals --batch-id 41
+        statelog rewind s3://bucket/queries/totals --batch-id 41 --apply
+    """
+    idle = parse_duration(min_idle, "--min-idle")
+    if batch_id is None:
+        if apply:
+            raise UsageError("--apply needs --batch-id: the last micro-batch to keep")
+        query, state = operation.open_stopped_query(checkpoint_location, state_location)
+        _print_points(operation.rewind_points(query, state), as_json)
+        return
+    report = operation.rewind(
+        checkpoint_location, batch_id, state_location=state_location, min_idle=idle, apply=apply
+    )
+    if as_json:
+        _print_json(report)
+        return
+    _print(report)
+    if not apply and report.idle is not None and report.idle < idle:
+        say(
+            f"Spark planned a micro-batch {report.idle.total_seconds():.0f} s ago; --apply is rejected "
+            f"until that is {min_idle} ago (--min-idle)."
+        )
+
+
+def _print_points(points: list[RewindPoint], as_json: bool) -> None:
+    for point in points:
+        if as_json:
+            print_json(
+                {
+                    "batch_id": point.batch_id,
+                    "checkpoint_id": point.checkpoint_id,
+                    "created_at_ms": point.created_at_ms,
+                    "problem": point.problem,
+                }
+            )
+            continue
+        text = f"batch {point.batch_id}: checkpoint {point.checkpoint_id}, committed "
+        problem = f"; not possible: {point.problem}" if point.problem else ""
+        say(f"{text}{utc(point.created_at_ms)} UTC", (problem, "yellow"))
+    if not as_json:
+        say("Choose a batch with --batch-id to see what a rewind would change.")
+
+
+def _print_json(report: RewindReport) -> None:
+    done = report.continues_from is not None
+    for path in report.files:
+        print_json({"path": path, "action": action_json("delete", done)})
+    summary = {
+        "dry_run": not done,
+        "batch_id": report.batch_id,
+        "checkpoint_id": report.checkpoint_id,
+        "newest_checkpoint_id": report.newest_id,
+        "newest_batch_id": report.newest_batch_id,
+        "changes_state": report.changes_state,
+        "continues_from": report.continues_from,
+        "files": len(report.files),
+        "input_files": report.input_files,
+        "missing_files": list(report.missing_files),
+    }
+    print_json({"summary": summary})
+
+
+def _print(report: RewindReport) -> None:
+    done = report.continues_from is not None
+    if not report.files and not report.changes_state:
+        say(f"The query is at batch {report.batch_id} already; there is nothing to do.")
+        return
+    for path in report.files:
+        say(action("delete", done), f" {path}")
+    if report.changes_state:
+        given_up = "were given up" if done else "would be given up"
+        say(
+            f"State: checkpoint {report.checkpoint_id} (after batch {report.batch_id}); later checkpoints, "
+            f"up to {report.newest_id}, {given_up}."
+        )
+    else:
+        say(f"State: unchanged; it is that of checkpoint {report.checkpoint_id} already.")
+    say(
+        f"Spark: batch {report.batch_id + 1} is planned next (planned so far: up to "
+        f"{report.newest_batch_id}); {plural(report.input_files, 'input file')} read again."
+    )
+    for path in report.missing_files:
+        say((f"missing, its rows cannot be read again: {path}", "yellow"))
+    if not done:
+        say_dry_run(stop_query=True)

@@ -1,0 +1,300 @@
+"""`statelog tag`, `fork` and `copy`: retain a checkpoint, continue from it, or move a location."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from statelog.checkpoint.at_time import given_checkpoint_id
+from statelog.checkpoint.tags import Tag, TagContent, TagKind, list_tags, read_tag
+from statelog.cli.options import (
+    ApplyOption,
+    CheckpointOption,
+    JsonOption,
+    LocationArgument,
+    QueryOption,
+)
+from statelog.cli.output import (
+    open_location,
+    plural,
+    print_json,
+    print_table,
+    progress,
+    say,
+    say_dry_run,
+    size_text,
+    utc,
+)
+from statelog.errors import CheckpointError, StatelogError, UsageError
+from statelog.extensions.operations.copy_location import CopyProgress, copy_location
+from statelog.extensions.operations.fork import fork as make_fork
+from statelog.extensions.operations.savepoints import tag as make_tag
+from statelog.extensions.operations.savepoints import untag
+from statelog.redaction import redacted
+from statelog.store import ObjectStore
+from statelog.store import open_location as open_new
+from statelog.store.encryption import OPTION
+
+
+def tag(
+    location: LocationArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="The tag. Without it, the command lists the tags."),
+    ] = None,
+    *,
+    checkpoint: CheckpointOption = None,
+    checkpoint_location: QueryOption = None,
+    comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the tag; needs --apply, or only prints it.")
+    ] = False,
+    kind: Annotated[
+        str, typer.Option(help="With --remove, the kind of the tag: tag, fork or reader.")
+    ] = TagKind.TAG.value,
+    apply: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Retain a checkpoint under a name, with the position of its sources; list or remove tags.
+
+    The checkpoint can be read and restored until the tag is removed, whatever the query retains.  `statelog
+    fork --tag NAME` continues from it.  The query may run meanwhile: the command waits up to 10 s until the
+    sink has taken the rows of the micro-batch.  Repeat an interrupted call with the same arguments.  Exit status 1
+    if the checkpoint is no longer retained, or if the sink takes longer.
+
+    --remove --apply removes a tag, and the next clean-up deletes what only the tag kept.  With --kind fork it
+    releases a fork, which can no longer be read if it still needs objects of LOCATION.
+
+    Examples:
+        statelog tag s3://bucket/jobs/totals
+        statelog tag s3://bucket/jobs/totals before-release --checkpoint 41
+        statelog tag s3://bucket/jobs/totals before-release --remove --apply
+    """
+    store = open_location(location)
+    if name is None:
+        if remove or apply or checkpoint is not None or comment:
+            raise UsageError("give the name of the tag, or no options to list the tags")
+        _print_tags(store, location, as_json)
+        return
+    if remove:
+        _remove(location, name, kind, apply=apply, as_json=as_json)
+        return
+    if apply or kind != TagKind.TAG.value:
+        raise UsageError("--apply and --kind need --remove; a tag is put without --apply")
+    new = make_tag(
+        location,
+        name,
+        checkpoint=checkpoint,
+        checkpoint_location=checkpoint_location,
+        comment=comment,
+    )
+    if as_json:
+        print_json(_json(new))
+    else:
+        say(f"Checkpoint {new.checkpoint_id} of {redacted(location)} is retained as {name}.")
+
+
+def _remove(location: str, name: str, kind: str, *, apply: bool, as_json: bool) -> None:
+    try:
+        removed = untag(location, name, kind=kind, apply=apply)
+    except CheckpointError as error:
+        if error.reason != "not_found":
+            raise
+        if as_json:
+            facts = {"kind": kind, "name": name, "checkpoint_id": None}
+            print_json({**facts, "dry_run": not apply})
+        else:
+            say(f"Nothing to remove: {error}.")
+        return
+    if as_json:
+        print_json({**_json(removed), "dry_run": not apply})
+        return
+    done = "is removed" if apply else "would be removed"
+    say(
+        f"{removed.kind.value} {name} of {redacted(location)} {done}; the next clean-up deletes checkpoint "
+        f"{removed.checkpoint_id} unless it is retained."
+    )
+    if not apply:
+        say_dry_run()
+
+
+def _json(tag: Tag) -> dict[str, object]:
+    return {
+        "kind": tag.kind.value,
+        "name": tag.name,
+        "checkpoint_id": tag.checkpoint_id,
+        "newest": tag.newest or None,
+        "path": tag.path,
+    }
+
+
+def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
+    rows = []
+    for each in list_tags(store):
+        content, problem = TagContent(created_at_ms=0), ""
+        try:
+            content = read_tag(store, each)
+        except StatelogError as error:
+            problem = str(error)
+        created = None if problem else content.created_at_ms
+        facts = content.facts
+        if as_json:
+            more = {"created_at_ms": created, "facts": facts, "problem": problem}
+            print_json({**_json(each), **more})
+        note = problem or str(facts.get("comment") or facts.get("location") or "")
+        rows.append((each.kind.value, each.name, str(each.checkpoint_id), utc(created), note))
+    if as_json:
+        return
+    if rows:
+        print_table(("kind", "name", "checkpoint", "created (UTC)", ""), rows)
+    else:
+        say(f"{redacted(location)} does not have tags.")
+
+
+def fork(
+    location: LocationArgument,
+    new_location: Annotated[
+        str,
+        typer.Argument(
+            metavar="NEW_LOCATION", help="The new state location: an empty path or URL."
+        ),
+    ],
+    *,
+    checkpoint: CheckpointOption = None,
+    tag_name: Annotated[
+        str | None,
+        typer.Option("--tag", help="Fork the checkpoint and the source position of this tag."),
+    ] = None,
+    checkpoint_location: QueryOption = None,
+    new_checkpoint_location: Annotated[
+        str | None,
+        typer.Option(
+            help="The checkpointLocation of the new query. Default: the folder around NEW_LOCATION, if "
+            "that ends with /statelog."
+        ),
+    ] = None,
+    state_only: Annotated[
+        bool,
+        typer.Option("--state-only", help="Fork the state without the position of the sources."),
+    ] = False,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy the objects, so the fork does not need LOCATION.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Start a second query from a checkpoint, next to the first query, in constant time.
+
+    Without --copy, state is not copied: the new location refers to objects of LOCATION, and a tag retains them
+    there until the fork no longer needs them (`statelog gc --apply NEW_LOCATION` then removes the tag).
+    Repeat an interrupted fork with the same command.  The query may run meanwhile, as for `tag`.  Exit status 1
+    if the checkpoint is not retained, or if the sink of its micro-batch takes longer than 10 s.
+
+    Examples:
+        statelog fork s3://bucket/jobs/totals s3://bucket/jobs/totals-next --new-checkpoint-location s3://bucket/queries/next
+        statelog fork s3://bucket/jobs/totals s3://bucket/queries/next/statelog --tag before-release
+        statelog fork s3://bucket/jobs/totals s3://bucket/jobs/copy --checkpoint 41 --state-only --copy
+    """
+    open_location(location)
+    new = make_fork(
+        location,
+        new_location,
+        checkpoint=checkpoint,
+        tag=tag_name,
+        checkpoint_location=checkpoint_location,
+        new_checkpoint_location=new_checkpoint_location,
+        state_only=state_only,
+        copy=copy,
+    )
+    query = new.query
+    if as_json:
+        print_json(
+            {
+                "fork_id": new.fork_id,
+                "parent": new.parent,
+                "location": new.location,
+                "checkpoint_id": new.checkpoint_id,
+                "batch_id": new.batch_id,
+                "checkpoint_location": None if query is None else query.checkpoint_location,
+                "query_id": None if query is None else query.query_id,
+                "missing_files": list(new.missing_files),
+            }
+        )
+        return
+    for path in new.missing_files:
+        say((f"missing, the new query continues without its rows: {path}", "yellow"))
+    say(
+        f"{redacted(new_location)} continues from checkpoint {new.checkpoint_id} of "
+        f"{redacted(location)}, after batch {new.batch_id}."
+    )
+    if query is None:
+        say("Start a query there with adopt=True and a new checkpointLocation.")
+        return
+    say("Start the new query with:")
+    say(f"  {'checkpointLocation':<20}{query.checkpoint_location}")
+    say(f"  {'stateLocation':<20}{new.location}")
+
+
+def copy(
+    location: LocationArgument,
+    new_location: Annotated[
+        str, typer.Argument(metavar="NEW_LOCATION", help="The copy: an empty path or URL.")
+    ],
+    *,
+    checkpoint: CheckpointOption = None,
+    new_encryption: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the keys of the copy are: env:NAME, file:PATH, or none for no encryption. "
+            "Default: the keys of LOCATION."
+        ),
+    ] = None,
+    parallelism: Annotated[
+        int, typer.Option(help="Copy this many objects at the same time.", min=1)
+    ] = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Copy the retained checkpoints of a location, up to --checkpoint, to another folder or store.
+
+    Every object is verified before and after it is put.  Repeat an interrupted call: objects that
+    the copy contains are verified and not put again.  The query may run in LOCATION meanwhile.  To move a query,
+    stop it before the last call, and start it with NEW_LOCATION as stateLocation and the same checkpointLocation.
+
+    A copy with other encryption keys encrypts a location, or gives it a new key.  The keys of LOCATION are those
+    of the environment variable STATELOG_ENCRYPTION.
+
+    Examples:
+        statelog copy s3://bucket/jobs/totals gs://backup/jobs/totals
+        statelog copy s3://bucket/jobs/totals s3://bucket/jobs/encrypted --new-encryption env:KEYS
+    """
+    source = open_location(location)
+    with progress("reading") as update:
+
+        def show(now: CopyProgress) -> None:
+            update(
+                f"{now.objects_done:,} of {plural(now.objects, 'object')}, "
+                f"{size_text(now.bytes_done)} of {size_text(now.size_bytes)}"
+            )
+
+        report = copy_location(
+            source,
+            open_new(new_location, options={OPTION: new_encryption} if new_encryption else None),
+            checkpoint_id=given_checkpoint_id(source, checkpoint),
+            parallelism=parallelism,
+            on_progress=show,
+        )
+    if as_json:
+        print_json({"location": source.url, **dataclasses.asdict(report)})
+        return
+    say(
+        f"{source.url} copied: {plural(len(report.checkpoints), 'checkpoint')} "
+        f"({', '.join(map(str, report.checkpoints))}), {plural(report.objects, 'object')} verified "
+        f"({size_text(report.size_bytes)}), {report.copied:,} of them put by this call "
+        f"({size_text(report.copied_bytes)})"
+    )
+    for parent in report.parents:
+        say(f"read from {parent}, a parent of this fork, too")

@@ -1,0 +1,257 @@
+"""`statelog verify`: read what retained checkpoints need, remove what none needs, give up damaged ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import time
+from typing import Annotated
+
+import typer
+
+from statelog.checkpoint.history import Entries
+from statelog.checkpoint.verify import SoundCheckpoints, verify_location
+from statelog.cli.options import ApplyOption, JsonOption, LocationArgument, MinAgeOption
+from statelog.cli.output import (
+    EXIT_FINDING,
+    EXIT_OK,
+    action,
+    action_json,
+    open_location,
+    parse_duration,
+    plural,
+    print_error,
+    print_json,
+    progress,
+    say,
+    say_dry_run,
+    size_text,
+    utc,
+)
+from statelog.errors import UsageError
+from statelog.extensions.operations.repair import (
+    REASONS,
+    GivenUp,
+    RepairPlan,
+    apply_repair,
+    give_up_after,
+    plan_give_up,
+    plan_repair,
+)
+from statelog.store import ObjectStore
+
+
+def verify(
+    location: LocationArgument,
+    *,
+    at_least: Annotated[
+        int | None,
+        typer.Option(
+            help="Report a finding if the newest checkpoint is older than this one, which you know to exist.",
+            min=0,
+        ),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Delete left-over objects instead; needs --apply.")
+    ] = False,
+    give_up: Annotated[
+        int | None,
+        typer.Option(
+            "--give-up-after",
+            metavar="CHECKPOINT",
+            help="Make this older checkpoint the newest again, and give up all later ones; needs "
+            "--apply.",
+            min=0,
+        ),
+    ] = None,
+    min_age: MinAgeOption = "1h",
+    apply: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """
+    Read and verify every object that retained checkpoints need, or repair the location.
+
+    Every object is read once, and every checksum is verified.  The log of each checkpoint is compared with the log
+    of the checkpoint before.  After a finding, the command prints the newest sound checkpoint.  Checksums and
+    encryption do not reveal that the newest checkpoints were deleted: give --at-least the newest one that you
+    know.
+
+    --repair deletes what is provably not needed: temporary objects and files of writes that were killed, metadata of
+    checkpoints that an interrupted clean-up left, and objects of unfinished checkpoints.  It never deletes
+    claims, unknown names, damaged checkpoints, or objects younger than --min-age.
+
+    --give-up-after N verifies checkpoint N, commits its state again as the newest checkpoint, and lists the
+    checkpoints that are lost.  It fences a run that is active.  It does not rewind the sources: if the query
+    has a checkpointLocation, use `statelog rewind`.
+
+    Exit status 1 if an object is damaged or missing, was written by a newer statelog, cannot be repaired, or could not
+    be deleted.
+
+    Examples:
+        statelog verify s3://bucket/jobs/totals
+        statelog verify s3://bucket/jobs/totals --repair --apply
+        statelog verify s3://bucket/jobs/totals --give-up-after 41
+    """
+    if apply and not repair and give_up is None:
+        raise UsageError("--apply needs --repair or --give-up-after; verify alone changes nothing")
+    store, age = open_location(location), parse_duration(min_age, "--min-age")
+    if give_up is not None:
+        return _give_up(store, give_up, apply=apply, as_json=as_json)
+    if repair:
+        return _repair(store, age, apply=apply, as_json=as_json)
+    return _verify(store, at_least, as_json=as_json)
+
+
+def _verify(store: ObjectStore, at_least: int | None, *, as_json: bool) -> int:
+    objects = size_bytes = change_sets = findings = 0
+    sound = SoundCheckpoints()
+    with progress("reading") as update:
+        for problem in verify_location(store):
+            objects += 1
+            size_bytes += problem.size_bytes
+            change_sets += problem.change_sets
+            findings += bool(problem.problem)
+            sound.add(problem)
+            update(f"{plural(objects, 'object')} read, at {problem.path}")
+            if as_json:
+                print_json({**dataclasses.asdict(problem), "ok": not problem.problem})
+            elif problem.problem:
+                text = f" {problem.kind} {problem.path}: {problem.problem}"
+                say((f"{problem.finding}", "bold red"), text)
+    newest = sound.newest
+    if at_least is not None:
+        findings += _is_older(store, at_least, as_json=as_json)
+    if as_json:
+        summary = {
+            "objects": objects,
+            "size_bytes": size_bytes,
+            "change_sets": change_sets,
+            "findings": findings,
+            "newest_sound": newest,
+        }
+        print_json({"summary": summary})
+        return EXIT_FINDING if findings else EXIT_OK
+    verdict = (
+        (f"{plural(findings, 'finding')}", "bold red") if findings else ("all intact", "green")
+    )
+    sets = plural(change_sets, "change set")
+    say(f"{plural(objects, 'object')} read ({size_text(size_bytes)}, {sets}): ", verdict)
+    if findings:
+        none = "no retained checkpoint is sound"
+        say(none if newest is None else f"the newest sound checkpoint is {newest}")
+    return EXIT_FINDING if findings else EXIT_OK
+
+
+def _is_older(store: ObjectStore, at_least: int, *, as_json: bool) -> bool:
+    """Report whether the newest checkpoint is older than one that is known to exist."""
+    newest = Entries(store).newest_id()
+    if newest is not None and newest >= at_least:
+        return False
+    problem = (
+        f"the newest checkpoint is {newest}, and checkpoint {at_least} is known to exist: later "
+        "checkpoints were deleted, or the location was restored from a backup"
+    )
+    if as_json:
+        print_json({"kind": "location", "path": "", "problem": problem, "ok": False})
+    else:
+        say(("missing", "bold red"), f" {problem}")
+    return True
+
+
+def _repair(store: ObjectStore, min_age: dt.timedelta, *, apply: bool, as_json: bool) -> int:
+    with progress("reading"):
+        now = dt.datetime.fromtimestamp(time.time(), dt.UTC)
+        plan = plan_repair(store, min_age=min_age, now=now)
+    failed: tuple[str, ...] = ()
+    reason = ""
+    if apply:
+        with progress("deleting"):
+            report = apply_repair(store, plan)
+        failed, reason = report.failed, report.reason
+    if as_json:
+        _print_json(plan, failed, apply=apply)
+    else:
+        _print(plan, failed, apply=apply)
+    if failed:
+        print_error(f"{plural(len(failed), 'object')} not deleted: {reason}")
+    return EXIT_FINDING if failed or plan.problems else EXIT_OK
+
+
+def _print_json(plan: RepairPlan, failed: tuple[str, ...], *, apply: bool) -> None:
+    for each in plan.repairs:
+        done = "failed" if each.path in failed else action_json("delete", apply)
+        print_json({**dataclasses.asdict(each), "action": done, "because": REASONS[each.kind]})
+    summary = {
+        "dry_run": not apply,
+        "repairs": len(plan.repairs),
+        "size_bytes": sum(each.size_bytes for each in plan.repairs),
+        "too_young": plan.too_young,
+        "failed": len(failed),
+        "problems": list(plan.problems),
+        "usable_id": plan.usable_id,
+    }
+    print_json({"summary": summary})
+
+
+def _print(plan: RepairPlan, failed: tuple[str, ...], *, apply: bool) -> None:
+    for each in plan.repairs:
+        done = ("not deleted", "bold red") if each.path in failed else action("delete", apply)
+        say(done, f" {each.kind} {each.path}: {REASONS[each.kind]}")
+    for problem in plan.problems:
+        say(("kept", "bold"), f": {problem}")
+    if plan.usable_id is not None:
+        say(
+            f"To continue without the damaged checkpoints: statelog verify --give-up-after "
+            f"{plan.usable_id}, which lists what is lost; for a query: statelog rewind"
+        )
+    size = size_text(sum(each.size_bytes for each in plan.repairs))
+    counted = f"{plural(len(plan.repairs), 'object')} ({size})"
+    say(f"{counted} {'deleted' if apply else 'to delete'}, {plan.too_young:,} too young")
+    if not apply and plan.repairs:
+        say_dry_run()
+
+
+def _give_up(store: ObjectStore, checkpoint_id: int, *, apply: bool, as_json: bool) -> int:
+    with progress("verifying"):
+        if apply:
+            done = give_up_after(store, checkpoint_id, lambda: int(time.time() * 1000))
+        else:
+            done = plan_give_up(store, checkpoint_id)
+    if as_json:
+        _print_given_up_json(done, apply=apply)
+        return EXIT_OK
+    for lost in done.lost:
+        batch = "" if lost.batch_id is None else f", micro-batch {lost.batch_id}"
+        when = "" if lost.created_at_ms is None else f", committed {utc(lost.created_at_ms)} UTC"
+        text = f" checkpoint {lost.checkpoint_id} ({lost.state.value}{batch}{when})"
+        say(action("give up", apply), text)
+    if done.committed_id is not None:
+        newest = f"checkpoint {done.committed_id} is the newest now"
+        say(f"{newest}, with the state of checkpoint {checkpoint_id}")
+        return EXIT_OK
+    say(
+        f"All changes after checkpoint {checkpoint_id} would be lost, and a run that is active would be "
+        "fenced."
+    )
+    say_dry_run()
+    return EXIT_OK
+
+
+def _print_given_up_json(done: GivenUp, *, apply: bool) -> None:
+    for lost in done.lost:
+        print_json(
+            {
+                "checkpoint_id": lost.checkpoint_id,
+                "state": lost.state.value,
+                "batch_id": lost.batch_id,
+                "created_at_ms": lost.created_at_ms,
+                "action": action_json("give up", apply),
+            }
+        )
+    summary = {
+        "dry_run": not apply,
+        "kept": done.checkpoint_id,
+        "lost": len(done.lost),
+        "committed_id": done.committed_id,
+    }
+    print_json({"summary": summary})

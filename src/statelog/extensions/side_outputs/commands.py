@@ -1,0 +1,65 @@
+"""`statelog side-outputs`: the rows that a processor emitted to its side outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Final
+
+import typer
+
+from statelog.cli.options import (
+    CheckpointOption,
+    JsonOption,
+    LimitOption,
+    LocationArgument,
+    OperatorOption,
+    SinceOption,
+    ToOption,
+)
+from statelog.cli.output import progress
+from statelog.cli.rows import open_state, show_or_write, show_rows
+from statelog.errors import UsageError
+from statelog.extensions.side_outputs.stored import kept_side_outputs, side_output_rows
+from statelog.state.reader.location import stored_with_attachments
+
+_LISTED: Final = ("name", "operator", "rows", "objects", "checkpoint")
+
+
+def side_outputs(
+    location: LocationArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="The side output. Without it, the command lists them."
+        ),
+    ] = None,
+    *,
+    checkpoint: CheckpointOption = None,
+    since: SinceOption = None,
+    operator: OperatorOption = None,
+    to: ToOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    List the side outputs of a query, or print the rows of one.
+
+    A processor declares a side output with `handle.sideOutput(name, schema)` and emits rows to it.  The query
+    keeps them for the time of its setting `sideOutputAge`.
+
+    Examples:
+        statelog side-outputs s3://bucket/jobs/totals
+        statelog side-outputs s3://bucket/jobs/totals rejected --since 41
+        statelog side-outputs s3://bucket/jobs/totals rejected --to rejected.parquet
+    """
+    with open_state(location, operator) as state, progress("reading"):
+        stored, first = stored_with_attachments(state, checkpoint, since)
+        if name is not None:
+            table = side_output_rows(state.store, stored, name, operator, first)
+    if name is not None:
+        show_or_write(table, to, limit=limit, as_json=as_json)
+        return
+    if since is not None or to is not None:
+        raise UsageError("--since and --to need the name of a side output")
+    listed = map(dataclasses.asdict, kept_side_outputs(stored, operator))
+    show_rows(listed, _LISTED, limit=0, as_json=as_json)
