@@ -329,7 +329,7 @@ def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
         return capsys.readouterr().out.splitlines()[-1]
 
     assert statelog.forget(second, key_of(NUMBER), apply=False).parents == (f"file://{parent}",)
-    expected = "The parent of this fork still holds the key: statelog forget "
+    expected = "The parent of this fork contains the key too: statelog forget "
     assert last_line(second, "--now").startswith(f"{expected}--now --apply -- ")
     assert last_line(second, "--apply").startswith(f"{expected}--apply -- ")
     [tag] = list_tags(open_store(first))
@@ -365,8 +365,8 @@ def test_on_the_command_line(made, capsys):
     planned = json.loads(call(*key, "--now", "--json"))
     assert planned["given_up"]
     assert planned["dry_run"]
-    assert "held by checkpoint" in call(*key, "--apply")
-    assert "no object of this location holds the key" in call(*key, "--now", "--apply")
+    assert "in checkpoint chk-" in call(*key, "--apply")
+    assert "no object of this location contains the key" in call(*key, "--now", "--apply")
     assert "has no state" in call(*key)
     assert "a key needs a value for each" in call("1", status=2)
     with pytest.raises(UsageError, match="has no operator 'x'"):

@@ -400,7 +400,7 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     root = query.folder.parent
     state, new = str(root / "state"), str(root / "q2" / "statelog")
     assert run(["tag", state]) == 0
-    assert "has no tags" in capsys.readouterr().out
+    assert "does not have tags" in capsys.readouterr().out
     assert run(["tag", state, "v1", "--checkpoint", "4", "--comment", "before [bold]7[/bold]"]) == 0
     assert "Checkpoint 4" in capsys.readouterr().out
     assert run(["fork", state, new, "--tag", "v1"]) == 0
@@ -415,9 +415,12 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["kind"], one["checkpoint_id"]) for one in found] == [("fork", 4), ("tag", 4)]
     assert found[1]["facts"]["comment"] == "before [bold]7[/bold]"
+    assert run(["tag", state, "v1", "--remove"]) == 0
+    assert "This was a dry run" in capsys.readouterr().out
     assert run(["tag", state, "v1", "--remove", "--apply", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "v1"
-    assert run(["tag", state, "v1"]) == 0
+    removed = json.loads(capsys.readouterr().out)
+    assert ("v1", False) == (removed["name"], removed["dry_run"])
+    assert run(["tag", state, "v1", "--remove", "--apply"]) == 0
     assert "Nothing to remove: " in capsys.readouterr().out
     assert run(["tag", state, "v1", "--remove", "--apply", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoint_id"] is None
