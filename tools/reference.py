@@ -314,9 +314,9 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
         (
             statelog,
             "tag tags untag Tag fork Fork copy CopyReport edit EditReport forget ForgetReport unfreeze "
-            "publish PublishReport rewind RewindReport Metrics",
+            "publish PublishReport rewind Metrics",
         ),
-        (statelog.types, "CopyProgress EditCounts KeyTrace"),
+        (statelog.types, "CopyProgress EditCounts KeyTrace RewindReport"),
         (
             statelog.checkpoint,
             "list_checkpoints CheckpointSummary verify_location CheckpointCoordinator",

@@ -21,7 +21,6 @@ from statelog.extensions.operations.forget_key import ForgetReport as ForgetRepo
 from statelog.extensions.operations.forget_key import forget as forget
 from statelog.extensions.operations.fork import Fork as Fork
 from statelog.extensions.operations.fork import fork as fork
-from statelog.extensions.operations.rewind import RewindReport as RewindReport
 from statelog.extensions.operations.rewind import rewind as rewind
 from statelog.extensions.operations.savepoints import tag as tag
 from statelog.extensions.operations.savepoints import tags as tags

@@ -4,6 +4,7 @@ from statelog.extensions.broadcasts.stored import BroadcastVersion
 from statelog.extensions.operations.copy_location import CopyProgress
 from statelog.extensions.operations.edit_keys import EditCounts
 from statelog.extensions.operations.key_traces import KeyTrace
+from statelog.extensions.operations.rewind import RewindReport
 from statelog.extensions.read.history import KeyVersion
 from statelog.extensions.read.replica import ReplicaStatus
 from statelog.extensions.side_outputs.stored import KeptSideOutput
@@ -16,4 +17,5 @@ __all__ = [
     "KeyTrace",
     "KeyVersion",
     "ReplicaStatus",
+    "RewindReport",
 ]

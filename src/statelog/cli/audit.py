@@ -44,7 +44,7 @@ def audit(
     forget and others.  Micro-batches, dry runs and calls that change nothing do not write a line.  An
     operation is "unfinished" if it still runs or was interrupted; repeat an interrupted operation.
 
-    Each process describes itself, so the lines are no proof against a person who can write to the
+    Each process describes itself, so the lines do not prove anything against a person who can write to the
     location.  Exit status 1 if a line is damaged.
 
     Examples:

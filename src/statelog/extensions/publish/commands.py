@@ -56,7 +56,7 @@ def publish(
         typer.Option(help="Publish each newer checkpoint too, until you interrupt the command."),
     ] = False,
     interval: Annotated[
-        float, typer.Option(help="Look for a newer checkpoint every so many seconds.", min=0.01)
+        float, typer.Option(help="Seconds between two checks for a newer checkpoint.", min=0.01)
     ] = 1.0,
     as_json: JsonOption = False,
 ) -> None:

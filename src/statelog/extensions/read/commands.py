@@ -204,8 +204,8 @@ def _history(
         return _no_such_key(words, names, "a retained checkpoint")
     hidden = ["as of (UTC)" if as_json else "as_of_ms"] + ["variable"] * (len(words) > len(key))
     columns = [name for name in rows[0] if name not in hidden]
-    shown = [{name: row[name] for name in columns} for row in rows]
-    show_rows(shown, columns, limit=0 if limit is None else limit, as_json=as_json)
+    chosen = [{name: row[name] for name in columns} for row in rows]
+    show_rows(chosen, columns, limit=0 if limit is None else limit, as_json=as_json)
     if not as_json:
         say(_reach(len({row["checkpoint_id"] for row in rows})))
     for versions in histories.values():
