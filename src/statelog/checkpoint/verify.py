@@ -31,7 +31,6 @@ from statelog.format.recording_file import verified_body
 from statelog.format.segment import parse_segment, verify_set
 from statelog.format.trailer import check_mark, damaged
 from statelog.model import (
-    OBJECTS_PROPERTY,
     CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
@@ -179,24 +178,21 @@ class _Needs:
     def add(self, checkpoint: CompletedCheckpoint, metadata: str) -> None:
         checkpoint_id = checkpoint.checkpoint_id
         self._of(metadata, "checkpoint", checkpoint_id)
-        for handle in checkpoint.log:
-            for entry in handle.handles_and_offsets:
-                if isinstance(entry.handle, FileStateHandle):
-                    path = entry.handle.path
-                    kind = "checkpoint" if path.endswith("/_metadata") else "changelog"
-                    self._of(path, kind, checkpoint_id).entries[entry] = None
-        for snapshot in checkpoint.materialized:
-            file = snapshot.handle
-            if isinstance(file, FileStateHandle):
-                groups = snapshot.key_group_range
-                key = (groups.start, groups.end, file.crc32c)
-                self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = snapshot
         for attachment in attachments_in(checkpoint.properties):
             path = attachment.path
             self._of(path, _kind_of(attachment), checkpoint_id).handle = attachment.handle
-        for file in _listed(checkpoint):
-            need = self._of(file.path, OTHER, checkpoint_id)
-            need.handle = file if need.handle is None or file.crc32c is not None else need.handle
+        for file in _output_files(checkpoint):
+            self._of(file.path, OTHER, checkpoint_id).handle = file
+        for file, part in checkpoint.objects():
+            if isinstance(part, HandleAndOffset):
+                kind = "checkpoint" if file.path.endswith("/_metadata") else "changelog"
+                self._of(file.path, kind, checkpoint_id).entries[part] = None
+            elif part is not None:
+                groups = part.key_group_range
+                key = (groups.start, groups.end, file.crc32c)
+                self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = part
+            else:
+                self._of(file.path, OTHER, checkpoint_id)
 
     def add_failed_recordings(self, store: ObjectStore) -> None:
         for info in store.list(PATHS.failed_recordings):
@@ -357,17 +353,13 @@ def _verify_segment(data: memoryview, path: str, need: _Need) -> int:
     return len(data)
 
 
-def _listed(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
-    """Yield the files that the engine listed, with size and checksum where it stored them."""
+def _output_files(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
+    """Yield the files with staged rows."""
     files = checkpoint.properties.get(_OUTPUT_FILES)
     for value in files if isinstance(files, list) else ():
         handle = stream_handle_from_json(value) if isinstance(value, dict) else None
         if isinstance(handle, FileStateHandle):
             yield handle
-    listed = checkpoint.properties.get(OBJECTS_PROPERTY)
-    for path in listed if isinstance(listed, list) else ():
-        if isinstance(path, str):
-            yield FileStateHandle(path, -1)
 
 
 def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from statelog.errors import UsageError
 from statelog.model.handles import (
     ChangelogStateHandle,
     FileStateHandle,
+    HandleAndOffset,
     Json,
     StreamStateHandle,
 )
@@ -172,6 +173,10 @@ class MaterializedHandle:
             )
 
 
+StatePart: TypeAlias = HandleAndOffset | MaterializedHandle
+"""A part of the state in a stream: a change set, or a snapshot."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskStateSnapshot:
     """
@@ -295,21 +300,32 @@ class CompletedCheckpoint:
         older = self.log[: len(self.log) - len(logs)]
         return (*older, *live_log(logs, self.materialized, self.max_parallelism))
 
-    def referenced_paths(self) -> tuple[str, ...]:
-        """Return the objects it needs, its own metadata not counted; sorted, each once."""
-        paths = {
-            entry.handle.path: None
-            for handle in self.log
-            for entry in handle.handles_and_offsets
-            if isinstance(entry.handle, FileStateHandle)
-        }
-        for snapshot in self.materialized:
-            if isinstance(snapshot.handle, FileStateHandle):
-                paths[snapshot.handle.path] = None
+    def objects(self) -> Iterator[tuple[FileStateHandle, StatePart | None]]:
+        """
+        Yield the objects that it needs, its own metadata not counted; one for each part.
+
+        With each is the part of the state in it.  The engine's other objects follow with None and an
+        unknown size.
+        """
+        yield from file_parts(self)
         listed = self.properties.get(OBJECTS_PROPERTY)
-        if isinstance(listed, Sequence) and not isinstance(listed, str):
-            paths.update((path, None) for path in listed if isinstance(path, str))
-        return tuple(sorted(paths))
+        for path in listed if isinstance(listed, list | tuple) else ():
+            if isinstance(path, str):
+                yield FileStateHandle(path, -1), None
+
+    def referenced_paths(self) -> tuple[str, ...]:
+        """Return the names of `objects`, sorted, each once."""
+        return tuple(sorted({handle.path for handle, _ in self.objects()}))
+
+
+def file_parts(
+    state: CompletedCheckpoint | ChangelogStateBackendHandle,
+) -> Iterator[tuple[FileStateHandle, StatePart]]:
+    """Yield the change sets and snapshots that are in files, with the handles of the files."""
+    parts: list[StatePart] = [set_ for log in state.log for set_ in log.handles_and_offsets]
+    for part in (*parts, *state.materialized):
+        if isinstance(part.handle, FileStateHandle):
+            yield part.handle, part
 
 
 def live_snapshots(

@@ -30,7 +30,12 @@ from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundErro
 from statelog.format.buffers import Buffer, joined
 from statelog.format.checkpoint_metadata import rewrite_metadata
 from statelog.format.segment import parse_whole_file
-from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHandle
+from statelog.model import (
+    CompletedCheckpoint,
+    FileStateHandle,
+    MaterializedHandle,
+    StreamStateHandle,
+)
 from statelog.model.checkpoint import OBJECTS_PROPERTY
 from statelog.store import PATHS, LocationStore, ObjectStore
 from statelog.store.location_store import parse_parent_path
@@ -167,18 +172,12 @@ def needed_objects(
             objects[path] = CopiedObject(path, source, sizes.get(source, 0), kind, handle)
 
     for checkpoint in checkpoints:
-        listed = checkpoint.properties.get(OBJECTS_PROPERTY)
-        for path in listed if isinstance(listed, list) else ():
-            if isinstance(path, str):
-                need(path, _OTHER)
         need(PATHS.metadata(checkpoint.checkpoint_id), _CHANGELOG)
-        for log in checkpoint.log:
-            for entry in log.handles_and_offsets:
-                if isinstance(entry.handle, FileStateHandle):
-                    need(entry.handle.path, _CHANGELOG)
-        for snapshot in checkpoint.materialized:
-            if isinstance(snapshot.handle, FileStateHandle):
-                need(snapshot.handle.path, _STREAM, snapshot.handle)
+        for handle, part in checkpoint.objects():
+            if isinstance(part, MaterializedHandle):
+                need(handle.path, _STREAM, handle)
+            else:
+                need(handle.path, _OTHER if part is None else _CHANGELOG)
     return objects
 
 

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
+from statelog.model import CompletedCheckpoint, HandleAndOffset, KeyGroupRange, MaterializedHandle
+from statelog.model.checkpoint import file_parts
 from statelog.store import PATHS
 
 _MB: Final = 1_000_000
 _DRIVER_REQUESTS: Final = 7
 """Listings, the newest checkpoint, the claim."""
 _REQUESTS_PER_RETAINED: Final = 2
+_KINDS: Final = {HandleAndOffset: "log", MaterializedHandle: "snapshots"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +105,13 @@ def restart_of(
     metadata = PATHS.metadata(checkpoint.checkpoint_id)
     kinds: dict[str, str] = {metadata: "commits"}
     loads: list[tuple[int, int]] = []
-    for part in _ranges(checkpoint.max_parallelism, operators, tasks):
+    for key_groups in _ranges(checkpoint.max_parallelism, operators, tasks):
         needed = {metadata}
-        state = checkpoint.for_range(part)
-        for handle in state.log:
-            for entry in handle.handles_and_offsets:
-                if isinstance(entry.handle, FileStateHandle):
-                    path = entry.handle.path
-                    kinds[path] = "commits" if path.endswith("/_metadata") else "log"
-                    needed.add(path)
-        for snapshot in state.materialized:
-            if isinstance(snapshot.handle, FileStateHandle):
-                kinds[snapshot.handle.path] = "snapshots"
-                needed.add(snapshot.handle.path)
+        state = checkpoint.for_range(key_groups)
+        for file, part in file_parts(state):
+            is_commit = file.path.endswith("/_metadata")
+            kinds[file.path] = "commits" if is_commit else _KINDS[type(part)]
+            needed.add(file.path)
         loads.append((sum(sizes.get(path, 0) for path in needed), len(needed)))
     slowest_bytes, slowest_requests = max(loads)
     older = max(len(checkpoint.retained) - 1, 0)
