@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
-from statelog.metrics.table import FIGURES, BatchFigures
+from statelog.metrics.table import BatchFigures
 
+_FIGURES = {field.name for field in fields(BatchFigures)}
 _OF_OPERATOR = {field.name for field in msgspec.structs.fields(OperatorRecord)}
 
 
 def one_operator(**values: Any) -> BatchRecord:
     """Return a record; values that are left out are 0, and those of the operator may be given."""
     entries = values.get("state_entries", 0)
-    figures = {name: values.pop(name) for name in [*values] if name in FIGURES}
+    figures = {name: values.pop(name) for name in [*values] if name in _FIGURES}
     own = {name: values.pop(name) for name in [*values] if name in _OF_OPERATOR}
     operator = OperatorRecord(
         **({"operator_id": "op", "schema": {}, "state_entries": entries} | own)

@@ -34,11 +34,13 @@ from statelog.cli import main as cli
 from statelog.core.checkpoint_ledger import PHASES
 from statelog.core.upload_retry import ATTEMPTS
 from statelog.metrics import METRICS
-from statelog.metrics.table import FIGURES, BatchFigures, camel_case
+from statelog.metrics.table import FIGURES, BatchFigures, Figure, camel_case, metrics_of
 from statelog.options.declaration import Option, options_of
 from statelog.options.kinds import SIZE, describe_size
 from statelog.options.sections import FOREIGN, OPTIONS, SECTIONS
 from statelog.options.sources import IN_FLIGHT_SHARE, PREEMPTIVE_SHARE, task_defaults
+from statelog.spark.driver.extension import DriverExtension
+from statelog.spark.extension_table import EXTENSIONS, loaded
 from statelog.spark.query.settings import SETTINGS, OperatorSettings, Place
 from statelog.spark.rows import stateful_processor
 from statelog.spark.rows.key_types import KEY_TYPES
@@ -434,16 +436,24 @@ def metrics_page() -> str:
     rows = [
         f"| `{spec.name}` | {spec.kind.value} | {spec.unit} | "
         f"{f'`{spec.flink_name}`' if spec.flink_name else ''} | {spec.description} |\n"
-        for spec in METRICS.values()
+        for spec in (*METRICS.values(), *metrics_of(extension_figures()))
     ]
     head = "| Name | Kind | Unit | In Flink | Meaning |\n|---|---|---|---|---|\n"
     return METRICS_HEAD + head + "".join(rows) + FIGURES_HEAD + "".join(figure_rows())
 
 
+def extension_figures() -> dict[str, Figure]:
+    """Return the figures that extensions declare, by name."""
+    drivers: list[type[DriverExtension]] = [loaded(row.driver, type) for row in EXTENSIONS]
+    return {name: figure for driver in drivers for name, figure in driver.figures.items()}
+
+
 def figure_rows() -> Iterator[str]:
     """Yield the rows of the table of figures."""
-    for name, figure in FIGURES.items():
-        of_spark = f"`{camel_case(name)}`" if isinstance(getattr(BatchFigures(), name), int) else ""
+    for name, figure in (FIGURES | extension_figures()).items():
+        of_spark = (
+            f"`{camel_case(name)}`" if isinstance(getattr(BatchFigures(), name, 0), int) else ""
+        )
         metric = figure.counter or figure.gauge or figure.recorded
         yield (
             f"| `{name}` | {of_spark or SPARK_PHASES.get(name, '')} | "

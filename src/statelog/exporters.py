@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from statelog import extras
 from statelog.metrics import (
-    METRICS,
     HistogramSnapshot,
     MetricKind,
     Metrics,
@@ -58,7 +57,7 @@ class PrometheusCollector:
     def collect(self) -> Iterator[object]:
         """Yield one family for each metric that has a value."""
         for name, value in self._metrics.snapshot().items():
-            yield self._family(METRICS[name], value)
+            yield self._family(self._metrics.spec(name), value)
 
     def _family(self, spec: MetricSpec, value: MetricValue) -> object:
         name, text = _prometheus_name(spec), spec.description
@@ -95,18 +94,20 @@ def register_opentelemetry(
     api = _load("opentelemetry.metrics", "otel")
     meter = meter if meter is not None else api.get_meter("statelog")
     common = _plain_labels(attributes)
-    for spec in METRICS.values():
-        name, unit = f"statelog.{spec.name}", _opentelemetry_unit(spec)
+
+    def add(spec: MetricSpec) -> None:
+        name, unit, text = f"statelog.{spec.name}", _opentelemetry_unit(spec), spec.description
         observe = functools.partial(_observations, api.Observation, metrics, spec, common)
         if spec.kind is MetricKind.COUNTER:
-            meter.create_observable_counter(name, [observe(_plain)], unit, spec.description)
+            meter.create_observable_counter(name, [observe(_plain)], unit, text)
         elif spec.kind is MetricKind.GAUGE:
-            meter.create_observable_gauge(name, [observe(_plain)], unit, spec.description)
+            meter.create_observable_gauge(name, [observe(_plain)], unit, text)
         else:
-            text = spec.description
             meter.create_observable_gauge(name, [observe(_by_quantile)], unit, text)
             meter.create_observable_counter(f"{name}.count", [observe(_count)], "1", text)
             meter.create_observable_counter(f"{name}.sum", [observe(_sum)], unit, text)
+
+    metrics.observe_declared(add)
 
 
 def _plain_labels(labels: Mapping[str, str] | None) -> dict[str, str]:

@@ -23,8 +23,8 @@ def test_a_micro_batch_is_a_real_checkpoint() -> None:
     stored = Entries(driver.store).load(3).checkpoint
     record = BatchRecord.of(stored)
     assert 3 * TASKS == len(stored.log) == facts[-1]["log_handles"]
-    assert (TASKS, TASKS * EVENTS_PER_TASK) == (record.tasks, record.rows)
-    assert TASKS * DELTA_BYTES == record.delta_bytes
+    assert (TASKS, TASKS * EVENTS_PER_TASK) == (record.figures.tasks, record.figures.rows)
+    assert TASKS * DELTA_BYTES == record.figures.delta_bytes
     assert {log.checkpoint_id for log in stored.log} == {1, 2, 3}
 
 

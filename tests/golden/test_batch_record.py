@@ -15,7 +15,7 @@ VECTORS = Path(__file__).parent / "vectors"
 
 
 def stored(kind: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((VECTORS / f"batch_record_v5{kind}.json").read_bytes())
+    found: dict[str, Any] = json.loads((VECTORS / f"batch_record_v6{kind}.json").read_bytes())
     return found
 
 
@@ -40,18 +40,18 @@ def test_a_record_is_read_and_written_as_it_is_stored(kind: str, operators: list
     record = read(stored(kind))
     assert operators == [one.operator_id for one in record.operators]
     assert [12, 5, 900][: 1 + len(operators)] == [
-        record.rows,
+        record.figures.rows,
         *(one.next_due_ms for one in record.operators),
     ]
     assert "0123456789abcdef/5/41/e4" == record.delivered.to_text()
     assert stored(kind) == json.loads(json.dumps(record.to_properties()))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 7])
 def test_another_version_is_rejected_by_name(version: int) -> None:
     with pytest.raises(
         IncompatibleFormatError,
-        match=rf"checkpoint 7 has version {version} .* reads version 5 only",
+        match=rf"checkpoint 7 has version {version} .* reads version 6 only",
     ):
         read(stored() | {"version": version})
 
@@ -67,11 +67,12 @@ def test_a_record_without_a_field_is_rejected(name: str) -> None:
 def test_a_record_with_costs_is_read_and_written_as_it_is_stored() -> None:
     record = read(stored("_costs"))
     figures = record.figures
-    assert {"plan": 31, "run": 412} == figures.milliseconds == record.durations_ms
-    assert 204 == figures.task_milliseconds["process"] == record.task_ms["process"]
+    assert {"plan": 31, "run": 412} == figures.milliseconds
+    assert 204 == figures.task_milliseconds["process"]
     assert {"commit": 14, "deliver": 55, "clean_up": 6} == record.previous_ms
     assert {"tasks": 1, "puts": 0} == record.retries
     assert (2, 73114) == (figures.objects, figures.object_bytes)
+    assert {"dead_letters": 2, "failed_keys": 3} == figures.extras
     assert stored("_costs") == json.loads(json.dumps(record.to_properties()))
 
 
@@ -95,11 +96,19 @@ def test_a_record_with_attachments_is_read_and_written_as_it_is_stored() -> None
 
 def test_what_is_unknown_is_left_out() -> None:
     record = read(stored())
-    assert (None, None, None) == (record.previous_ms, record.retries, record.uploads)
-    assert ({}, {}, 0) == (record.durations_ms, record.task_ms, record.objects)
+    assert (None, None) == (record.previous_ms, record.retries)
+    figures = record.figures
+    assert ({}, {}, {}, 0) == (
+        figures.milliseconds,
+        figures.task_milliseconds,
+        figures.extras,
+        figures.objects,
+    )
 
 
-@pytest.mark.parametrize("figures", [{"rows": {"a": 1}}, {"milliseconds": 3}, {"rows": "3"}, [], 1])
+@pytest.mark.parametrize(
+    "figures", [{"rows": {"a": 1}}, {"milliseconds": 3}, {"rows": "3"}, {"extras": [1]}, [], 1]
+)
 def test_figures_of_another_form_are_rejected(figures: object) -> None:
     with pytest.raises(CheckpointError, match="was not made by a streaming query"):
         read(stored() | {"figures": figures})

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.declared_figures import OF_EXTENSIONS
 from tests.house.sources import ROOT
 
 import statelog as sl
 from statelog.exporters import QUANTILES, PrometheusCollector
-from statelog.metrics import METRICS, MetricKind
+from statelog.metrics import MetricKind, MetricSpec
+from statelog.metrics.table import metrics_of
 
 DASHBOARD = ROOT / "dashboards" / "statelog.json"
 SAMPLE = re.compile(r"\b(statelog_\w+)")
@@ -34,12 +36,14 @@ def expressions() -> list[str]:
 
 def exported() -> dict[str, set[str]]:
     """Return the samples of each metric, as Prometheus stores them, by the metric's name."""
-    metrics = sl.Metrics()
-    for name, spec in METRICS.items():
+    metrics, specs = sl.Metrics(), list[MetricSpec]()
+    metrics.declare(metrics_of(OF_EXTENSIONS))
+    metrics.observe_declared(specs.append)
+    for spec in specs:
         if spec.kind is MetricKind.GAUGE:
-            metrics.gauge(name, lambda: 1.0)
+            metrics.gauge(spec.name, lambda: 1.0)
         elif spec.kind is MetricKind.HISTOGRAM:
-            metrics.record(name, 1.0)
+            metrics.record(spec.name, 1.0)
     families: Any = PrometheusCollector(metrics).collect()
     named = zip(metrics.snapshot(), families, strict=True)
     return {name: {sample.name for sample in family.samples} for name, family in named}

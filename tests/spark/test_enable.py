@@ -74,7 +74,7 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     newest = Entries(state).newest()
     assert newest is not None
     record = BatchRecord.of(newest)
-    assert (1, 3) == (record.batch_id, record.tasks)
+    assert (1, 3) == (record.batch_id, record.figures.tasks)
     with pytest.raises(UsageError, match="Give the query a queryName"):
         totals(source).writeStream.format("noop").option(
             "checkpointLocation", str(tmp_path / "x")

@@ -31,12 +31,11 @@ def test_costs_are_recorded_and_those_after_the_commit_by_the_next(
     found = records(job.state)
     assert 3 == len(found) == len(job.progress)
     for record, progress in zip(found, job.progress, strict=True):
-        assert record.durations_ms is not None
-        assert {"plan", "run"} == set(record.durations_ms)
-        for phase, took in record.durations_ms.items():
+        assert {"plan", "run"} == set(record.figures.milliseconds)
+        for phase, took in record.figures.milliseconds.items():
             assert took == round(progress.milliseconds[phase])
         assert {"tasks": 0, "puts": 0} == record.retries
-        assert progress.objects == 1 + record.objects
+        assert progress.objects == 1 + record.figures.objects
         assert progress.object_bytes > record.figures.object_bytes
     assert found[0].previous_ms is None
     for after, progress in zip(found[1:], job.progress, strict=False):
@@ -44,7 +43,7 @@ def test_costs_are_recorded_and_those_after_the_commit_by_the_next(
             phase: round(progress.milliseconds[phase])
             for phase in ("commit", "deliver", "clean_up")
         } == after.previous_ms
-    assert sum(one.objects for one in found) > 0
+    assert sum(one.figures.objects for one in found) > 0
     source.add([(1, 1)])
     job.run(tasks=2, retainedCheckpoints=9)
     assert records(job.state)[-1].previous_ms is None  # the first of a run
@@ -59,12 +58,12 @@ def test_a_report_shows_what_the_query_recorded(spark: SparkSession, tmp_path: P
     source.add([(4, 40)])
     job.run(tasks=1, retainedCheckpoints=9)
     figures = collect(open_existing_store(job.state), str(job.state), ReportPlan())
-    assert [3, 3, 1] == [one.rows for one in figures.checkpoints]
+    assert [3, 3, 1] == [one.rows for one in figures.batches]
     first, second = claims(job.state)
     assert [first, first, second] == [one.epoch for one in figures.checkpoints]
     whole = {"plan", "run", "commit", "deliver", "clean_up"}
     assert [whole, {"plan", "run"}, {"plan", "run"}] == [
-        set(one.durations_ms) for one in figures.checkpoints
+        set(one.milliseconds) for one in figures.batches
     ]
     (groups,) = figures.skew
     assert (128, 4) == (len(groups.keys), sum(groups.keys))

@@ -12,7 +12,7 @@ from tests.forged import NAMES
 import statelog as sl
 from statelog import changelog as cl
 from statelog.exporters import PrometheusCollector, register_opentelemetry
-from statelog.metrics import METRICS
+from statelog.metrics import METRICS, MetricKind, MetricSpec
 from statelog.plain_text import one_line
 
 
@@ -96,10 +96,16 @@ def test_a_scrape_reads_what_a_storage_counts() -> None:
     assert "statelog_persist_durations_seconds_count 1.0" in text
 
 
-def observed(metrics: sl.Metrics) -> dict[str, list[tuple[float, dict[str, object]]]]:
+def observed(
+    metrics: sl.Metrics, later: MetricSpec | None = None
+) -> dict[str, list[tuple[float, dict[str, object]]]]:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     register_opentelemetry(metrics, provider.get_meter("test"), {"job": "totals"})
+    if later is not None:
+        for _ in range(2):
+            metrics.declare([later])
+            metrics.count(later.name, 2)
     data = reader.get_metrics_data()
     provider.shutdown()
     assert data is not None
@@ -125,6 +131,14 @@ def test_opentelemetry_gets_every_metric_in_base_units() -> None:
     assert {"0.5", "0.9", "0.99", "1.0"} == set(quantiles)
     assert 1.099 == pytest.approx(quantiles["1.0"])
     assert not found.get("statelog.upload_queue_age")  # nobody tells this gauge
+
+
+def test_metrics_that_are_declared_later_are_exported_too() -> None:
+    late = MetricSpec("late_calls", "", MetricKind.COUNTER, "calls", "Calls that were late.")
+    metrics, registry = some_metrics(), prometheus_client.CollectorRegistry()
+    registry.register(PrometheusCollector(metrics))
+    assert [(4, {"job": "totals"})] == observed(metrics, late)["statelog.late_calls"]
+    assert 4 == registry.get_sample_value("statelog_late_calls_total")
 
 
 @pytest.mark.parametrize(

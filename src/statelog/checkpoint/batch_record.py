@@ -25,7 +25,7 @@ from statelog.model.handles import (
     stream_handle_from_json,
 )
 
-_VERSION: Final = 5
+_VERSION: Final = 6
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,71 +101,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def delivered(self) -> DeliveredBatch:
         """The micro-batch, as targets record it."""
         return DeliveredBatch(self.location, self.timeline, self.batch_id, self.position or "")
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks."""
-        return self.figures.tasks
-
-    @property
-    def rows(self) -> int:
-        """Number of input rows of the first operator."""
-        return self.figures.rows
-
-    @property
-    def output_rows(self) -> int:
-        """Number of rows of the last operator."""
-        return self.figures.output_rows
-
-    @property
-    def keys(self) -> int:
-        """Number of keys touched, of all operators."""
-        return self.figures.keys
-
-    @property
-    def state_entries(self) -> int:
-        """Entries of all state variables before the batch."""
-        return self.figures.state_entries
-
-    @property
-    def delta_bytes(self) -> int:
-        """Bytes of changes."""
-        return self.figures.delta_bytes
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of staged rows."""
-        return self.figures.output_bytes
-
-    @property
-    def objects(self) -> int:
-        """Number of objects that the tasks wrote to the store."""
-        return self.figures.objects
-
-    @property
-    def durations_ms(self) -> dict[str, int]:
-        """Phases of the driver up to the commit: `plan`, `run`."""
-        return {phase: round(ms) for phase, ms in self.figures.milliseconds.items()}
-
-    @property
-    def task_ms(self) -> dict[str, int]:
-        """Phases of the tasks, of the slowest task in each."""
-        return {phase: round(ms) for phase, ms in self.figures.task_milliseconds.items()}
-
-    @property
-    def uploads(self) -> dict[str, int] | None:
-        """What the tasks uploaded; None for nothing."""
-        figures = self.figures
-        if not figures.upload_attempts:
-            return None
-        return {
-            "uploads": figures.uploads,
-            "attempts": figures.upload_attempts,
-            "retries": figures.upload_retries,
-            "bytes": figures.upload_bytes,
-            "slowest_ms": round(figures.slowest_upload_ms),
-            "wait_ms": round(figures.upload_wait_ms),
-        }
 
     def to_properties(self) -> JsonObject:
         """Return the checkpoint's properties; its staged files are deleted with it."""

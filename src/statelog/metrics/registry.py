@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from statelog.errors import UsageError
-from statelog.metrics.table import METRICS, MetricKind
+from statelog.metrics.table import METRICS, MetricKind, MetricSpec
 
 HISTOGRAM_SIZE: Final = 1000
 """Values that a histogram keeps, as in Flink."""
@@ -101,16 +101,37 @@ class Metrics:
     """
 
     def __init__(self) -> None:
+        self._specs: dict[str, MetricSpec] = {}
+        self._observers: list[Callable[[MetricSpec], None]] = []
         self._counters: dict[str, _Sum] = {}
         self._histograms: dict[str, deque[float]] = {}
         self._totals: dict[str, tuple[_Sum, _Sum]] = {}
         self._gauges: dict[str, Callable[[], float]] = {}
-        for spec in METRICS.values():
+        self.declare(METRICS.values())
+
+    def declare(self, specs: Iterable[MetricSpec]) -> None:
+        """Add metrics, of extensions for example; what is declared already stays as it is."""
+        for spec in specs:
+            if spec.name in self._specs:
+                continue
             if spec.kind is MetricKind.COUNTER:
-                self._counters[spec.name] = _Sum()
+                self._counters.setdefault(spec.name, _Sum())
             elif spec.kind is MetricKind.HISTOGRAM:
-                self._histograms[spec.name] = deque(maxlen=HISTOGRAM_SIZE)
-                self._totals[spec.name] = _Sum(), _Sum()
+                self._totals.setdefault(spec.name, (_Sum(), _Sum()))
+                self._histograms.setdefault(spec.name, deque(maxlen=HISTOGRAM_SIZE))
+            self._specs[spec.name] = spec
+            for observer in self._observers:
+                observer(spec)
+
+    def observe_declared(self, observer: Callable[[MetricSpec], None]) -> None:
+        """Call *observer* with each metric, and with those that are declared later."""
+        self._observers.append(observer)
+        for spec in list(self._specs.values()):
+            observer(spec)
+
+    def spec(self, name: str) -> MetricSpec:
+        """Return the declaration of a metric that `snapshot` has."""
+        return self._specs[name]
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add *amount* to the counter *name*; raises `UsageError` if there is no such counter."""
@@ -131,7 +152,8 @@ class Metrics:
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """Read the gauge *name* by calling *read*; raises `UsageError` if there is no such gauge."""
-        if name not in METRICS or METRICS[name].kind is not MetricKind.GAUGE:
+        spec = self._specs.get(name)
+        if spec is None or spec.kind is not MetricKind.GAUGE:
             raise _unknown(name, MetricKind.GAUGE)
         self._gauges[name] = read
 
@@ -147,7 +169,7 @@ class Metrics:
 
     def snapshot(self) -> dict[str, MetricValue]:
         """Return the present value of every metric that has one, by name."""
-        values = {name: self.value(name) for name in METRICS}
+        values = {name: self.value(name) for name in list(self._specs)}
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -6,16 +6,16 @@ spelling.  The others are statelog's own: durations of phases, ages of queues, a
 Source: Flink, ChangelogStorageMetricGroup, ChangelogMaterializationMetricGroup,
 ChangelogStateBackendMetricGroup.  Deviations are described at the metric.
 
-A figure is declared by a field of `BatchFigures`.  A task counts it under the name of the field, see
-`TaskAck.figures`, and the driver combines the counts by the kind of the figure.  The result is in the
-record of the checkpoint, in `BatchProgress`, in Spark's progress (there its name is in camelCase), and
-where the figure has a metric, in `METRICS` and in what is exported.
+A figure is declared by a field of `BatchFigures`, or by an extension, see `DriverExtension.figures`.  A
+task counts it under its name, see `TaskAck.figures`, and the driver combines the counts by the kind of the
+figure.  The result is in the record of the checkpoint, in `BatchProgress`, in Spark's progress (there its
+name is in camelCase), in the report, and where the figure has a metric, in what is exported.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Final, TypeAlias
@@ -122,21 +122,6 @@ class BatchFigures:
         counter="num_records_out",
         flink_name="numRecordsOut",
     ).number()
-    failed_keys: int = Figure(
-        "keys",
-        "Keys whose processing failed in a stateful query and was left out, see the setting `onError`.",
-        counter="num_failed_keys",
-    ).number()
-    dead_letters: int = Figure(
-        "calls",
-        "Calls of a processor that failed and are kept as dead letters.",
-        counter="num_dead_letters",
-    ).number()
-    side_output_rows: int = Figure(
-        "rows",
-        "Rows that the processors of a stateful query emitted to side outputs.",
-        counter="num_side_output_rows",
-    ).number()
     state_entries: int = Figure(
         "entries",
         "Entries of all state variables of a stateful query before the micro-batch.",
@@ -148,7 +133,7 @@ class BatchFigures:
     object_bytes: int = Figure("bytes", "Their size.").number()
     uploads: int = Figure(
         "uploads",
-        "Uploads of the tasks that succeeded: files of changes, snapshots, staged rows and recordings.",
+        "Uploads of the tasks that succeeded: files of changes, snapshots, staged rows and attachments.",
         recorded="total_attempts_per_upload",
         fold=len,
     ).number()
@@ -217,6 +202,9 @@ class BatchFigures:
         FigureKind.MOST,
     ).numbers()
 
+    extras: Mapping[str, Number] = field(default_factory=dict)
+    """The figures of extensions by name; each is a number."""
+
     def stored(self) -> dict[str, int | dict[str, int]]:
         """Return the figures that are not 0, in whole numbers."""
         whole = {name: _rounded(value) for name, value in asdict(self).items()}
@@ -231,9 +219,12 @@ def _rounded(value: FigureValue) -> int | dict[str, int]:
 
 
 FIGURES: Final[Mapping[str, Figure]] = {
-    each.name: each.metadata["figure"] for each in fields(BatchFigures)
+    each.name: each.metadata["figure"] for each in fields(BatchFigures) if each.metadata
 }
-"""The declarations of all figures, by name."""
+"""The declarations of all figures by name, without the figures of extensions."""
+
+
+NO_FIGURES: Final[Mapping[str, Figure]] = {}
 
 
 def camel_case(name: str) -> str:
@@ -259,6 +250,17 @@ class MetricSpec:
     kind: MetricKind
     unit: str
     description: str
+
+
+def metrics_of(figures: Mapping[str, Figure]) -> Iterator[MetricSpec]:
+    """Yield the metrics of figures."""
+    for figure in figures.values():
+        for kind, name in (
+            (MetricKind.COUNTER, figure.counter),
+            (MetricKind.GAUGE, figure.gauge),
+        ):
+            if name:
+                yield MetricSpec(name, figure.flink_name, kind, figure.unit, figure.text)
 
 
 _STORAGE: Final = "ChangelogStorage."
@@ -467,16 +469,8 @@ _TABLE: Final = (
         "Time that callers waited for upload capacity; Flink reports it per second, in ms.",
         flink_name="changelogBusyTimeMsPerSecond",
     ),
-    *(
-        _row(kind, name, figure.unit, figure.text, flink_name=figure.flink_name)
-        for figure in FIGURES.values()
-        for kind, name in (
-            (MetricKind.COUNTER, figure.counter),
-            (MetricKind.GAUGE, figure.gauge),
-        )
-        if name
-    ),
+    *metrics_of(FIGURES),
 )
 
 METRICS: Final[Mapping[str, MetricSpec]] = {row.name: row for row in _TABLE}
-"""Every metric by its name."""
+"""Every metric by its name; extensions declare more, see `Metrics.declare`."""

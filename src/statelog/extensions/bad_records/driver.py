@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
+from statelog.metrics.table import Figure
 from statelog.spark.driver.extension import AttachingExtension, DriverContext
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
 from statelog.spark.query.faces import face_of
@@ -81,6 +82,18 @@ class BadRecords(AttachingExtension):
     """The keys of a query whose processing fails."""
 
     name = BAD_RECORDS
+    figures: ClassVar[Mapping[str, Figure]] = {
+        "failed_keys": Figure(
+            "keys",
+            "Keys whose processing failed in a stateful query and was left out, see the setting `onError`.",
+            counter="num_failed_keys",
+        ),
+        "dead_letters": Figure(
+            "calls",
+            "Calls of a processor that failed and are kept as dead letters.",
+            counter="num_dead_letters",
+        ),
+    }
 
     def __init__(self, context: DriverContext) -> None:
         query, settings = context.query, context.query.settings

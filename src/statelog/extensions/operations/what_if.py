@@ -382,7 +382,7 @@ class _Run:
         if newest is None or record is None or record.batch_id != batch_id:
             self.input_rows = 0  # a micro-batch without effect makes no checkpoint
             return pa.table({})
-        self.input_rows = record.rows
+        self.input_rows = record.figures.rows
         rows = staged_rows(self.store, newest)
         return pa.table({}) if rows is None else rows
 

@@ -130,7 +130,7 @@ def _with_newest(
         restart=restart_of(
             newest,
             sizes,
-            tasks=1 if record is None else record.tasks,
+            tasks=1 if record is None else record.figures.tasks,
             operators=max(len(figures.operators), 1),
             speeds=plan.speeds,
         ),
@@ -226,29 +226,15 @@ def _with_record(
     figures: CheckpointFigures, record: BatchRecord, after: BatchRecord | None
 ) -> CheckpointFigures:
     """Add what the record of a micro-batch says."""
-    retries = record.retries or {}
-    uploads = record.uploads or {}
+    retries, batch = record.retries or {}, record.figures
     later = (after.previous_ms if after is not None else None) or {}
     return replace(
         figures,
         batch_id=record.batch_id,
-        tasks=record.tasks,
-        rows=record.rows,
-        keys=record.keys,
-        output_rows=record.output_rows,
-        state_entries=record.state_entries,
-        change_bytes=record.delta_bytes,
-        output_bytes=record.output_bytes,
-        objects=1 + record.objects,
-        durations_ms={**record.durations_ms, **later},
-        task_ms=record.task_ms,
+        figures=replace(batch, milliseconds={**batch.milliseconds, **later}),
+        objects=1 + batch.objects,
         task_retries=retries.get("tasks"),
         put_retries=retries.get("puts"),
-        uploads=uploads.get("uploads"),
-        upload_retries=uploads.get("retries"),
-        upload_bytes=uploads.get("bytes"),
-        slowest_upload_ms=uploads.get("slowest_ms"),
-        upload_wait_ms=uploads.get("wait_ms"),
     )
 
 

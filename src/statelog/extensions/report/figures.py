@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from statelog.extensions.report import texts
 from statelog.extensions.report.bill import Bill
 from statelog.extensions.report.restart import Restart
 from statelog.extensions.report.skew import KeyGroups, largest_of
+from statelog.metrics.table import BatchFigures
 from statelog.model import JsonObject
 
 _UNEVEN: Final = 3.0
@@ -26,7 +28,7 @@ _MIN_TOTAL_MS: Final = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFigures:
     """
-    One checkpoint; None stands for what is not known of it.
+    One checkpoint; None stands for what is not known.
 
     Args:
         checkpoint_id: Its number.
@@ -35,20 +37,14 @@ class CheckpointFigures:
         created_at_ms: Milliseconds since 1970 (UTC).
         epoch: The claim under which it was committed: another number is another run.
         batch_id: Spark's number of the micro-batch.
-        tasks, rows, keys, output_rows, state_entries: Counts of the micro-batch.
-        change_bytes, output_bytes: Bytes of its changes, and of its staged rows.
+        figures: The figures of the micro-batch, with the phases after the commit as far as known.
         commit_bytes: Size of its `_metadata`.
         objects: Objects that it created, the commit included.
         snapshots, snapshot_bytes: Snapshots that it created.
         log_handles, log_bytes: The log after the snapshots, as of it.
         full_snapshots, full_snapshot_bytes: The snapshots that it refers to.
-        durations_ms: By phase: plan, run, commit, deliver, clean_up, as far as known.
-        task_ms: Phases inside of run, of the slowest task in each.
         task_retries, put_retries: Attempts of tasks that failed; puts that were repeated, of the
             claim or the commit before.
-        uploads, upload_retries: Uploads of its tasks, and attempts of them after the first.
-        upload_bytes, slowest_upload_ms: Their bytes before compression, and the longest one.
-        upload_wait_ms: Time that tasks waited because too many bytes were in flight.
         rewound: Whether it was committed by `statelog rewind`, or went back to an older one.
     """
 
@@ -58,13 +54,7 @@ class CheckpointFigures:
     created_at_ms: int | None = None
     epoch: int | None = None
     batch_id: int | None = None
-    tasks: int | None = None
-    rows: int | None = None
-    keys: int | None = None
-    output_rows: int | None = None
-    state_entries: int | None = None
-    change_bytes: int | None = None
-    output_bytes: int | None = None
+    figures: BatchFigures | None = None
     commit_bytes: int = 0
     objects: int | None = None
     snapshots: int | None = None
@@ -73,21 +63,14 @@ class CheckpointFigures:
     log_bytes: int | None = None
     full_snapshots: int | None = None
     full_snapshot_bytes: int | None = None
-    durations_ms: dict[str, int] = field(default_factory=dict)
-    task_ms: dict[str, int] = field(default_factory=dict)
     task_retries: int | None = None
     put_retries: int | None = None
-    uploads: int | None = None
-    upload_retries: int | None = None
-    upload_bytes: int | None = None
-    slowest_upload_ms: int | None = None
-    upload_wait_ms: int | None = None
     rewound: bool = False
 
     @property
-    def total_ms(self) -> int | None:
-        """Sum of the phases that are known; None if none is."""
-        return sum(self.durations_ms.values()) if self.durations_ms else None
+    def state_entries(self) -> int | None:
+        """Entries of all state variables before the micro-batch."""
+        return None if self.figures is None else self.figures.state_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +144,12 @@ class Figures:
         return checkpoints[0] if checkpoints else None
 
     @property
+    def batches(self) -> list[BatchFigures]:
+        """The figures of the micro-batches of all stored checkpoints, as far as known."""
+        batches = (checkpoint.figures for checkpoint in self.checkpoints)
+        return [batch for batch in batches if batch is not None]
+
+    @property
     def is_damaged(self) -> bool:
         """Whether a checkpoint is damaged."""
         return any(checkpoint.state == "damaged" for checkpoint in self.checkpoints)
@@ -219,9 +208,9 @@ def _retries(figures: Figures) -> Iterator[Finding]:
             f"Puts of claims and commits were repeated {texts.plural(puts, 'time')} because the "
             "store answered that the name is taken.",
         )
-    repeated = sum(checkpoint.upload_retries or 0 for checkpoint in figures.checkpoints)
+    repeated = sum(batch.upload_retries for batch in figures.batches)
     if repeated:
-        uploads = sum(checkpoint.uploads or 0 for checkpoint in figures.checkpoints)
+        uploads = sum(batch.uploads for batch in figures.batches)
         yield Finding(
             "note",
             f"Uploads of tasks were repeated {texts.plural(repeated, 'time')}, of "
@@ -286,10 +275,10 @@ def _runs(figures: Figures) -> Iterator[Finding]:
 
 
 def _phases(figures: Figures) -> Iterator[Finding]:
-    sums: dict[str, int] = {}
-    for checkpoint in figures.checkpoints:
-        for phase, ms in checkpoint.durations_ms.items():
-            sums[phase] = sums.get(phase, 0) + ms
+    sums = defaultdict[str, float](float)
+    for batch in figures.batches:
+        for phase, ms in batch.milliseconds.items():
+            sums[phase] += ms
     total = sum(sums.values())
     if total < _MIN_TOTAL_MS:
         return

@@ -2,6 +2,9 @@
 (() => {
   const SHOWN_MAX = 400; // Checkpoints that charts and tables show, the newest ones; the JSON has all.
   const data = JSON.parse(document.getElementById("figures").textContent);
+  for (const row of data.checkpoints) { // The figures of the micro-batch, next to what the checkpoint has.
+    Object.assign(row, { milliseconds: {}, task_milliseconds: {}, extras: {}, ...row.figures, ...row });
+  }
   const shown = data.checkpoints.filter((row) => row.created_at_ms !== null).slice(-SHOWN_MAX);
   const newest = data.checkpoints.find((row) => row.checkpoint_id === data.newest_id);
 
@@ -148,8 +151,8 @@
   };
 
   const column = (name, show = (value) => value) => shown.map((row) => show(row[name]));
-  const phase = (name) => shown.map((row) => row.durations_ms[name] ?? null);
-  const took = (row) => sum(Object.values(row.durations_ms));
+  const phase = (name) => shown.map((row) => row.milliseconds[name] ?? null);
+  const took = (row) => sum(Object.values(row.milliseconds));
   const history = (spec) => chart({ head: "Checkpoint", labels: column("checkpoint_id", String), ...spec });
 
   const head = () => {
@@ -167,7 +170,7 @@
   };
   const tiles = () => {
     const { restart, bill, stored } = data;
-    const counted = shown.filter((row) => row.state_entries !== null);
+    const counted = shown.filter((row) => Number.isFinite(row.state_entries));
     const [first, last] = [counted[0], counted.at(-1)];
     const growth = counted.length > 1 ? last.state_entries / first.state_entries - 1 : NaN;
     const since = Number.isFinite(growth) ?
@@ -218,6 +221,7 @@
     const older = data.older_changes.filter(([number]) => number < shown[0].checkpoint_id);
     older.splice(0, older.length + shown.length - SHOWN_MAX);
     const after = (values) => [...older.map(() => null), ...values];
+    const extras = [...new Set(shown.flatMap((row) => Object.keys(row.extras)))];
     const plurals = plural(older.length, "older checkpoint");
     put("batch-charts",
       history({
@@ -232,7 +236,7 @@
           + (older.length ? ` ${plurals} are no longer stored; the log behind the snapshots still has their changes.` : ""),
         labels: [...older.map(([number]) => String(number)), ...column("checkpoint_id", String)],
         series: [
-          ["Changes", [...older.map(([, bytes]) => bytes), ...column("change_bytes")], 1],
+          ["Changes", [...older.map(([, bytes]) => bytes), ...column("delta_bytes")], 1],
           ["Staged rows", after(column("output_bytes")), 3],
           ["Snapshots", after(column("snapshot_bytes")), 2],
         ],
@@ -246,7 +250,10 @@
       history({
         id: "rows", title: "Input rows", note: "Rows of each micro-batch; the table has keys and output rows too.",
         series: [["Rows", column("rows"), 1]],
-        extra: [["Keys", column("keys", count)], ["Output rows", column("output_rows", count)]],
+        extra: [
+          ["Keys", column("keys", count)], ["Output rows", column("output_rows", count)],
+          ...extras.map((name) => [name.replaceAll("_", " "), shown.map((row) => count(row.extras[name] ?? 0))]),
+        ],
       }));
     phases();
     retries();
@@ -255,7 +262,7 @@
     const all = sum(shown.map(took));
     const row = (name, values, share) => (values.length ?
       [[name, duration(quantile(values, 0.5)), duration(quantile(values, 0.95)), share ? percent(sum(values) / all) : ""]] : []);
-    const tasks = column("task_ms").filter((times) => Object.keys(times).length);
+    const tasks = column("task_milliseconds").filter((times) => Object.keys(times).length);
     const order = ["catch_up", "input", "wait", "process", "output", "append", "snapshot", "stage"];
     const names = [...new Set([...order, ...tasks.flatMap(Object.keys).sort()])].filter((name) => tasks.some((times) => name in times));
     const inside = names.flatMap((name) =>
@@ -382,7 +389,7 @@
     const heads = ["Checkpoint", "State", "Committed", "Run", "Batch", "Rows", "Changes", "Commit", "Objects", "Snapshots", "Time"];
     put("listing", table("Checkpoints", heads, data.checkpoints.slice(-SHOWN_MAX).toReversed().map((row) => [
       String(row.checkpoint_id), el("span", { class: `state ${row.state}` }, row.state), moment(row.created_at_ms), count(row.epoch),
-      count(row.batch_id), count(row.rows), size(row.change_bytes), size(row.commit_bytes), count(row.objects), count(row.snapshots),
+      count(row.batch_id), count(row.rows), size(row.delta_bytes), size(row.commit_bytes), count(row.objects), count(row.snapshots),
       duration(took(row)),
     ]), [0, 1, 2]));
   };

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +21,7 @@ from statelog.extensions.side_outputs.stored import (
 )
 from statelog.format.arrow_data import write_stream
 from statelog.format.arrow_limits import batches_of
+from statelog.metrics.table import Figure
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.staged import frame_of_rows
@@ -85,6 +86,13 @@ class SideOutputs(AttachingExtension):
     """
 
     name = SIDE_OUTPUTS
+    figures: ClassVar[Mapping[str, Figure]] = {
+        "side_output_rows": Figure(
+            "rows",
+            "Rows that the processors of a stateful query emitted to side outputs.",
+            counter="num_side_output_rows",
+        )
+    }
 
     def __init__(self, context: DriverContext) -> None:
         self._query, self._sinks = context.query, dict(context.sinks)

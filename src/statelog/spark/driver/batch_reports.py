@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Final
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.metrics import Metrics, add_entries
-from statelog.metrics.table import FIGURES, BatchFigures
+from statelog.metrics.table import FIGURES, NO_FIGURES, BatchFigures, Figure, metrics_of
 from statelog.spark.query.progress import BatchProgress, LargeKey, LargeKeyGroup, Observers
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.row_counter import MIN_LARGE_ROWS, REPORTED_MAX
@@ -75,11 +75,14 @@ _log = logging.getLogger("statelog.spark")
 
 
 class BatchReports:
-    """Reports the micro-batches of one query; *location* is for messages."""
+    """Reports the micro-batches of one query; *extras* are the figures of extensions."""
 
-    def __init__(self, observers: Observers, location: str = "") -> None:
+    def __init__(self, observers: Observers, extras: Mapping[str, Figure] = NO_FIGURES) -> None:
         self._on_progress = observers.on_progress
         self._metrics = observers.metrics or Metrics()
+        self._metrics.declare(metrics_of(extras))
+        self._no_extras = dict.fromkeys(extras, 0)
+        self._figures = {**FIGURES, **extras}
         self._last_warning = ""
         self._repeated = RepeatedSince()
         self.current: BatchProgress | None = None
@@ -114,7 +117,7 @@ class BatchReports:
             largest_key_groups=groups,
             largest_keys=keys,
         )
-        for name, figure in FIGURES.items():
+        for name, figure in self._figures.items():
             if figure.gauge:
                 self._metrics.gauge(figure.gauge, partial(getattr, progress, name))
         self._emit(progress)
@@ -130,6 +133,7 @@ class BatchReports:
                 replayed=True,
                 tasks=record.figures.tasks,
                 output_rows=record.figures.output_rows,
+                extras=self._no_extras,
                 milliseconds=watch.with_total(),
             )
         )
@@ -137,7 +141,7 @@ class BatchReports:
     def _emit(self, progress: BatchProgress) -> None:
         _log.info("%s", progress)
         self.current = progress
-        for name, figure in FIGURES.items():
+        for name, figure in self._figures.items():
             if figure.counter:
                 self._metrics.count(figure.counter, getattr(progress, name))
         self._metrics.record("micro_batch_durations", progress.milliseconds["total"])

@@ -99,7 +99,7 @@ class MicroBatchEngine:
         ]
         self._running = self._operators[0]
         """The operator that ran last, which a failed job belongs to."""
-        self._reports = BatchReports(query.observers, query.location)
+        self._reports = BatchReports(query.observers, self._extensions.figures)
         self._previous_ms: dict[str, int] | None = None
         self._has_run = False
         self._is_processing = self._is_closed = False
@@ -280,7 +280,7 @@ class MicroBatchEngine:
             operator.record(acks) for operator, acks in zip(self._operators, answers, strict=True)
         ]
         figures = replace(
-            figures_of(answers),
+            figures_of(answers, self._extensions.figures),
             tasks=sum(map(len, batch.ranges)),
             state_entries=sum(operator.state_entries for operator in operators),
             output_bytes=rows.size_bytes,

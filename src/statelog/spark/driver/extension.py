@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 from pyspark.sql import DataFrame
 
@@ -31,6 +31,7 @@ from statelog.checkpoint.attachments import (
     PutObject,
 )
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.metrics.table import Figure
 from statelog.model.handles import FileStateHandle
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.clock import RandomIds, wall_clock_ms
@@ -93,12 +94,14 @@ class DriverExtension(Protocol):
 
     What a class leaves out does nothing.
 
-    Attributes: `name`: the key of its parts in `TaskSpec.extras` and `TaskAck.extras`.
+    Attributes: `name`: the key of its parts in `TaskSpec.extras` and `TaskAck.extras`; `figures`: what its
+    tasks count, by name: numbers.
 
     Thread: Spark's thread of the query.
     """
 
     name: str
+    figures: ClassVar[Mapping[str, Figure]] = {}
 
     def begin(self, start: BatchStart) -> None:
         """Begin a micro-batch."""
@@ -182,12 +185,17 @@ class DriverExtensions:
     Args:
         extensions: The extensions.
         operators: The names of the operators.
+
+    Attributes: `figures`: the figures that they declare, by name.
     """
 
     def __init__(self, extensions: Sequence[DriverExtension], operators: Sequence[str]) -> None:
         self._extensions = extensions
         self._operators = operators
         self._start = BatchStart(-1, -1)
+        self.figures = {
+            name: figure for each in extensions for name, figure in each.figures.items()
+        }
 
     def begin(self, start: BatchStart) -> None:
         """Begin a micro-batch."""

@@ -11,48 +11,61 @@ import msgspec
 
 from statelog.core.task_count import BatchCost
 from statelog.errors import InvariantError
-from statelog.metrics.table import FIGURES, BatchFigures, FigureKind, FigureValue, Number
+from statelog.metrics.table import (
+    FIGURES,
+    NO_FIGURES,
+    BatchFigures,
+    Figure,
+    FigureKind,
+    FigureValue,
+    Number,
+)
 from statelog.spark.worker.protocol import TaskAck
 
 _Figures: TypeAlias = dict[str, FigureValue]
 
 
-def figures_of(answers: Sequence[Sequence[TaskAck]]) -> BatchFigures:
-    """Return the figures of a micro-batch, from the answers of the tasks of each operator."""
-    operators = [_combined(ack.figures for ack in acks) for acks in answers]
-    combined = _combined(operators)
+def figures_of(
+    answers: Sequence[Sequence[TaskAck]], extras: Mapping[str, Figure] = NO_FIGURES
+) -> BatchFigures:
+    """Return the figures of a micro-batch; *extras* are the figures that extensions declare."""
+    declared = {**FIGURES, **extras}
+    operators = [_combined([ack.figures for ack in acks], declared) for acks in answers]
+    combined = _combined(operators, declared)
     for kind, operator in ((FigureKind.FIRST, operators[0]), (FigureKind.LAST, operators[-1])):
         combined |= {
-            name: operator.get(name, 0) for name, figure in FIGURES.items() if figure.kind is kind
+            name: operator.get(name, 0) for name, figure in declared.items() if figure.kind is kind
         }
     combined |= _of_uploads(chain(*(ack.uploads for ack in chain(*answers))))
-    return msgspec.convert(combined, BatchFigures)
+    of_extensions = {name: combined.pop(name, 0) for name in extras}
+    return msgspec.convert({**combined, "extras": of_extensions}, BatchFigures)
 
 
-def _combined(counted: Iterable[Mapping[str, FigureValue]]) -> _Figures:
+def _combined(
+    counted: Iterable[Mapping[str, FigureValue]], declared: Mapping[str, Figure]
+) -> _Figures:
     """Return the figures that several tasks, or operators, counted."""
     columns = defaultdict[str, list[FigureValue]](list)
     for figures in counted:
         for name, value in figures.items():
             columns[name].append(value)
-    return {name: _folded(name, values) for name, values in columns.items()}
+    return {name: _folded(name, declared.get(name), values) for name, values in columns.items()}
 
 
-def _folded(figure: str, values: Sequence[FigureValue]) -> FigureValue:
+def _folded(name: str, figure: Figure | None, values: Sequence[FigureValue]) -> FigureValue:
     """Return several values of a figure as one."""
-    if figure not in FIGURES or FIGURES[figure].kind is FigureKind.DRIVER:
-        raise InvariantError(f"a task counted {figure!r}, which is not a figure of tasks")
-    fold = max if FIGURES[figure].kind is FigureKind.MOST else sum
+    if figure is None or figure.kind is FigureKind.DRIVER:
+        raise InvariantError(f"a task counted {name!r}, which is not a figure of tasks")
+    fold = max if figure.kind is FigureKind.MOST else sum
     numbers = [value for value in values if isinstance(value, int | float)]
     if numbers:
         return fold(numbers)
     parts = defaultdict[str, list[Number]](list)
     for value in values:
         if isinstance(value, Mapping):
-            for name, number in value.items():
-                parts[name].append(number)
-    folded = {name: fold(each) for name, each in parts.items()}
-    return FIGURES[figure].no_numbers() | folded
+            for part, number in value.items():
+                parts[part].append(number)
+    return figure.no_numbers() | {part: fold(each) for part, each in parts.items()}
 
 
 def _of_uploads(entries: Iterable[tuple[str, float]]) -> _Figures:

@@ -124,7 +124,7 @@ class StateLocation:
         is_committed = self._check(base, first, older_id)
         self.state.restore(base, older_id)
         if self.state.record is not None:
-            self.snapshots.begin(base, self.state.record.state_entries)
+            self.snapshots.begin(base, self.state.record.figures.state_entries)
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, delivery %s",
             self.store.url,

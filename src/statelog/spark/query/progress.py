@@ -8,7 +8,7 @@ from typing import Final, TypedDict
 
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
-from statelog.metrics.table import FIGURES, BatchFigures, camel_case
+from statelog.metrics.table import FIGURES, BatchFigures, Number, camel_case
 from statelog.model import JsonObject
 from statelog.notebook import facts_as_html
 
@@ -36,7 +36,8 @@ class BatchProgress(BatchFigures):
     One micro-batch.
 
     Of a query with several operators, *rows* are those into the first operator and *output_rows* those
-    out of the last; the other numbers are sums over all operators.
+    out of the last; the other numbers are sums over all operators.  The figures of extensions are attributes
+    too, by their names.
 
     Args:
         batch_id: Spark's id of the micro-batch.
@@ -52,9 +53,17 @@ class BatchProgress(BatchFigures):
     largest_key_groups: Sequence[LargeKeyGroup] = ()
     largest_keys: Sequence[LargeKey] = ()
 
+    def __getattr__(self, name: str) -> Number:
+        if name == "extras" or name not in self.extras:
+            raise AttributeError(
+                f"{type(self).__name__!r} object does not have the attribute {name!r}"
+            )
+        return self.extras[name]
+
     def to_json(self) -> JsonObject:
         """Return the JSON form."""
         values = asdict(self)
+        values |= values.pop("extras")
         return {name: values.pop(name) for name in _FIRST} | values
 
     def _repr_html_(self) -> str:
@@ -65,9 +74,8 @@ class BatchProgress(BatchFigures):
         facts = {
             "checkpoint": f"{self.checkpoint_id}{', replayed' if self.replayed else ''}",
             "rows": f"{self.rows} in, {self.output_rows} out, {self.late_rows} late",
-            "keys": self.keys
-            if not self.failed_keys
-            else f"{self.keys}, {self.failed_keys} failed",
+            "keys": self.keys,
+            **{name.replace("_", " "): value for name, value in self.extras.items() if value},
             "tasks": self.tasks,
             "changes": f"{self.delta_bytes} bytes in {self.objects} objects",
             "largest keys": ", ".join(f"{key['key']} ({key['rows']})" for key in self.largest_keys),
@@ -79,11 +87,12 @@ class BatchProgress(BatchFigures):
     def __str__(self) -> str:
         phases = " ".join(f"{name}={ms:.0f}" for name, ms in self.milliseconds.items())
         slowest = " ".join(f"{name}={ms:.0f}" for name, ms in self.task_milliseconds.items())
+        extras = "".join(f"{name}={value} " for name, value in self.extras.items())
         return (
             f"batch {self.batch_id} checkpoint {self.checkpoint_id}"
             f"{' replayed' if self.replayed else ''}: rows={self.rows} late={self.late_rows} "
             f"keys={self.keys} "
-            f"out={self.output_rows} failed={self.failed_keys} state_entries={self.state_entries} "
+            f"out={self.output_rows} {extras}state_entries={self.state_entries} "
             f"delta_bytes={self.delta_bytes} objects={self.objects} "
             f"object_bytes={self.object_bytes} uploads={self.uploads} "
             f"upload_retries={self.upload_retries} repeated_requests={self.repeated_requests} "
@@ -96,6 +105,7 @@ BatchProgress.__doc__ = "\n".join(
     [
         f"{BatchProgress.__doc__}".rstrip(),
         *(f"        {name}: {figure.text}" for name, figure in FIGURES.items()),
+        "        extras: The figures of extensions, by name.",
     ]
 )
 

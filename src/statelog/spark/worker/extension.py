@@ -49,7 +49,7 @@ class TaskTools:
         codec: The codec of the operator.
         files: Writes objects that the task answers with.
         store: The state location.
-        figures: What the task counts, by the names of `BatchFigures`; an extension adds its figures.
+        figures: What the task counts, by name; an extension adds the figures that its driver half declares.
     """
 
     spec: TaskSpec

@@ -240,7 +240,7 @@ class TaskAck(msgspec.Struct, frozen=True):
         place: Which task it is.
         changes: What it did to the state.
         output: What it yields.
-        figures: What it counted, by the names of `BatchFigures`; what is 0 may be left out.
+        figures: What it counted, by the names of the figures; what is 0 may be left out.
         top_groups, top_keys: The key groups (key group, rows) and keys (key group, key, rows) with the
             most rows.
         uploads: What the worker recorded of its uploads since its last answer, with those of tasks

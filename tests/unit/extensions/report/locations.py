@@ -54,6 +54,7 @@ def small_job(folder: Path) -> ObjectStore:
             "upload_retries": 2,
             "upload_bytes": 70,
             "slowest_upload_ms": 9,
+            "extras": {"late": 4},
             "objects": 2,
         },
         {

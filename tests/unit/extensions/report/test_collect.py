@@ -53,29 +53,29 @@ def test_each_stored_checkpoint_has_its_figures(figures: Figures) -> None:
     # 1 and 2 are not retained: their metadata is deleted, their files are needed by the log.
     assert [3, 4] == [one.checkpoint_id for one in figures.checkpoints]
     two, three = figures.checkpoints
-    assert ("retained", 2, 2) == (two.state, two.batch_id, two.tasks)
-    assert (20, 2, 2, 102) == (two.rows, two.keys, two.output_rows, two.state_entries)
-    assert (1002, 7, 3) == (two.change_bytes, two.output_bytes, two.objects)
+    batch, later = figures.batches
+    assert ("retained", 2, 2) == (two.state, two.batch_id, batch.tasks)
+    assert (20, 2, 2, 102) == (batch.rows, batch.keys, batch.output_rows, two.state_entries)
+    assert (1002, 7, 3) == (batch.delta_bytes, batch.output_bytes, two.objects)
     assert (1, len(SNAPSHOT)) == (two.snapshots, two.snapshot_bytes)
     assert (2, 1) == (two.task_retries, two.put_retries)
     assert (3, 2, 70, 9) == (
-        two.uploads,
-        two.upload_retries,
-        two.upload_bytes,
-        two.slowest_upload_ms,
+        batch.uploads,
+        batch.upload_retries,
+        batch.upload_bytes,
+        batch.slowest_upload_ms,
     )
-    assert {"process": 80} == two.task_ms
-    assert three.uploads is None
+    assert {"process": 80} == batch.task_milliseconds
+    assert ({"late": 4}, 0) == (batch.extras, later.uploads)
     assert (0, 0) == (three.snapshots, three.snapshot_bytes)
     assert (1, len(SNAPSHOT)) == (three.full_snapshots, three.full_snapshot_bytes)
     assert (4, 4 * CHANGES) == (three.log_handles, three.log_bytes)
 
 
 def test_the_phases_after_the_commit_are_those_the_next_record_has(figures: Figures) -> None:
-    two, three = figures.checkpoints
-    assert {"plan": 11, "run": 91, "commit": 8, "deliver": 9, "clean_up": 10} == two.durations_ms
-    assert 129 == two.total_ms
-    assert {"plan": 12, "run": 92} == three.durations_ms
+    two, three = figures.batches
+    assert {"plan": 11, "run": 91, "commit": 8, "deliver": 9, "clean_up": 10} == two.milliseconds
+    assert {"plan": 12, "run": 92} == three.milliseconds
 
 
 def test_older_checkpoints_are_known_by_their_changes(figures: Figures) -> None:
@@ -257,7 +257,7 @@ def test_checkpoints_that_no_query_made_have_sizes_only(tmp_path: Path) -> None:
     small_checkpoint(one, one.next_checkpoint_id, properties={"mine": 1})
     figures = collect(store, str(tmp_path), ReportPlan())
     (found,) = figures.checkpoints
-    assert (None, None, 1) == (found.rows, found.total_ms, found.objects)
+    assert (None, None, 1) == (found.figures, found.state_entries, found.objects)
     assert ((), "") == (figures.skew, figures.skew_problem)
     assert figures.restart is not None and 1 == figures.restart.tasks
 

@@ -10,6 +10,7 @@ from statelog.extensions.report.figures import (
 )
 from statelog.extensions.report.restart import Restart, Speeds
 from statelog.extensions.report.skew import KeyGroups
+from statelog.metrics.table import BatchFigures
 
 MIB = 1024 * 1024
 
@@ -22,7 +23,7 @@ def checkpoint(number: int, **values: object) -> CheckpointFigures:
         "created_at_ms": 1000 * number,
         "log_bytes": MIB,
         "full_snapshot_bytes": MIB,
-        "durations_ms": {"plan": 100, "run": 900, "deliver": 300},
+        "figures": BatchFigures(milliseconds={"plan": 100, "run": 900, "deliver": 300}),
         "task_retries": 0,
         "put_retries": 0,
     }
@@ -103,10 +104,12 @@ def test_orphans_name_the_command_that_deletes_them() -> None:
 
 
 def test_a_slow_sink_is_named_and_slow_tasks_are_not() -> None:
-    slow = checkpoint(2, durations_ms={"run": 300, "deliver": 3000})
+    slow = checkpoint(2, figures=BatchFigures(milliseconds={"run": 300, "deliver": 3000}))
     ((level, text),) = found(checkpoints=(slow,))
     assert ("note", "91 % of the time of micro-batches is the phase deliver.") == (level, text)
-    assert [] == found(checkpoints=(checkpoint(2, durations_ms={"run": 9000}),))
+    assert [] == found(
+        checkpoints=(checkpoint(2, figures=BatchFigures(milliseconds={"run": 9000})),)
+    )
 
 
 def test_a_rewind_and_repeated_puts_are_named() -> None:

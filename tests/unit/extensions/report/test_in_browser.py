@@ -22,6 +22,7 @@ from tests.unit.extensions.report.test_page import EMPTY, NAMES, contrast
 from statelog.extensions.report import Figures, ReportPlan, collect, page, texts
 from statelog.extensions.report.figures import CheckpointFigures, Finding
 from statelog.extensions.report.skew import KeyGroups
+from statelog.metrics.table import BatchFigures
 
 webdriver = pytest.importorskip("selenium.webdriver")
 keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
@@ -382,13 +383,22 @@ def checkpoint(number: int, **values: object) -> CheckpointFigures:
     return CheckpointFigures(**(facts | {"epoch": 1} | values))  # type: ignore[arg-type]
 
 
+def batch(number: int, **figures: Any) -> CheckpointFigures:
+    return checkpoint(number, figures=BatchFigures(**figures))
+
+
 @pytest.fixture
 def small(driver: Any, tmp_path: Path) -> Browser:
     """A page whose values a reader can add up."""
     checkpoints = (
-        checkpoint(7, durations_ms={"plan": 1, "run": 1}, rows=1, put_retries=2),
-        checkpoint(8, durations_ms={"run": 2}, task_ms={"stage": 5, "zip_up": 7}, epoch=2),
-        checkpoint(9, durations_ms={"plan": 3, "run": 1}, rows=12_345, change_bytes=1536),
+        batch(7, milliseconds={"plan": 1, "run": 1}, rows=1, extras={"late_calls": 3}),
+        batch(8, milliseconds={"run": 2}, task_milliseconds={"stage": 5, "zip_up": 7}),
+        batch(9, milliseconds={"plan": 3, "run": 1}, rows=12_345, delta_bytes=1536),
+    )
+    checkpoints = (
+        replace(checkpoints[0], put_retries=2),
+        replace(checkpoints[1], epoch=2),
+        checkpoints[2],
     )
     older = ((5, 100), (6, 200))
     return Browser(
@@ -411,9 +421,9 @@ def test_the_table_has_the_values_of_the_chart(small: Browser) -> None:
     heads = ["Checkpoint", "Plan", "Run tasks", "Commit", "Deliver", "Clean up", "Total"]
     assert [
         [*heads, "Micro-batch", "Tasks"],
-        ["7", "1 ms", "1 ms", "–", "–", "–", "2 ms", "–", "–"],
-        ["8", "–", "2 ms", "–", "–", "–", "2 ms", "–", "–"],
-        ["9", "3 ms", "1 ms", "–", "–", "–", "4 ms", "–", "–"],
+        ["7", "1 ms", "1 ms", "–", "–", "–", "2 ms", "–", "0"],
+        ["8", "–", "2 ms", "–", "–", "–", "2 ms", "–", "0"],
+        ["9", "3 ms", "1 ms", "–", "–", "–", "4 ms", "–", "0"],
     ] == small.rows("#durations")
     assert ["5", "100 B", "–", "–", "100 B"] == small.rows("#bytes")[1]
     assert "2 older checkpoints are no longer stored" in small.texts("#bytes .note")[0]
@@ -424,7 +434,9 @@ def test_only_a_chart_of_several_series_has_legend_and_total(small: Browser) -> 
         "#durations .legend li"
     )
     assert [] == small.texts("#rows .legend")
-    assert ["Checkpoint", "Rows", "Keys", "Output rows"] == small.rows("#rows")[0]
+    heads, first, second, _ = small.rows("#rows")
+    assert ["Checkpoint", "Rows", "Keys", "Output rows", "late calls"] == heads
+    assert (["7", "1", "0", "0", "3"], ["8", "0", "0", "0", "0"]) == (first, second)
 
 
 def test_the_summary_says_where_the_largest_value_is(small: Browser) -> None:
@@ -433,7 +445,9 @@ def test_the_summary_says_where_the_largest_value_is(small: Browser) -> None:
         "Duration by phase: 3 values, from checkpoint 7 to 9. The largest is 4 ms at 9, the last "
         "4 ms. The table below has all values."
     ) == small.run(code, "#durations")
-    assert "State entries: no values are known." == small.run(code, "#entries")
+    assert small.run(code, "#entries").startswith(
+        "State entries: 3 values, from checkpoint 7 to 9."
+    )
 
 
 def test_phases_and_retries_are_summed_up(small: Browser) -> None:
@@ -447,15 +461,15 @@ def test_phases_and_retries_are_summed_up(small: Browser) -> None:
     runs = small.rows("#retries > .scroll")
     assert [["1", "7 to 9", "–", "2"], ["2", "8 to 8", "–", "–"]] == [row[:4] for row in runs[1:]]
     assert "2 runs of the query" in small.texts("#retries .note")[0]
-    assert ["7", "–", "2", "–", "–"] == small.rows("#retries details")[1]
+    assert ["7", "–", "2", "0", "0"] == small.rows("#retries details")[1]
 
 
 def test_numbers_have_the_forms_of_the_command_line(driver: Any, tmp_path: Path) -> None:
     sizes = [0, 1023, 1024, 1536, 1024**2 - 1, 5 * 1024**4, 3000 * 1024**4]
     times = [0, 999, 1000, 59_940, 59_960, 125_000, 11_040_000, 180_000_000]
     checkpoints = (
-        *(checkpoint(number, change_bytes=value) for number, value in enumerate(sizes)),
-        *(checkpoint(number, durations_ms={"run": value}) for number, value in enumerate(times)),
+        *(batch(number, delta_bytes=value) for number, value in enumerate(sizes)),
+        *(batch(number, milliseconds={"run": value}) for number, value in enumerate(times)),
     )
     browser = Browser(driver, tmp_path, page(replace(EMPTY, checkpoints=checkpoints)))
     cells = [row[1] for row in browser.rows("#bytes")[1:]]

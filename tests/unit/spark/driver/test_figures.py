@@ -1,10 +1,12 @@
 """The figures of a micro-batch, from the answers of its tasks to the record and the report."""
 
+import pickle
 from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 import pytest
+from tests.declared_figures import OF_EXTENSIONS
 from tests.records import one_operator
 
 from statelog.checkpoint.batch_record import BatchRecord
@@ -66,6 +68,8 @@ def test_rows_are_those_into_the_first_operator_and_out_of_the_last() -> None:
 
 def test_uploads_are_counted_where_there_were_any() -> None:
     assert figures_of([[ack(0), ack(1)]]) == BatchFigures()
+    nothing = dict.fromkeys(OF_EXTENSIONS, 0)
+    assert nothing == figures_of([[ack(0)]], OF_EXTENSIONS).extras
     acks = []
     for task, attempts in enumerate((1, 3)):
         uploads = [
@@ -134,6 +138,35 @@ def test_a_figure_is_everywhere_by_its_declaration_alone(name: str) -> None:
     for metric in filter(None, (figure.counter, figure.gauge)):
         assert 7 == metrics.value(metric)
         assert (figure.unit, figure.text) == (METRICS[metric].unit, METRICS[metric].description)
+
+
+@pytest.mark.parametrize("name", OF_EXTENSIONS)
+def test_a_figure_of_an_extension_is_everywhere_by_its_declaration_alone(name: str) -> None:
+    figure = OF_EXTENSIONS[name]
+    figures = figures_of([[ack(0, **{name: 3}), ack(1, **{name: 4})]], OF_EXTENSIONS)
+    record = msgspec.structs.replace(one_operator(), figures=figures)
+    assert {name: 7} == stored(record)["extras"]
+    assert {name: 7} == BatchRecord.of_properties(record.to_properties(), 1).figures.extras
+    metrics, seen = Metrics(), list[BatchProgress]()
+    reports = BatchReports(Observers(seen.append, metrics), OF_EXTENSIONS)
+    reports.committed(3, 4, replace(figures, milliseconds={"total": 1.0}), [])
+    (progress,) = seen
+    assert 7 == getattr(progress, name) == progress.to_json()[name]
+    assert "7" == source_metrics(progress)[camel_case(name)]
+    assert f" {name}=7 " in str(progress)
+    assert ">7<" in progress._repr_html_()
+    assert 7 == metrics.value(figure.counter)
+    spec = metrics.spec(figure.counter)
+    assert (figure.unit, figure.text) == (spec.unit, spec.description)
+    others = {other: 0 for other in OF_EXTENSIONS if other != name}
+    assert others.items() < progress.to_json().items()
+
+
+def test_a_figure_that_no_extension_declares_is_no_attribute() -> None:
+    progress = BatchProgress(batch_id=1, checkpoint_id=2, extras={"late": 1})
+    assert 1 == progress.late == pickle.loads(pickle.dumps(progress)).late
+    with pytest.raises(AttributeError, match="'later'"):
+        _ = progress.later
 
 
 def test_what_tasks_count_is_combined_by_the_kind_of_the_figure_alone() -> None:
