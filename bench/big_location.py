@@ -29,7 +29,7 @@ from statelog.state.encoding.snapshot_file import parquet_of
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import StateKind
 from statelog.state.kinds.kind import OP_CLEAR, OP_SET
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 from statelog.store import PATHS, open_store
 
 GROUPS = 128

@@ -36,12 +36,12 @@ import pyarrow as pa
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.runtime.clock import RandomIds
-from statelog.state.backend import StateBackendConfig
+from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 from statelog.store import open_store
 
 WAYS = ("columnar", "dict", "rocksdict", "lmdb", "sqlite3")

@@ -6,8 +6,7 @@ from pathlib import Path
 from statelog.checkpoint.history import Entry, present_ids, read_entry
 from statelog.errors import ObjectNotFoundError
 from statelog.format.buffers import Buffer
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
-from statelog.format.claim_record import ClaimRecord, decode_entry
+from statelog.format.checkpoint_record import CHECKPOINT_TAG, ClaimRecord, decode_entry
 from statelog.format.segment import parse_segment
 from statelog.model import CompletedCheckpoint
 from statelog.store import PATHS, open_location

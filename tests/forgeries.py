@@ -21,7 +21,7 @@ import statelog
 from statelog.checkpoint.history import read_entry
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.format.checkpoint_metadata import rewrite_metadata
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import (
     OBJECTS_PROPERTY,
     CompletedCheckpoint,
@@ -29,7 +29,7 @@ from statelog.model import (
     HandleAndOffset,
 )
 from statelog.store import ObjectStore, open_store
-from statelog.store.parents import ParentReference
+from statelog.store.fork_parents import ParentReference
 
 FORK_ID = "0123456789abcdef"
 """A fork that no parent has."""

@@ -18,7 +18,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 from statelog.store import open_store
 
 GROUPS = KeyGroupRange(0, 3)

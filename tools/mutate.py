@@ -52,7 +52,7 @@ TESTS = {
     "state": [
         "tests/unit/state",
         "--ignore=tests/unit/state/test_recovery_mutants.py",
-        "--deselect=tests/unit/state/heap/test_expiry.py::"
+        "--deselect=tests/unit/state/test_heap.py::"
         "test_memory_follows_the_live_entries_and_work_the_changes[500]",
     ],
     "checkpoint": [
@@ -72,12 +72,11 @@ TESTS = {
     ],
 }
 FIRST = {
-    "state/columnar/replay": _RECOVERY,
     "state/columnar/sorted_run": _RECOVERY,
     "state/columnar/run_files": _state(_COLUMNAR, "test_recovery"),
     "state/columnar/run_set": _state("test_recovery", _COLUMNAR),
     "state/encoding/snapshot_file": _RECOVERY,
-    "state/heap/memory": _state(_COLUMNAR, "heap/test_expiry", "test_recovery"),
+    "state/heap": _state(_COLUMNAR, "test_heap", "test_recovery"),
     "state/keyed_state": _RECOVERY,
     "state/replay": _RECOVERY,
     "checkpoint/coordinator": _checkpoint("conflicts", "coordinator"),

@@ -18,7 +18,7 @@ from tests.chaos.kills import DIES, DRIVER_POINTS, WORKER_POINTS, Campaign
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 from statelog.store import open_location
 
 

@@ -22,7 +22,7 @@ from tests.entries import decoded
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.errors import ObjectExistsError, ObjectNotFoundError
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store import LocationStore
 from statelog.store.paths import parse_checkpoint_metadata
 from statelog.testing.faulty_store import joined

@@ -20,10 +20,10 @@ from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.memory import MemoryLimits
+from statelog.state.heap import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 from statelog.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

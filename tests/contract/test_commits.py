@@ -15,8 +15,8 @@ from tests.unit.checkpoint.helpers import coordinator, read_log, started
 from statelog.errors import FencedError, ObjectExistsError, StoreError
 from statelog.store import CachedStore, ObjectStore, open_store, verify_put_if_absent
 from statelog.store.api import Buffers
-from statelog.store.conditional_put import create
 from statelog.store.probe import ROUNDS, WRITERS
+from statelog.store.verified import create
 from statelog.testing.faulty_store import FaultyStore
 
 PLACES = itertools.count()

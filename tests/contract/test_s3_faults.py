@@ -17,8 +17,8 @@ from statelog.checkpoint.verify import VerifiedObject, verify_location
 from statelog.errors import CheckpointError, ObjectExistsError, StoreError
 from statelog.model import StateChange
 from statelog.store import ObstoreStore, open_store
-from statelog.store.conditional_put import create
 from statelog.store.requests import repeated_requests
+from statelog.store.verified import create
 
 PLACES = itertools.count()
 CONTENT = b"0123456789" * 100

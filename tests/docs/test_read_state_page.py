@@ -10,7 +10,7 @@ from tests.snippets import run_page
 from tests.written_state import WrittenState
 
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import (
+from statelog.state.schema import (
     TIMERS_NAME,
     OperatorStateSchema,
     StateDescriptor,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def seeds(target_names: list[str]) -> list[bytes]:
     """Return first inputs: golden files for the readers of files and sets, records for theirs."""
     import statelog.format.checkpoint_record as record_format
-    from statelog.format.claim_record import ClaimRecord, encode_claim
+    from statelog.format.checkpoint_record import ClaimRecord, encode_claim
     from statelog.format.segment import parse_segment
     from statelog.model import CompletedCheckpoint
 

@@ -17,8 +17,9 @@ from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutate
 
 from statelog.format.buffers import checksum
-from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, OUTPUT_TAG
+from statelog.format.change_set import decode_change_set
+from statelog.format.checkpoint_metadata import OUTPUT_TAG
+from statelog.format.checkpoint_record import CHECKPOINT_TAG
 from statelog.format.recording_file import framed, unpack_recording
 from statelog.format.segment import Segment, parse_segment, parse_whole_file
 from statelog.format.snappy_frames import compress_frames, skippable_chunk

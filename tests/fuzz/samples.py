@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from statelog.state.recordings.format import TaskRecording, to_stream
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 
 SCHEMA = OperatorStateSchema("o", pa.schema([("k", pa.string())]), ())
 

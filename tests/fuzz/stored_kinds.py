@@ -38,14 +38,8 @@ from statelog.extensions.read.location_state import LocationState
 from statelog.extensions.side_outputs.stored import read_side_rows
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
-from statelog.format.checkpoint_metadata import (
-    CHECKPOINT_TAG,
-    OUTPUT_TAG,
-    decode_streams,
-    rewrite_metadata,
-)
-from statelog.format.checkpoint_record import decode_record
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams, rewrite_metadata
+from statelog.format.checkpoint_record import CHECKPOINT_TAG, ClaimRecord, decode_record
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.format.trailer import SETS_TAG
 from statelog.model import ChangeBatch, KeyGroupRange
@@ -65,10 +59,10 @@ from statelog.state.encoding.snapshot_file import (
 )
 from statelog.state.recordings.format import decode_file
 from statelog.state.recordings.step import steps_of
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 from statelog.store import PATHS
 from statelog.store.encryption import EncryptedStore, EncryptionKeys, encrypt
-from statelog.store.parents import ParentReference, confirmed_by
+from statelog.store.fork_parents import ParentReference, confirmed_by
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ALL_GROUPS = KeyGroupRange(0, GROUPS - 1)

@@ -12,9 +12,13 @@ from tests.change_sets import iterate_change_set
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.format.buffers import checksum
-from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.checkpoint_record import CLAIM_KIND, RECORD_VERSION, decode_record
-from statelog.format.claim_record import decode_entry
+from statelog.format.change_set import decode_change_set
+from statelog.format.checkpoint_record import (
+    CLAIM_KIND,
+    RECORD_VERSION,
+    decode_entry,
+    decode_record,
+)
 from statelog.format.segment import parse_segment
 from statelog.format.snappy_frames import decompress_frames
 from statelog.format.trailer import FOOTER, FORMAT_VERSION, MAGIC

@@ -16,14 +16,14 @@ from tests.fuzz.samples import task_recording
 
 from statelog.checkpoint.query_files import files_upto
 from statelog.errors import CheckpointError, CorruptionError
-from statelog.format import bounds
+from statelog.format import buffers
 from statelog.format.arrow_data import read_batch, read_stream_table
 from statelog.format.checkpoint_record import RECORD_VERSION, decode_record, encode_record
 from statelog.format.recording_file import framed
 from statelog.model import CompletedCheckpoint
 from statelog.state.recordings.format import decode_file, from_stream
 from statelog.state.recordings.step import steps_of
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def stored_record(**changes: object) -> bytes:
         checkpoint_id=4, parent_id=3, created_at_ms=1, epoch=1, owner_id="o", max_parallelism=8
     )
     body = encode_record(checkpoint)
-    raw = bounds.decompress_zstd(body[8:], 1 << 20)
+    raw = buffers.decompress_zstd(body[8:], 1 << 20)
     fields = {**msgspec.json.decode(raw), **changes}
     return compressed_record(msgspec.json.encode(fields))
 
@@ -92,9 +92,9 @@ def test_a_record_that_expands_a_thousand_times_is_refused() -> None:
 
 
 def test_json_of_too_many_values_is_refused() -> None:
-    raw = b"[" + b"[]," * bounds.JSON_VALUES_MAX + b"0]"
+    raw = b"[" + b"[]," * buffers.JSON_VALUES_MAX + b"0]"
     with pytest.raises(msgspec.DecodeError, match="values"):
-        bounds.decode_json(raw, msgspec.json.Decoder())
+        buffers.decode_json(raw, msgspec.json.Decoder())
 
 
 def test_a_record_that_compresses_well_is_written_so_that_it_is_read() -> None:

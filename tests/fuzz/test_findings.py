@@ -21,7 +21,7 @@ from statelog.state.cache import logs_ahead
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot, snapshot_row_count, write_snapshot
 from statelog.state.recordings.format import from_stream, to_stream
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 
 ROOT = Path(__file__).parents[2]
 GROUPS = KeyGroupRange(0, 3)

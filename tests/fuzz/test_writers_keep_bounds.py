@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fuzz.samples import task_recording
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.format import arrow_data, bounds, checkpoint_record, recording_file
+from statelog.format import arrow_data, buffers, checkpoint_record, recording_file
 from statelog.format.arrow_data import open_parquet, read_stream_table, write_stream
 from statelog.format.checkpoint_record import decode_record, encode_record
 from statelog.model import CompletedCheckpoint
@@ -26,12 +26,12 @@ FEW = settings(max_examples=25, deadline=None)
 @pytest.fixture(autouse=True)
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that small data reach."""
-    monkeypatch.setattr(bounds, "ALWAYS_ALLOWED", 1 << 12)
-    monkeypatch.setattr(bounds, "ARROW_ALWAYS_ALLOWED", 1 << 12)
-    monkeypatch.setattr(bounds, "ARROW_EXPANSION_MAX", 16)
+    monkeypatch.setattr(buffers, "ALWAYS_ALLOWED", 1 << 12)
+    monkeypatch.setattr(buffers, "ARROW_ALWAYS_ALLOWED", 1 << 12)
+    monkeypatch.setattr(buffers, "ARROW_EXPANSION_MAX", 16)
     monkeypatch.setattr(arrow_data, "ARROW_ROWS_ALLOWED", 64)
-    monkeypatch.setattr(bounds, "JSON_VALUES_MAX", 1 << 8)
-    monkeypatch.setattr(bounds, "DEPTH_MAX", 8)
+    monkeypatch.setattr(buffers, "JSON_VALUES_MAX", 1 << 8)
+    monkeypatch.setattr(buffers, "DEPTH_MAX", 8)
     for module, name, value in (
         (recording_file, "RECORDING_BYTES_MAX", 1 << 18),
         (checkpoint_record, "RECORD_BYTES_MAX", 1 << 18),
@@ -59,7 +59,7 @@ def record_of(**values: Any) -> CompletedCheckpoint:
     depth=st.integers(0, 12),
     values=st.integers(0, 600),
     retained=st.integers(0, 60),
-    identifier=st.sampled_from([0, bounds.ID_MAX, bounds.ID_MAX + 1]),
+    identifier=st.sampled_from([0, buffers.ID_MAX, buffers.ID_MAX + 1]),
 )
 def test_records_of_checkpoints(
     length: int, depth: int, values: int, retained: int, identifier: int

@@ -11,8 +11,7 @@ from statelog.checkpoint import list_checkpoints, verify_location
 from statelog.checkpoint.history import Entries, read_checkpoint, read_entry
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import IncompatibleFormatError
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import CHECKPOINT_TAG, ClaimRecord
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model.checkpoint import TimelineEnd
 from statelog.store import PATHS, open_store

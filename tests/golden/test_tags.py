@@ -4,7 +4,7 @@ from pathlib import Path
 
 from statelog.checkpoint.tags import Tag, TagKind, read_tag
 from statelog.store import PATHS, open_store
-from statelog.store.parents import ParentReference
+from statelog.store.fork_parents import ParentReference
 from statelog.store.paths import parse_tag
 
 VECTORS = Path(__file__).parent / "vectors"

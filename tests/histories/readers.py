@@ -18,7 +18,7 @@ from statelog.extensions.publish.publisher import TablePublisher, publisher
 from statelog.extensions.read.replica import Replica
 from statelog.extensions.spark_source.source import StateSource
 from statelog.model import CheckpointPosition, CompletedCheckpoint
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 from statelog.store import open_location
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from tests.model.history import CHECKPOINT, CLAIM, NO_PARENT, Content
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.history import present_ids
 from statelog.errors import ObjectNotFoundError
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store import PATHS, LocationStore
 from statelog.store.paths import parse_checkpoint_metadata
 from statelog.testing.faulty_store import joined

@@ -1,5 +1,5 @@
 """
-Names, phrases and the type `Any`, which are going away: each may only become rarer.
+Names, phrases, parallel assignments and the type `Any`, which are going away: each may only become rarer.
 
 `patterns.json` has how often each occurs. A count that rose fails; one that fell is written down
 with `python -m tests.house.test_patterns`. See "Words" in docs/contributing/house-rules.md.
@@ -56,6 +56,19 @@ def assigned_names(tree: ast.Module) -> Iterator[str]:
             yield node.arg
 
 
+def packs_values(node: ast.AST) -> bool:
+    """Say whether a statement assigns unrelated values to several targets; a swap relates them."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+        return False
+    target = node.targets[0]
+    if not isinstance(target, ast.Tuple):
+        return False
+    targets = {ast.unparse(element) for element in target.elts}
+    kinds = (ast.Name, ast.Attribute, ast.Subscript)
+    read = {ast.unparse(inner) for inner in ast.walk(node.value) if isinstance(inner, kinds)}
+    return targets.isdisjoint(read)
+
+
 def count() -> dict[str, int]:
     """Return how often each name is assigned, and each phrase is written."""
     names = Counter(name for path in modules() for name in assigned_names(tree_of(path)))
@@ -65,6 +78,9 @@ def count() -> dict[str, int]:
         words = phrase.replace(" ", r"\s+")
         pattern = re.compile(rf"\b{words}\b(?!\s+longer\b)", re.IGNORECASE)
         counts[f"phrase {phrase}"] = sum(len(pattern.findall(text)) for text in texts)
+    counts["parallel assignments"] = sum(
+        packs_values(node) for path in modules() for node in ast.walk(tree_of(path))
+    )
     counts["lines with Any"] = sum(
         bool(ANY.search(line)) for path in modules() for line in text_of(path).splitlines()
     )

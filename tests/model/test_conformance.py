@@ -18,7 +18,7 @@ from statelog.checkpoint import clean_up, ownership
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.tags import read_pins
 from statelog.errors import InvariantError, ObjectNotFoundError
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store.paths import parse_checkpoint_metadata
 
 EVERY_DAY = 20

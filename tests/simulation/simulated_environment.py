@@ -18,8 +18,8 @@ from tests.simulation.simulated_runtime import (
     simulated_runtime,
 )
 
-from statelog.changelog.local.recovery import LocalBackup
-from statelog.changelog.local.registry import LocalChangelogRegistry
+from statelog.changelog.local_recovery import LocalBackup
+from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from statelog.errors import ClosedError, check
-from statelog.runtime.driver import Runtime
 from statelog.runtime.pool import Done
+from statelog.runtime.runtime import Runtime
 from statelog.testing.faulty_store import Fault, FaultKind, FaultPlan, FaultyStore
 
 SPARE_THREADS: Final = 2

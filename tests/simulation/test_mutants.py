@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.simulation.world import World
 
-from statelog.changelog.local.recovery import LocalBackup, LocalCopy
+from statelog.changelog.local_recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import FileOwner, TaskChangelogRegistry, _File
 from statelog.core.change_log import (
     Action,

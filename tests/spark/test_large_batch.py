@@ -20,7 +20,7 @@ from tests.differential.programs import (
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 
 from statelog.spark import transform_with_state
-from statelog.state.backend import StateBackendConfig
+from statelog.state.columnar.run_files import StateBackendConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

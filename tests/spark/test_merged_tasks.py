@@ -20,7 +20,7 @@ from statelog.spark import (
     transform_with_state_in_pandas,
 )
 from statelog.spark import functions as F
-from statelog.state.backend import StateBackendConfig
+from statelog.state.columnar.run_files import StateBackendConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -42,7 +42,7 @@ class Quiet:
 
 
 def batching(**settings: Any) -> cl.BatchingStateChangeUploadScheduler:
-    from statelog.runtime.driver import system_runtime
+    from statelog.runtime.runtime import system_runtime
 
     return cl.BatchingStateChangeUploadScheduler(Quiet(), runtime=system_runtime(), **settings)
 

@@ -2,17 +2,17 @@
 
 from statelog.changelog.api import AvailabilityProvider as AvailabilityProvider
 from statelog.changelog.api import StateChangelogWriter as StateChangelogWriter
-from statelog.changelog.local.download_cache import DownloadCache as DownloadCache
-from statelog.changelog.local.recovery import LocalBackup as LocalBackup
-from statelog.changelog.local.recovery import LocalRecoveryConfig as LocalRecoveryConfig
-from statelog.changelog.local.recovery import discard_local_copies as discard_local_copies
-from statelog.changelog.local.registry import LocalChangelogRegistry as LocalChangelogRegistry
+from statelog.changelog.download_cache import DownloadCache as DownloadCache
+from statelog.changelog.local_recovery import LocalBackup as LocalBackup
+from statelog.changelog.local_recovery import LocalRecoveryConfig as LocalRecoveryConfig
+from statelog.changelog.local_recovery import discard_local_copies as discard_local_copies
+from statelog.changelog.local_registry import LocalChangelogRegistry as LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport as ReadReport
+from statelog.changelog.reader import StateChangeFormat as StateChangeFormat
 from statelog.changelog.reader import read_change_batches as read_change_batches
 from statelog.changelog.reader import read_changes as read_changes
 from statelog.changelog.registry import FileOwner as FileOwner
 from statelog.changelog.registry import TaskChangelogRegistry as TaskChangelogRegistry
-from statelog.changelog.state_change_format import StateChangeFormat as StateChangeFormat
 from statelog.changelog.storage import FsStateChangelogStorage as FsStateChangelogStorage
 from statelog.changelog.upload.batching import (
     BatchingStateChangeUploadScheduler as BatchingStateChangeUploadScheduler,

@@ -107,9 +107,11 @@ class AvailabilityProvider:
             return
         freed: Future[None] | None = None
         with self._lock:
-            available, was_available = self._has_room(), self._future.done()
+            available = self._has_room()
+            was_available = self._future.done()
             if available and not was_available:
-                freed, self._future = self._future, _completed()
+                freed = self._future
+                self._future = _completed()
             elif not available and was_available:
                 self._future = PoolFuture(self._callbacks)
                 self._future.set_running_or_notify_cancel()
@@ -160,7 +162,7 @@ class StateChangelogWriter(Protocol):
     def reset(
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
-        """Note that a checkpoint was aborted."""
+        """Record that a checkpoint was aborted."""
         ...
 
     def truncate(self, to_sqn: SequenceNumber | int) -> None:

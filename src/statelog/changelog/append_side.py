@@ -162,7 +162,7 @@ def noting_interrupts(
     call: Callable[Concatenate[Side, P], T],
 ) -> Callable[Concatenate[Side, P], T]:
     """
-    Let a call of a writer report that it was interrupted: by Ctrl-C, or another exception of a signal.
+    Report an interrupt of a call of a writer: by Ctrl-C, or another exception of a signal.
 
     Such an exception may be raised between any two steps of the main thread, so what the call had begun
     may be half done.
@@ -309,7 +309,8 @@ class AppendSide(ABC):
         batch = checked_batch(key_groups, values)
         if not len(batch):
             return
-        lowest, highest = int(batch.key_groups.min()), int(batch.key_groups.max())
+        lowest = int(batch.key_groups.min())
+        highest = int(batch.key_groups.max())
         owned = self._key_group_range
         if lowest < owned.start or highest > owned.end:
             self._refuse(lowest if lowest < owned.start else highest)
@@ -338,12 +339,13 @@ class AppendSide(ABC):
         end = len(self._appended)
         if not end:
             return (), 0
-        key_groups, values = self._appended[0:end:2], self._appended[1:end:2]
+        key_groups = self._appended[0:end:2]
+        values = self._appended[1:end:2]
         taken = batches_of(key_groups, values, self._has_batches)
         del self._appended[:end]  # last: if memory runs out above, the changes are kept
-        left = self._appended[1::2]  # of other threads, since `end`
+        later = self._appended[1::2]  # of other threads, since `end`
         self._free_bytes = self._start_free_bytes - sum(
-            len(each) if isinstance(each, bytes) else each[1] for each in left
+            len(value) if isinstance(value, bytes) else value[1] for value in later
         )
         return taken
 
@@ -355,7 +357,8 @@ class AppendSide(ABC):
 
     def _end_appends(self) -> None:
         """Send every later append to the slow path, which refuses it."""
-        self._start, self._end = _CLOSED_START, _CLOSED_START - 1
+        self._start = _CLOSED_START
+        self._end = _CLOSED_START - 1
 
     def _forget_appended(self) -> None:
         """Drop what was appended since the last cut."""

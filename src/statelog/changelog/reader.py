@@ -10,6 +10,9 @@ copy affects its own file, not the whole local state.
 
 A log has one handle for each checkpoint since the last snapshot and each task, and a file for most of
 them.  `read_logs` reads several at once where a request takes a round trip.
+
+`StateChangeFormat` is for uploaders and readers with their own input and output.  Deviation: it writes a whole
+file, with the flag byte before the change sets and the index with checksums after them.
 """
 
 from __future__ import annotations
@@ -24,16 +27,19 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from statelog.changelog.local.registry import LocalFiles
+from statelog.arguments import refused, switch, whole_number
+from statelog.changelog.local_registry import LocalFiles
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
     ObjectNotFoundError,
     StoreError,
+    UsageError,
 )
-from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.segment import Segment, parse_segment, verify_set
-from statelog.format.trailer import SetEntry, Trailer
+from statelog.format.buffers import Buffer
+from statelog.format.change_set import decode_change_set
+from statelog.format.segment import Segment, SegmentWriter, parse_segment, verify_set
+from statelog.format.trailer import SetEntry
 from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,
@@ -44,13 +50,14 @@ from statelog.model import (
     HandleAndOffset,
     KeyGroupRange,
     StateChange,
+    StateChangeSet,
     StreamStateHandle,
 )
 from statelog.model.state_change import INT32_MAX, ChangeRows
 from statelog.runtime.pool import CALLS_MAX
 from statelog.store.api import ObjectStore
 from statelog.store.requests import ask_at_once, endpoint_of
-from statelog.store.verified import read_verified
+from statelog.store.verified import Source, read_verified
 
 _log = logging.getLogger("statelog")
 
@@ -74,17 +81,8 @@ _WINDOW_BYTES: Final = 32 * 1024 * 1024
 """Of values that are read at once; a larger handle is read alone, one set after another."""
 
 
-class FileSource(Protocol):
+class FileSource(Source, Protocol):
     """A source of whole files and ranges: an `ObjectStore`, a `DownloadCache`, local files."""
-
-    @property
-    def url(self) -> str:
-        """Its location, for messages."""
-        ...
-
-    def get(self, path: str) -> memoryview:
-        """Return the whole file, or raise `ObjectNotFoundError`."""
-        ...
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the file ends."""
@@ -291,7 +289,7 @@ def _sets_of(segment: Segment, entries: list[HandleAndOffset]) -> Iterable[Chang
     """Return the sets of *entries*, whose bytes are verified before the first one is returned."""
     if segment.trailer is None:  # each set has its own checksum at most
         return [_set_at(segment, None, entry) for entry in entries]
-    index = _index_of(segment.trailer)
+    index = segment.sets_by_offset()
     return (_set_at(segment, index, entry) for entry in entries)
 
 
@@ -318,16 +316,13 @@ def _read_lone_set(
     return decode_change_set(encoded, 0, size_bytes=len(encoded), where=stream.path).batch
 
 
-def _index_of(trailer: Trailer) -> dict[int, SetEntry]:
-    """Return the sets of a file by their offsets."""
-    return {entry.offset: entry for entry in trailer.sets}
-
-
 def _set_at(
     segment: Segment, index: dict[int, SetEntry] | None, entry: HandleAndOffset
 ) -> ChangeBatch:
     """Decode the set of *entry*, after a check that the file has such a set."""
-    where, offset, size_bytes = segment.where, entry.offset, entry.size_bytes
+    where = segment.where
+    offset = entry.offset
+    size_bytes = entry.size_bytes
     if index is not None:
         position = index.get(offset)
         if (
@@ -383,8 +378,8 @@ def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa
         if len(window) == 1:
             yield read_change_batches(store, *window[0])
             continue
-        together = [list(each) for _, each in groupby(window, key=_first_path)]
-        reads = [partial(_read, store, each) for each in together]
+        together = [list(neighbours) for _, neighbours in groupby(window, key=_first_path)]
+        reads = [partial(_read, store, batches) for batches in together]
         for batches in ask_at_once(store, reads):
             yield from batches
 
@@ -397,7 +392,8 @@ def _windows(parts: Iterable[Part]) -> Iterator[list[Part]]:
         part_bytes = max(part[0].size_bytes, 0)
         if window and (len(window) == CALLS_MAX or size + part_bytes > _WINDOW_BYTES):
             yield window
-            window, size = [], 0
+            window = []
+            size = 0
         window.append(part)
         size += part_bytes
     if window:
@@ -414,3 +410,72 @@ def _first_path(part: Part) -> str:
 
 def _read(store: ObjectStore, parts: Sequence[Part]) -> list[list[pa.RecordBatch]]:
     return [list(read_change_batches(store, *part)) for part in parts]
+
+
+class ByteSink(Protocol):
+    """Takes bytes in order: an open binary file, `io.BytesIO`, a socket's file."""
+
+    def write(self, data: Buffer, /) -> object:
+        """Store *data*."""
+        ...
+
+
+class StateChangeFormat:
+    """
+    Writes change sets as one changelog file, and reads one set back.
+
+    Args:
+        compress: Snappy-frame the payload.
+    """
+
+    def __init__(self, *, compress: bool = False) -> None:
+        self._compress = switch(compress, "compress")
+
+    def write(
+        self, out: ByteSink, change_sets: Iterable[StateChangeSet]
+    ) -> dict[StateChangeSet, SetEntry]:
+        """
+        Write a whole file with *change_sets*, in this order.
+
+        Args:
+            out: Takes the file; it is neither flushed nor closed.
+            change_sets: Sets of any writers; Flink's order is by log id and number.
+
+        Returns:
+            For each set its payload offset, encoded length and checksum, as
+            `UploadTasksResult.of` takes them.
+
+        Raises:
+            UsageError: One of them is not a change set, or appears twice.
+
+        Blocks: While *out* does.
+        """
+        segment = SegmentWriter(compress=self._compress)
+        places: dict[StateChangeSet, SetEntry] = {}
+        for change_set in change_sets:
+            if not isinstance(change_set, StateChangeSet):
+                raise refused("each of change_sets", "a StateChangeSet", change_set)
+            if change_set in places:
+                raise UsageError(
+                    f"change set {change_set.sqn} of log {change_set.log_id} appears twice; write "
+                    "each set once"
+                )
+            places[change_set] = segment.add(change_set)
+        for piece in segment.finish():
+            out.write(piece)
+        return places
+
+    def read(self, data: Buffer, offset: int = 0) -> Iterator[StateChange]:
+        """
+        Yield the changes of one set of a file, ours or Flink's.
+
+        Args:
+            data: The whole file; every checksum it has is verified.
+            offset: Payload offset of the set, as in its handle.
+
+        Raises:
+            CorruptionError: The file is damaged, or no set begins at *offset*.
+        """
+        start = whole_number(offset, "offset", low=0)
+        segment = parse_segment(data)
+        yield from decode_change_set(segment.payload, start).batch

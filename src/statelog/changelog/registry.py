@@ -28,13 +28,13 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from statelog.arguments import Seconds, instance, refused, seconds, whole_number
-from statelog.changelog.local.registry import LocalChangelogRegistry
+from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.errors import ClosedError, UsageError
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.closing import ClosesAtExit
-from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import ObjectStore
-from statelog.store.opening import as_store
+from statelog.store.location_store import as_store
 
 _log = logging.getLogger("statelog")
 

@@ -14,10 +14,9 @@ from typing import Self
 import pyarrow as pa
 
 from statelog import arguments
-from statelog.changelog.from_options import checked_job_id, checked_options, retry_policy, store_of
-from statelog.changelog.local.download_cache import DownloadCache
-from statelog.changelog.local.recovery import LocalRecoveryConfig
-from statelog.changelog.local.registry import LocalChangelogRegistry
+from statelog.changelog.download_cache import DownloadCache
+from statelog.changelog.local_recovery import LocalRecoveryConfig
+from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
@@ -26,6 +25,12 @@ from statelog.changelog.upload.scheduler import (
     InlineStateChangeUploadScheduler,
     StateChangeUploadScheduler,
 )
+from statelog.changelog.upload.uploader import (
+    checked_job_id,
+    checked_options,
+    retry_policy,
+    store_of,
+)
 from statelog.changelog.writer import FsStateChangelogWriter, WriterContext, interrupted_text
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
@@ -33,9 +38,9 @@ from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.closing import ClosesAtExit, close_all
-from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.lock import OwningProcess
 from statelog.runtime.mailbox import MailboxExecutor
+from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import ObjectStore
 
 # Check the parts that a storage is given, and make those that it is not.
@@ -72,7 +77,8 @@ def check_parts(metrics: object, scheduler: object, registry: object) -> None:
     if metrics is not None:
         arguments.instance(metrics, "metrics", Metrics, "a Metrics")
     if scheduler is not None:
-        methods, expected = ("upload", "close"), "a StateChangeUploadScheduler"
+        methods = ("upload", "close")
+        expected = "a StateChangeUploadScheduler"
         arguments.acting(scheduler, "scheduler", methods, expected)
     if registry is not None:
         expected = "a TaskChangelogRegistry"
@@ -319,7 +325,8 @@ class FsStateChangelogStorage(ClosesAtExit):
                 raise ClosedError("the changelog storage is closed; open a new one")
             if self._interrupt is not None:
                 raise ClosedError(interrupted_text("the changelog storage", self._interrupt))
-            log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
+            log_id = self._next_log_id
+            self._next_log_id = self._next_log_id + 1
             writer = self._writers[log_id] = FsStateChangelogWriter(
                 log_id,
                 operator_id,
@@ -411,12 +418,14 @@ class FsStateChangelogStorage(ClosesAtExit):
         """
         self._process.check()
         with self._runtime.lock:
-            ended, self._has_ended = self._has_ended, True
+            ended = self._has_ended
+            self._has_ended = True
             self._closed = True
             writers = list(self._writers.values())
         if ended:
             return
-        copies, cache = self._registry.copies, self._cache
+        copies = self._registry.copies
+        cache = self._cache
         try:
             close_all(
                 *(writer.close for writer in writers),

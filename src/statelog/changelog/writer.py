@@ -64,10 +64,10 @@ from statelog.model import (
 )
 from statelog.model.handles import UploadResult
 from statelog.runtime.closing import ClosesAtExit
-from statelog.runtime.driver import Runtime
 from statelog.runtime.lock import OwningProcess, notify_after_fork
 from statelog.runtime.mailbox import MailboxExecutor
 from statelog.runtime.pool import PoolFuture
+from statelog.runtime.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,8 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         """
         self._check_interrupt()
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
-        first, end = SequenceNumber.of(from_sqn), SequenceNumber.of(to_sqn)
+        first = SequenceNumber.of(from_sqn)
+        end = SequenceNumber.of(to_sqn)
         self._post(Confirmed(first.value, end.value))
         if self._registry.copies is not None:
             self._registry.copies.discard_up_to_checkpoint(checkpoint_id)
@@ -259,8 +260,8 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         self._process.check()
         self._check_interrupt()
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
-        for each in (from_sqn, to_sqn):
-            SequenceNumber.of(each)
+        for bound in (from_sqn, to_sqn):
+            SequenceNumber.of(bound)
         if self._registry.copies is not None:
             self._registry.copies.abort(checkpoint_id)
 
@@ -473,7 +474,8 @@ class PendingPersists:
         self, future: PoolFuture[SnapshotResult[ChangelogStateHandle]], checkpoint_id: int
     ) -> int:
         """Add a persist and return its number.  Called under the lock."""
-        persist_id, self._next_id = self._next_id, self._next_id + 1
+        persist_id = self._next_id
+        self._next_id = self._next_id + 1
         self._pending[persist_id] = _Pending(future, checkpoint_id, self._runtime.clock.now_ns())
         return persist_id
 

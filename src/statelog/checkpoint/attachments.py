@@ -92,7 +92,7 @@ def in_force(
         checkpoint_id: Leave out what is newer than this checkpoint; None for nothing.
     """
     versions: dict[str, Attachment] = {}
-    for attachment in sorted(attachments, key=lambda each: each.newest):
+    for attachment in sorted(attachments, key=lambda version: version.newest):
         if checkpoint_id is None or attachment.newest <= checkpoint_id:
             versions[attachment.name] = attachment
     return versions
@@ -287,9 +287,10 @@ class AttachmentLog:
 
         Blocks: For the store, where tasks sent items.
         """
-        policy, fresh = self._policy, []
+        policy = self._policy
+        fresh = []
         self._next = dict(self._tails)
-        kept = {
+        present = {
             attachment.path: msgspec.structs.replace(attachment, is_fresh=False)
             for attachment in of_kinds(before, policy.kind)
             if attachment.at_ms > now_ms - policy.age_ms
@@ -298,28 +299,31 @@ class AttachmentLog:
         for addition in additions:
             places.setdefault((addition.operator, addition.name), []).append(addition)
         for place, group in places.items():
-            sent = [each for each in group if each.data]
+            sent = [addition for addition in group if addition.data]
             if sent:
-                batch = _Batch(now_ms, checkpoint_id, sum(each.count for each in sent))
-                fresh += self._write(place, sent, batch, kept)
-            for each in group:
-                if each.file is not None:
-                    batches = (_Batch(now_ms, checkpoint_id, each.count),)
-                    fresh.append(self._attachment([each], each.file, batches))
+                batch = _Batch(now_ms, checkpoint_id, sum(addition.count for addition in sent))
+                fresh += self._write(place, sent, batch, present)
+            for addition_of_place in group:
+                if addition_of_place.file is not None:
+                    batches = (_Batch(now_ms, checkpoint_id, addition_of_place.count),)
+                    fresh.append(
+                        self._attachment([addition_of_place], addition_of_place.file, batches)
+                    )
                     if policy.is_ordered:
                         self._next.pop(place, None)
-        return self._bounded([*kept.values(), *fresh])
+        return self._bounded([*present.values(), *fresh])
 
     def committed(self) -> None:
-        """Note that the checkpoint of the last `entries` was committed."""
+        """Record that the checkpoint of the last `entries` was committed."""
         self._tails = self._next
 
     def _write(
-        self, place: _Place, sent: Sequence[Addition], batch: _Batch, kept: dict[str, Attachment]
+        self, place: _Place, sent: Sequence[Addition], batch: _Batch, present: dict[str, Attachment]
     ) -> list[Attachment]:
         """Write what tasks sent; with the items of the tail, which is then no longer kept, if it fits."""
-        policy, tail = self._policy, self._tails.get(place)
-        later = [data for each in sent for data in each.data]
+        policy = self._policy
+        tail = self._tails.get(place)
+        later = [data for addition in sent for data in addition.data]
         try:
             contents = policy.contents(later)
             joined = None if tail is None else self._joined(tail, contents, batch)
@@ -331,7 +335,7 @@ class AttachmentLog:
             _log.warning("checkpoint %d has no %s: %s", batch.checkpoint_id, policy.what, error)
             return []
         if tail is not None and joined is not None:
-            kept.pop(tail.path, None)
+            present.pop(tail.path, None)
         self._next.pop(place, None)
         if len(data) <= policy.tail_bytes:
             self._next[place] = _Tail(handle.path, contents, batches)
@@ -342,12 +346,12 @@ class AttachmentLog:
     ) -> tuple[Contents, tuple[_Batch, ...], bytes] | None:
         """Return the young items of the tail with later ones, their micro-batches, and their object."""
         policy = self._policy
-        old = [each for each in tail.batches if each.at_ms <= batch.at_ms - policy.age_ms]
+        old = [earlier for earlier in tail.batches if earlier.at_ms <= batch.at_ms - policy.age_ms]
         young = tail.batches[len(old) :]
         # What is in one object is dropped together once it is not written again: about the same age.
         if not young or batch.at_ms - young[0].at_ms > policy.span_ms:
             return None
-        both = tail.contents.joined(sum(each.items for each in old), later)
+        both = tail.contents.joined(sum(earlier.items for earlier in old), later)
         if both is None:
             return None
         data = both.encode()
@@ -368,7 +372,7 @@ class AttachmentLog:
             path=handle.path,
             size=handle.size_bytes,
             crc=None if self._policy.has_checksum else handle.crc32c,
-            count=sum(each.items for each in batches),
+            count=sum(batch.items for batch in batches),
             at_ms=batches[-1].at_ms,
             is_fresh=True,
             info={name: value for name, value in info.items() if value},
@@ -377,16 +381,18 @@ class AttachmentLog:
     def _bounded(self, every: Sequence[Attachment]) -> tuple[Attachment, ...]:
         """Return as many of the newest attachments as are kept, and all of this micro-batch."""
         policy = self._policy
-        ids = sorted({each.newest for each in every})[-policy.checkpoints_max :]
-        every = [each for each in every if each.newest in ids]
-        dropped = [each for each in every[: -policy.objects_max] if not each.is_fresh]
+        ids = sorted({attachment.newest for attachment in every})[-policy.checkpoints_max :]
+        every = [attachment for attachment in every if attachment.newest in ids]
+        dropped = [
+            attachment for attachment in every[: -policy.objects_max] if not attachment.is_fresh
+        ]
         if dropped:
             _log.warning(
                 "%d %s of checkpoint %d and before are dropped: a location has at most %d objects with them; "
                 "a shorter age keeps less",
-                sum(each.count for each in dropped),
+                sum(attachment.count for attachment in dropped),
                 policy.what,
                 dropped[-1].newest,
                 policy.objects_max,
             )
-        return tuple(each for each in every if each not in dropped)
+        return tuple(attachment for attachment in every if attachment not in dropped)

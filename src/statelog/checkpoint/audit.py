@@ -27,7 +27,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
-from statelog.format.bounds import decode_json
+from statelog.format.buffers import decode_json
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import Json, JsonObject
 from statelog.redaction import redacted
@@ -39,8 +39,8 @@ from statelog.store import (
     ObjectStore,
     read_verified,
 )
-from statelog.store.conditional_put import create
 from statelog.store.paths import parse_audit_part
+from statelog.store.verified import create
 
 BEGIN: Final = "begin"
 END: Final = "end"
@@ -167,7 +167,9 @@ def read_audit_log(store: ObjectStore, limit: int | None = None) -> AuditLog:
 
 
 def _line(store: ObjectStore, name: str, parts: Mapping[str, ObjectInfo]) -> AuditLine:
-    problem, begin, end = "", None, None
+    problem = ""
+    begin = None
+    end = None
     try:
         if BEGIN in parts:
             begin = _read(store, parts[BEGIN], BeginPart)
@@ -211,7 +213,7 @@ class _Version(msgspec.Struct):
 
 def problems_of(log: AuditLog) -> list[str]:
     """Return what is wrong with the audit log, as lines."""
-    problems = [f"{each.name}: {each.problem}" for each in log.lines if each.problem]
+    problems = [f"{line.name}: {line.problem}" for line in log.lines if line.problem]
     return problems + [f"{path} is not part of an audit line" for path in log.unknown]
 
 
@@ -240,8 +242,10 @@ class AuditedOperation:
         outer: Callable[[], None] | None = None,
     ) -> None:
         # Without the call back: its own objects are no changes.
-        self._store, self._outer = copy.copy(store), outer
-        self._operation, self._arguments = operation, arguments
+        self._store = copy.copy(store)
+        self._outer = outer
+        self._operation = operation
+        self._arguments = arguments
         self._begun: dict[str, Future[None]] = {}
         self._line = ""
         self._result: JsonObject = {}
@@ -369,6 +373,6 @@ def _shortened(fact: Json) -> Json:
     if isinstance(fact, str):
         return _text(fact)
     if isinstance(fact, list | tuple):
-        items = [_shortened(each) for each in fact[:_ITEMS_MAX]]
+        items = [_shortened(item) for item in fact[:_ITEMS_MAX]]
         return items if len(fact) <= _ITEMS_MAX else [*items, f"and {len(fact) - _ITEMS_MAX} more"]
     return fact

@@ -153,7 +153,7 @@ def check_source_folders(folders: Sequence[str] | None, logs: Sequence[SourceLog
 
 def operator_index(operator: str | None, record: BatchRecord, url: str) -> int:
     """Return the position of an operator in its query; None is the only one."""
-    names = [each.operator_id for each in record.operators]
+    names = [recorded.operator_id for recorded in record.operators]
     if operator is None and len(names) == 1:
         return 0
     if operator not in names:

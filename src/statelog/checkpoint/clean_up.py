@@ -168,7 +168,8 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     waiting = list(paths)
     parts = deque(_parts(waiting))
     deleted: list[str] = []
-    failures, reason = 0, ""
+    failures = 0
+    reason = ""
     while parts and failures < _FAILURES_MAX:
         part = parts.popleft()
         try:
@@ -178,7 +179,8 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
             if len(part) > 1:
                 parts.extendleft([path] for path in reversed(part))
             else:
-                failures, reason = failures + 1, str(error)
+                failures = failures + 1
+                reason = str(error)
     gone = set(deleted)
     failed = tuple(path for path in waiting if path not in gone)
     return CleanUpReport(deleted=tuple(deleted), failed=failed, reason=reason)
@@ -253,8 +255,8 @@ def collect_garbage(
         reachable=sum(info.path in marked for info in listed),
         too_young=len(orphans) - len(old),
         unknown=sum(_is_unknown(info.path) for info in listed),
-        released=tuple(each.fork_id for each in releases if not each.problem),
-        outside=tuple(each for each in releases if each.tags or each.problem),
+        released=tuple(release.fork_id for release in releases if not release.problem),
+        outside=tuple(release for release in releases if release.tags or release.problem),
         dry_run=not apply,
     )
 
@@ -296,7 +298,7 @@ def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
     """Return what a garbage collection may delete in the parents of a fork; nothing is changed."""
     releases = _release_parents(store, frozenset(), apply=False)
-    return tuple(each for each in releases if each.tags or each.problem)
+    return tuple(release for release in releases if release.tags or release.problem)
 
 
 def _release_parents(
@@ -354,7 +356,8 @@ class BatchedCleanUp:
         start: _Start = _in_thread,
     ) -> None:
         self._store = store
-        self._clock_ms, self._start = clock_ms, start
+        self._clock_ms = clock_ms
+        self._start = start
         self._running: Future[_Result] | None = None
         self._waits_since_ms: int | None = None
         self._leftovers: tuple[int, ...] = ()
@@ -375,20 +378,21 @@ class BatchedCleanUp:
             request = self._listed(ledger.subsumed)
         report = CleanUpReport()
         for action in self._deletions(ledger, request):
-            done = delete_objects(self._store, action.paths)
-            ledger.handle(Deleted(done.deleted), self._now_ns())
-            report = report.merged(done)
+            deletion = delete_objects(self._store, action.paths)
+            ledger.handle(Deleted(deletion.deleted), self._now_ns())
+            report = report.merged(deletion)
         return report
 
     def when_due(self, ledger: CheckpointLedger) -> None:
-        """Take the results of the batch under way, and begin the next one if it is due."""
+        """Record the results of the batch under way, and begin the next one if it is due."""
         while self._running is not None:
             is_full = len(ledger.subsumed) >= 2 * BATCH_COMMITS
             if not self._running.done() and not is_full:
                 return
             self._take_result(ledger)
         if self._is_due(ledger):
-            subsumed, self._waits_since_ms = ledger.subsumed, None
+            subsumed = ledger.subsumed
+            self._waits_since_ms = None
             self._running = self._start(partial(self._listed, subsumed))
 
     def _is_due(self, ledger: CheckpointLedger) -> bool:
@@ -402,12 +406,15 @@ class BatchedCleanUp:
 
     def _listed(self, subsumed: tuple[int, ...]) -> CleanUpRequested:
         """Return the pins of the location, read after the commits that subsumed *subsumed*."""
-        reads = [partial(kept_checkpoint, self._store, each) for each in self._leftovers]
-        leftovers = tuple(each for each in ask_at_once(self._store, reads) if each is not None)
+        reads = [partial(kept_checkpoint, self._store, leftover) for leftover in self._leftovers]
+        leftovers = tuple(
+            checkpoint for checkpoint in ask_at_once(self._store, reads) if checkpoint is not None
+        )
         return CleanUpRequested(read_pins(self._store), leftovers, subsumed)
 
     def _take_result(self, ledger: CheckpointLedger) -> None:
-        running, self._running = self._running, None
+        running = self._running
+        self._running = None
         result = None if running is None else running.result()
         if isinstance(result, CleanUpReport):
             ledger.handle(Deleted(result.deleted), self._now_ns())

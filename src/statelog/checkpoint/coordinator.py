@@ -38,7 +38,6 @@ from statelog.core.checkpoint_ledger import (
     Triggered,
     WriteMetadata,
 )
-from statelog.core.pins import Pin
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -47,14 +46,15 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.format.checkpoint_metadata import MetadataFile, write_metadata
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.metrics import Metrics
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot, Timeline
+from statelog.model.checkpoint import Pin
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
 from statelog.store import PATHS, ObjectStore, verify_put_if_absent
-from statelog.store.conditional_put import put_or_find
+from statelog.store.verified import put_or_find
 
 _NS_PER_MS = 1_000_000
 
@@ -98,10 +98,13 @@ class CheckpointCoordinator:
         recorder: CheckpointRecorder | None = None,
         pause: Callable[[float], None] = pause_thread,
     ) -> None:
-        self._recorder, self._pause = recorder, pause
+        self._recorder = recorder
+        self._pause = pause
         self._store = store
-        self._owner_id, self._max_parallelism = owner_id, max_parallelism
-        self._options, self._clock_ms = options, clock_ms
+        self._owner_id = owner_id
+        self._max_parallelism = max_parallelism
+        self._options = options
+        self._clock_ms = clock_ms
         self._ledger = self._new_ledger()
         self._claim: ClaimRecord | None = None
         self._entries = Entries(store)
@@ -227,7 +230,8 @@ class CheckpointCoordinator:
         self._clean_ups.begin(point.leftovers)
         self._next_id = 0 if claim is None else claim.next_number
         self._timeline = _timeline_after(claim, checkpoint, begins_timeline)
-        self._entries, self._pins = Entries(self._store, entries.ids), None
+        self._entries = Entries(self._store, entries.ids)
+        self._pins = None
         self._prepared = None
         self._restored = True
         self._restored_from = point.stored
@@ -293,7 +297,8 @@ class CheckpointCoordinator:
         """
         self._ledger.handle(Declined(checkpoint_id, reason), self._now_ns())
         if self._prepared is not None:
-            self._claim, self._restored = None, False
+            self._claim = None
+            self._restored = False
         self._prepared = None
 
     def complete(
@@ -456,15 +461,16 @@ class CheckpointRecorder:
         """Record a completed checkpoint; parts shared with *previous* are not new."""
         before = set(previous.materialized) if previous is not None else set()
         sizes = [
-            (max(each.handle.size_bytes, 0), each not in before) for each in checkpoint.materialized
+            (max(snapshot.handle.size_bytes, 0), snapshot not in before)
+            for snapshot in checkpoint.materialized
         ]
-        fresh = [each for each in checkpoint.log if each.checkpoint_id == checkpoint.checkpoint_id]
-        behind = sum(each.size_bytes for each in checkpoint.log)
+        fresh = [log for log in checkpoint.log if log.checkpoint_id == checkpoint.checkpoint_id]
+        behind = sum(log.size_bytes for log in checkpoint.log)
         self._values.update(
             last_full_size_of_materialization=sum(size for size, _ in sizes),
             last_inc_size_of_materialization=sum(size for size, new in sizes if new),
             last_full_size_of_non_materialization=behind,
-            last_inc_size_of_non_materialization=sum(each.incremental_size_bytes for each in fresh),
+            last_inc_size_of_non_materialization=sum(log.incremental_size_bytes for log in fresh),
             log_bytes_behind_snapshots=behind,
             log_handles_behind_snapshots=len(checkpoint.log),
         )
@@ -514,21 +520,25 @@ def _timeline_after(
 
 def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[float], None]) -> None:
     """Put the metadata object of a checkpoint; it exists afterwards, and this owner wrote it."""
-    mine = prepared.checkpoint
-    path = PATHS.metadata(mine.checkpoint_id)
+    checkpoint = prepared.checkpoint
+    path = PATHS.metadata(checkpoint.checkpoint_id)
     # A lost answer looks like a fault, or (repeated by the client) like a conflict.
     try:
         entry = put_or_find(
-            store, path, prepared.buffers, lambda: read_entry(store, mine.checkpoint_id), pause
+            store,
+            path,
+            prepared.buffers,
+            lambda: read_entry(store, checkpoint.checkpoint_id),
+            pause,
         )
     except (CorruptionError, IncompatibleFormatError) as error:
         raise FencedError(f"{path} exists and this owner did not write it: {error}") from error
     if isinstance(entry, ClaimRecord):
         raise FencedError(f"another owner has the location: {describe_claim(entry)}")
-    if isinstance(entry, StoredCheckpoint) and entry.checkpoint.attempt != mine.attempt:
+    if isinstance(entry, StoredCheckpoint) and entry.checkpoint.attempt != checkpoint.attempt:
         other = entry.checkpoint
         raise FencedError(
-            f"checkpoint {mine.checkpoint_id} was committed by {other.owner_id!r} in epoch "
-            f"{other.epoch} (attempt {other.attempt}), not by {mine.owner_id!r} in epoch "
-            f"{mine.epoch} (attempt {mine.attempt})"
+            f"checkpoint {checkpoint.checkpoint_id} was committed by {other.owner_id!r} in epoch "
+            f"{other.epoch} (attempt {other.attempt}), not by {checkpoint.owner_id!r} in epoch "
+            f"{checkpoint.epoch} (attempt {checkpoint.attempt})"
         )

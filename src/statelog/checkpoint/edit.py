@@ -34,7 +34,7 @@ from statelog.checkpoint.restore import keep_tag
 from statelog.checkpoint.tags import Tag, put_tag
 from statelog.errors import CheckpointError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import (
     CompletedCheckpoint,
     FileStateHandle,
@@ -120,11 +120,14 @@ class EditSession:
         retained: int | None,
         clock_ms: Callable[[], int],
     ) -> None:
-        self._store, self._operation = store, operation
-        self._retained, self._clock_ms = retained, clock_ms
+        self._store = store
+        self._operation = operation
+        self._retained = retained
+        self._clock_ms = clock_ms
         self._claimed: CheckpointCoordinator | None = None
         self._base: CompletedCheckpoint | None = None
-        self.begin, self.result = line.begin, line.result
+        self.begin = line.begin
+        self.result = line.result
 
     @property
     def _coordinator(self) -> CheckpointCoordinator:
@@ -220,9 +223,9 @@ class EditSession:
         # None is "unknown": the query looks, and runs a micro-batch if a timer is due.
         operators = tuple(
             msgspec.structs.replace(operator, next_due_ms=None)
-            if at in timers_changed
+            if index in timers_changed
             else operator
-            for at, operator in enumerate(record.operators)
+            for index, operator in enumerate(record.operators)
         )
         changed: dict[str, object] = {}
         if output is not None:

@@ -22,8 +22,12 @@ from statelog.errors import (
     IncompatibleFormatError,
     ObjectNotFoundError,
 )
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
-from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord, decode_entry
+from statelog.format.checkpoint_record import (
+    CHECKPOINT_TAG,
+    CLAIM_BYTES_MAX,
+    ClaimRecord,
+    decode_entry,
+)
 from statelog.format.segment import parse_segment
 from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
@@ -121,10 +125,12 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
     record = decode_entry(trailer.sections[CHECKPOINT_TAG], where=path)
     if isinstance(record, ClaimRecord):
         entry: Entry = record
-        what, number_inside = "the claim", record.number
+        what = "the claim"
+        number_inside = record.number
     else:
         entry = StoredCheckpoint(record, trailer.sections, size)
-        what, number_inside = "checkpoint", record.checkpoint_id
+        what = "checkpoint"
+        number_inside = record.checkpoint_id
     if number_inside != number:
         raise CorruptionError(
             f"{path} contains {what} {number_inside}; the object was moved or copied", path=path
@@ -245,7 +251,8 @@ class Entries:
             top = self.top()
             if top is None:
                 return None
-            last, number = self.ids[-1:], self.ids[-1]
+            last = self.ids[-1:]
+            number = self.ids[-1]
             try:
                 if isinstance(top, CorruptionError):
                     raise top
@@ -265,7 +272,9 @@ class Entries:
         self, checkpoint_id: int, error: CorruptionError | ObjectNotFoundError
     ) -> CheckpointError:
         older = (number for number in reversed(self.ids) if number < checkpoint_id)
-        usable = next((each for each in older if is_usable(self.store, each, whole=True)), None)
+        usable = next(
+            (number for number in older if is_usable(self.store, number, whole=True)), None
+        )
         advice = (
             "no older checkpoint can be restored"
             if usable is None

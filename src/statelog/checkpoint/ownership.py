@@ -16,7 +16,6 @@ from typing import Final
 
 from statelog.checkpoint.history import Entries, Entry, exists, present_ids, read_entry
 from statelog.checkpoint.tags import read_pins
-from statelog.core.pins import Pin
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -24,11 +23,12 @@ from statelog.errors import (
     ObjectNotFoundError,
     StatelogError,
 )
-from statelog.format.claim_record import ClaimRecord, encode_claim
+from statelog.format.checkpoint_record import ClaimRecord, encode_claim
+from statelog.model.checkpoint import Pin
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.clock import utc_time
 from statelog.store import PATHS, ObjectStore, ask_both
-from statelog.store.conditional_put import put_or_find
+from statelog.store.verified import put_or_find
 
 _ATTEMPTS: Final = 1000
 
@@ -208,7 +208,8 @@ def put_claim(
         except (CorruptionError, IncompatibleFormatError):
             return None  # the entry of another
 
-    path, taken = PATHS.metadata(claim.number), object()
+    path = PATHS.metadata(claim.number)
+    taken = object()
     answer = put_or_find(store, path, encode_claim(claim), lambda: found() or taken, pause)
     # A lost answer looks like a conflict or a fault; the content of the claim names its owner.
     return answer is None or (isinstance(answer, ClaimRecord) and answer.attempt == claim.attempt)

@@ -30,7 +30,7 @@ from statelog.core.source_position import (
     parse_offsets,
 )
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, UsageError
-from statelog.format.bounds import decode_json
+from statelog.format.buffers import decode_json
 from statelog.store import ObjectStore
 from statelog.store.client import fsync_path
 from statelog.store.location import local_path
@@ -142,11 +142,11 @@ def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | No
 
 
 def _first_compact_after(names: Iterable[str], entry: int) -> int | None:
-    return min((each for each in _compacts(names) if each > entry), default=None)
+    return min((number for number in _compacts(names) if number > entry), default=None)
 
 
 def _last_compact_upto(names: Iterable[str], entry: int) -> int | None:
-    return max((each for each in _compacts(names) if each <= entry), default=None)
+    return max((number for number in _compacts(names) if number <= entry), default=None)
 
 
 def _compacts(names: Iterable[str]) -> list[int]:
@@ -235,7 +235,8 @@ def _check_sums(files: QueryFiles, batch_id: int) -> None:
         return
     data = files.read(name) or b""
     hashed = b"".join(
-        zlib.crc32(data[at : at + chunk]).to_bytes(4, "big") for at in range(0, len(data), chunk)
+        zlib.crc32(data[start : start + chunk]).to_bytes(4, "big")
+        for start in range(0, len(data), chunk)
     )
     if hashed != sums[_CHECKSUMS.size :]:
         raise CorruptionError(f"{name} differs from its checksums", path=name)
@@ -260,7 +261,8 @@ def refuse_unfinished_repartition(files: QueryFiles) -> None:
     newest = newest_batch(files)
     if not newest or files.read(f"{COMMITS}/{newest}") is not None:
         return
-    before, after = _partitions(files, newest - 1), _partitions(files, newest)
+    before = _partitions(files, newest - 1)
+    after = _partitions(files, newest)
     if before is None or after is None or before == after:
         return
     raise CheckpointError(
@@ -355,9 +357,9 @@ class StoredQuery:
         files: list[tuple[int, str]] = []
         for name in self.names(folder):
             plain = name.removeprefix(".").removesuffix(".crc") if name.startswith(".") else name
-            at = number_of(plain)
-            if at is not None and at > number:
-                files.append((at, f"{folder}/{name}"))
+            file_number = number_of(plain)
+            if file_number is not None and file_number > number:
+                files.append((file_number, f"{folder}/{name}"))
         # "7" before ".7.crc": a checksum without its file is a harmless remainder.
         return [path for _, path in sorted(files, key=lambda file: (-file[0], "/." in file[1]))]
 

@@ -23,15 +23,15 @@ from statelog.checkpoint.history import (
 )
 from statelog.checkpoint.tags import Tag, delete_tag, read_pins, retained_ids
 from statelog.core.checkpoint_ledger import RetainedCheckpoint
-from statelog.core.pins import Pin, pinned
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
     IncompatibleFormatError,
     ObjectNotFoundError,
 )
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import CheckpointPosition, CompletedCheckpoint
+from statelog.model.checkpoint import Pin, pinned
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
 LEFTOVERS_MAX: Final = 64
@@ -94,10 +94,10 @@ def find_restore_point(
     older_ids = sorted({number for number in (*kept, *held) if number < base.checkpoint_id})
     older = ask_at_once(store, [partial(kept_checkpoint, store, number) for number in older_ids])
     base_checkpoint = RetainedCheckpoint(base.checkpoint_id, objects_of(base))
-    retained = (*(each for each in older if each is not None), base_checkpoint)
+    retained = (*(answer for answer in older if answer is not None), base_checkpoint)
     gives_up = [partial(_given_up, entries, number, number in held) for number in newer]
-    given_up = tuple(each for each in ask_at_once(store, gives_up) if each is not None)
-    settled = claims | {each.checkpoint_id for each in given_up}
+    given_up = tuple(answer for answer in ask_at_once(store, gives_up) if answer is not None)
+    settled = claims | {checkpoint.checkpoint_id for checkpoint in given_up}
     unsettled = [number for number in ids if number not in settled]
     return RestorePoint(stored, retained, _leftovers(unsettled, retained), given_up, pinning)
 
@@ -192,7 +192,8 @@ def keep_tag(store: ObjectStore, tag: Tag) -> None:
 
 def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, tuple[int, ...]]:
     """Return the given checkpoint if it can be restored, and what it retains."""
-    store, ids = entries.store, entries.ids
+    store = entries.store
+    ids = entries.ids
     stored = entries.load(checkpoint_id)
     try:
         newest = entries.newest()
@@ -221,7 +222,7 @@ def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, 
             missing=missing,
         )
     if newest is None:
-        return stored, tuple(each for each in base.retained if is_usable(store, each))
+        return stored, tuple(number for number in base.retained if is_usable(store, number))
     # The others are subsumed, and may be deleted at any time.
     return stored, tuple(number for number in base.retained if number in retained)
 
@@ -239,6 +240,6 @@ def kept_checkpoint(store: ObjectStore, checkpoint_id: int) -> RetainedCheckpoin
 
 def _leftovers(ids: Sequence[int], retained: Sequence[RetainedCheckpoint]) -> tuple[int, ...]:
     """Return the newest of *ids* that no retained checkpoint needs."""
-    needed = {path for each in retained for path in each.objects or ()}
-    unneeded = [each for each in ids if PATHS.metadata(each) not in needed]
+    needed = {path for checkpoint in retained for path in checkpoint.objects or ()}
+    unneeded = [number for number in ids if PATHS.metadata(number) not in needed]
     return tuple(unneeded[-LEFTOVERS_MAX:])

@@ -76,7 +76,8 @@ def read_stream(
     """Return the bytes of a handle, verified as far as the handle can tell."""
     if isinstance(handle, ByteStreamStateHandle):
         return memoryview(handle.data)
-    file, crc32c = handle, handle.crc32c
+    file = handle
+    crc32c = handle.crc32c
     cache = store if isinstance(store, CachedStore) and crc32c is not None else None
 
     def checked(data: memoryview) -> memoryview:

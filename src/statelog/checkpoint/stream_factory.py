@@ -34,9 +34,9 @@ from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHa
 from statelog.options import StreamOptions
 from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
-from statelog.store.conditional_put import create
 from statelog.store.location import local_path
-from statelog.store.opening import as_store
+from statelog.store.location_store import as_store
+from statelog.store.verified import create
 
 MAX_ATTEMPTS: Final = 10
 
@@ -305,7 +305,7 @@ def duplicate_state(
             else:
                 raise refused("each of handles", "a stream state handle", handle)
     except BaseException:
-        _delete_quietly(store, [each.path for each in copies if isinstance(each, FileStateHandle)])
+        _delete_quietly(store, [copy.path for copy in copies if isinstance(copy, FileStateHandle)])
         raise
     return copies
 

@@ -23,7 +23,6 @@ import msgspec
 
 from statelog.arguments import text, whole_number
 from statelog.checkpoint.history import Entries, may_be_claim, present_ids
-from statelog.core.pins import Pin, pinned
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -31,15 +30,16 @@ from statelog.errors import (
     ObjectNotFoundError,
     UsageError,
 )
-from statelog.format.bounds import decode_json, decode_msgpack
-from statelog.format.claim_record import CLAIM_BYTES_MAX
+from statelog.format.buffers import decode_json, decode_msgpack
+from statelog.format.checkpoint_record import CLAIM_BYTES_MAX
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
+from statelog.model.checkpoint import Pin, pinned
 from statelog.model.handles import checked_path
 from statelog.store import PATHS, ObjectStore, read_verified
-from statelog.store.conditional_put import create
-from statelog.store.parents import TAG_SECTION
+from statelog.store.fork_parents import TAG_SECTION
 from statelog.store.paths import parse_tag
+from statelog.store.verified import create
 
 _FILES_SECTION: Final = b"FILE"
 _POSITION_FILE: Final = re.compile(r"(?:offsets|commits)/\d+|sources/[^/]+/[^/]+")
@@ -68,7 +68,7 @@ class Tag:
         kind: What pins the checkpoint.
         name: Its name, unique among the tags of its kind.
         checkpoint_id: The pinned checkpoint.
-        newest: See `statelog.core.pins.Pin`; 0 but for readers.
+        newest: See `statelog.model.checkpoint.Pin`; 0 but for readers.
         path: Its object.
     """
 
@@ -150,11 +150,11 @@ def _retained(
     newest: CompletedCheckpoint,
     ids: Sequence[int],
 ) -> tuple[int, ...]:
-    kept = retained_among(pins, newest, ids)
+    restorable = retained_among(pins, newest, ids)
     # A reader pins all numbers from its position on, also the numbers of claims.
     return tuple(
         checkpoint_id
-        for checkpoint_id in kept
+        for checkpoint_id in restorable
         if checkpoint_id in newest.retained or not _is_claim(store, checkpoint_id)
     )
 
@@ -172,8 +172,8 @@ def retained_among(
     pins: Sequence[Pin], newest: CompletedCheckpoint, ids: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the checkpoints of *ids* that can be restored: see `retained_ids`."""
-    held = pinned(pins, ids, newest.checkpoint_id)
-    return tuple(sorted({*newest.retained, *held}))
+    pinned_ids = pinned(pins, ids, newest.checkpoint_id)
+    return tuple(sorted({*newest.retained, *pinned_ids}))
 
 
 def retained_checkpoints(store: ObjectStore) -> tuple[int, ...]:
@@ -303,7 +303,7 @@ def _check_retained(store: ObjectStore, tag: Tag) -> None:
     newest = Entries(store, ids).newest()
     retained: tuple[int, ...] = ()
     if newest is not None:
-        others = [each.pin for each in list_tags(store) if each.path != tag.path]
+        others = [other.pin for other in list_tags(store) if other.path != tag.path]
         retained = newest.retained
         if tag.checkpoint_id in _retained(store, others, newest, ids):
             return
@@ -350,7 +350,7 @@ class ReaderPosition:
 
     def move(self, checkpoint_id: int) -> None:
         """
-        Note that all up to a checkpoint was read.
+        Record that all up to a checkpoint was read.
 
         The new position is put before the old one is deleted, so that no clean-up in between deletes
         what was not read.

@@ -25,8 +25,8 @@ from statelog.errors import (
     StatelogError,
 )
 from statelog.format.arrow_data import open_parquet
-from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.change_set import decode_change_set
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.format.recording_file import verified_body
 from statelog.format.segment import parse_segment, verify_set
 from statelog.format.trailer import check_mark, damaged
@@ -113,13 +113,15 @@ def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
         needs.add(checkpoint, PATHS.metadata(checkpoint.checkpoint_id))
     needs.add_failed_recordings(store)
     gaps = {
-        PATHS.metadata(each.checkpoint_id): gap
-        for each in checkpoints.values()
-        if each.parent_id in checkpoints and (gap := _log_gap(checkpoints[each.parent_id], each))
+        PATHS.metadata(child.checkpoint_id): gap
+        for child in checkpoints.values()
+        if child.parent_id in checkpoints and (gap := _log_gap(checkpoints[child.parent_id], child))
     }
-    for each in needs.verified(store, unreadable):
-        gap = gaps.get(each.path, "")
-        yield replace(each, problem=gap, finding=DAMAGED) if gap and not each.problem else each
+    for result in needs.verified(store, unreadable):
+        gap = gaps.get(result.path, "")
+        yield (
+            replace(result, problem=gap, finding=DAMAGED) if gap and not result.problem else result
+        )
 
 
 def verify_checkpoint(store: ObjectStore, checkpoint_id: int) -> Iterator[VerifiedObject]:
@@ -147,7 +149,7 @@ class SoundCheckpoints:
         self.unsound: set[int] = set()
 
     def add(self, item: VerifiedObject) -> None:
-        """Take one result."""
+        """Record one result."""
         self.retained.update(item.checkpoints)
         if item.blocks_restore:
             self.unsound.update(item.checkpoints)
@@ -298,8 +300,8 @@ def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, Completed
             continue
         if checked is None:
             # Each newer one that cannot be read may have subsumed one more.
-            kept = checkpoint.retained[min(unreadable, len(checkpoint.retained) - 1) :]
-            checked = set(retained_ids(store, replace(checkpoint, retained=kept), ids))
+            retained = checkpoint.retained[min(unreadable, len(checkpoint.retained) - 1) :]
+            checked = set(retained_ids(store, replace(checkpoint, retained=retained), ids))
         checked.discard(checkpoint_id)
         yield VerifiedObject(path, "checkpoint"), checkpoint
     for checkpoint_id in sorted(checked or ()):

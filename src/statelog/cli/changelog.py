@@ -15,9 +15,8 @@ from statelog.checkpoint.ownership import time_text
 from statelog.cli.options import JsonOption
 from statelog.cli.output import note, open_file, print_json
 from statelog.errors import UsageError
-from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
-from statelog.format.claim_record import ClaimRecord, decode_entry
+from statelog.format.change_set import decode_change_set
+from statelog.format.checkpoint_record import CHECKPOINT_TAG, ClaimRecord, decode_entry
 from statelog.format.segment import Segment, parse_whole_file
 from statelog.model import METADATA_KEY_GROUP, StateChange
 from statelog.plain_text import one_line

@@ -33,8 +33,6 @@ from statelog.errors import (
 )
 from statelog.model import ChangeBatch, SequenceNumber, StateChangeSet, UploadResult
 
-# --- events and actions ---------------------------------------------------------------------------
-
 # --- events: what happened ------------------------------------------------------------------------
 
 
@@ -261,7 +259,7 @@ class ChangeLog:
             )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Note what happened and return what to do about it."""
+        """Record what happened and return what to do about it."""
         del now_ns  # nothing here depends on time; every core object has this signature
         match event:
             case ChangesCut(batches, size_bytes):
@@ -405,7 +403,9 @@ class ChangeLog:
                 to_sqn=to_sqn,
                 active_sqn=self._active,
             )
-        confirmed, released, lost = [], [], []
+        confirmed = []
+        released = []
+        lost = []
         for sqn in range(self._lowest, to_sqn):
             if (waiting := self._not_uploaded.pop(sqn, None)) is not None:
                 self._pending_bytes -= waiting.size_bytes
@@ -435,12 +435,13 @@ class ChangeLog:
         if self._closed:
             return []
         self._closed = True
-        kept, released = [], []
+        needed = []
+        released = []
         for sqn in sorted(self._uploaded):
             entry = self._uploaded[sqn]
             is_needed = entry.offered and (unwanted_from_sqn is None or sqn < unwanted_from_sqn)
             if is_needed or entry.confirmed:
-                kept.append(entry.result)  # a handle names its file, so the holder owns the file
+                needed.append(entry.result)  # a handle names its file, so the holder owns the file
             released.append(entry.result)
         persists = list(self._persists)
         for places in (self._not_uploaded, self._uploading, self._failed):
@@ -456,8 +457,8 @@ class ChangeLog:
             log_id=self._log_id,
         )
         actions: list[Action] = [FailPersist(persist_id, error) for persist_id in persists]
-        if kept:
-            actions.append(HandOver(tuple(kept)))
+        if needed:
+            actions.append(HandOver(tuple(needed)))
         if released:
             actions.append(ReleaseSets(tuple(released)))
         return actions

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, assert_never
 
-from statelog.core.pins import Pin, pinned, retained_ids
 from statelog.errors import CheckpointError, FencedError, UsageError, check
 from statelog.model import (
     ChangelogStateHandle,
@@ -29,6 +28,7 @@ from statelog.model import (
     live_log,
     live_snapshots,
 )
+from statelog.model.checkpoint import Pin, pinned, retained_ids
 
 # --------------------------------------------------------------------------------------- events
 
@@ -237,7 +237,8 @@ class CheckpointLedger:
     """
 
     def __init__(self, *, max_parallelism: int, retained: int) -> None:
-        self._max_parallelism, self._retained_max = max_parallelism, retained
+        self._max_parallelism = max_parallelism
+        self._retained_max = retained
         self._latest: CompletedCheckpoint | None = None
         self._retained: dict[int, tuple[str, ...] | None] = {}
         self._subsumed: dict[int, tuple[str, ...] | None] = {}
@@ -328,7 +329,8 @@ class CheckpointLedger:
             self._retained[checkpoint.checkpoint_id] = checkpoint.objects
 
     def _trigger(self, event: Triggered, now_ns: int) -> None:
-        pending, latest = self._pending, self._latest
+        pending = self._pending
+        latest = self._latest
         if pending is not None and pending.checkpoint_id != event.checkpoint_id:
             raise CheckpointError(
                 f"checkpoint {event.checkpoint_id} cannot begin while {pending.checkpoint_id} is "
@@ -490,8 +492,8 @@ class CheckpointLedger:
 
     def _clean_up(self, event: CleanUpRequested) -> list[Action]:
         self._settle_subsumed(event)
-        kept = (*self._retained.values(), *self._subsumed.values())
-        if any(objects is None for objects in kept):
+        referring = (*self._retained.values(), *self._subsumed.values())
+        if any(objects is None for objects in referring):
             return []  # the needs of the unreadable one are unknown, so every object may be needed
         awaited = self._named_by_pending()
         paths = tuple(path for path in self._garbage if path not in awaited)
@@ -505,10 +507,10 @@ class CheckpointLedger:
             return
         self._pins = event.pins
         settled = tuple(self._subsumed) if event.subsumed is None else event.subsumed
-        held = pinned(event.pins, settled, latest)
+        pinned_ids = pinned(event.pins, settled, latest)
         for checkpoint_id in settled:
             objects = self._subsumed.pop(checkpoint_id)
-            if checkpoint_id in held:
+            if checkpoint_id in pinned_ids:
                 self._retained[checkpoint_id] = objects
                 continue
             for path in objects or ():

@@ -159,7 +159,8 @@ class RequestPolicy:
         """Return how long to wait before the next attempt; None to report the error."""
         full_s = min(_FIRST_DELAY_S * 2.0 ** min(attempts - 1, 30), _DELAY_MAX_S)
         delay_s = full_s / 2 * (1 + jitter)
-        retries, timeout_s = self.max_retries, self.retry_timeout_s
+        retries = self.max_retries
+        timeout_s = self.retry_timeout_s
         if failure is Failure.FINAL:
             return None
         if failure is Failure.REFUSED:

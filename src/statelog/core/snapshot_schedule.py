@@ -51,7 +51,8 @@ class LogDistances:
         ids = np.fromiter((log.checkpoint_id for log in checkpoint.log), np.int64)
         sizes = np.fromiter((log.size_bytes for log in checkpoint.log), np.int64)
         order = np.argsort(ids, kind="stable")
-        ids, sizes = ids[order], sizes[order]
+        ids = ids[order]
+        sizes = sizes[order]
         after = np.searchsorted(ids, covered, side="right")
         bytes_from = np.append(np.cumsum(sizes[::-1])[::-1], 0)
         distinct = np.unique(ids)
@@ -75,10 +76,13 @@ def choose_key_groups(
     rank = np.zeros(len(size), np.int64) if failures is None else np.asarray(failures)
     slices = _slices(policy, np.lexsort((distances.covered, rank)).tolist(), size, state)
     allowed = max(policy.min_log_bytes, state * policy.log_to_snapshot_ratio, 1)
-    count, due = len(slices), 0
-    for index, part in enumerate(slices):
-        behind = int(distances.behind_checkpoints[part.start : part.end + 1].max())
-        by_size = int(distances.behind_bytes[part.start : part.end + 1].max()) / allowed
+    count = len(slices)
+    due = 0
+    for index, slice_groups in enumerate(slices):
+        behind = int(distances.behind_checkpoints[slice_groups.start : slice_groups.end + 1].max())
+        by_size = (
+            int(distances.behind_bytes[slice_groups.start : slice_groups.end + 1].max()) / allowed
+        )
         used = min(1.0, max(by_size, behind / policy.max_log_handles))
         # This slice must be written before the log is full, and the slices ahead of it before it.
         if behind:
@@ -110,11 +114,11 @@ _SLICES_AT_ONCE = 2
 
 def _joined(slices: Sequence[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
     joined: list[KeyGroupRange] = []
-    for part in slices:
-        if joined and joined[-1].end + 1 == part.start:
-            joined[-1] = KeyGroupRange(joined[-1].start, part.end)
+    for slice_groups in slices:
+        if joined and joined[-1].end + 1 == slice_groups.start:
+            joined[-1] = KeyGroupRange(joined[-1].start, slice_groups.end)
         else:
-            joined.append(part)
+            joined.append(slice_groups)
     return tuple(joined)
 
 
@@ -145,11 +149,11 @@ class SnapshotSchedule:
         )
 
     def has_entries(self, key_groups: KeyGroupRange, entries: Sequence[int]) -> None:
-        """Note how many state entries each of *key_groups* has."""
+        """Record how many state entries each of *key_groups* has."""
         self._entries[key_groups.start : key_groups.end + 1] = entries
 
     def completed(self, key_groups: KeyGroupRange, size_bytes: int) -> None:
-        """Note that a snapshot of *key_groups* is part of a checkpoint."""
+        """Record that a snapshot of *key_groups* is part of a checkpoint."""
         entries = float(self._entries[key_groups.start : key_groups.end + 1].sum())
         if entries >= _MIN_SAMPLE_ENTRIES:
             self._entry_bytes += (size_bytes / entries - self._entry_bytes) / 2
@@ -158,7 +162,7 @@ class SnapshotSchedule:
 
     def failed(self, key_groups: KeyGroupRange, now_ms: int) -> int:
         """
-        Note that a snapshot of *key_groups* could not be written.
+        Record that a snapshot of *key_groups* could not be written.
 
         Returns:
             Milliseconds until the next attempt at any: 10 s, twice as much after each failure in

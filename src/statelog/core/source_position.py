@@ -128,7 +128,8 @@ def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | No
     Returns:
         None if the source has no such log, or nothing was read.
     """
-    upto, after = log_entry(offset), log_entry(before)
+    upto = log_entry(offset)
+    after = log_entry(before)
     if offset is None or upto is None or after is None or upto <= after:
         return None
     return after, upto

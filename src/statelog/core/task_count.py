@@ -116,7 +116,8 @@ class TaskCount:
         slow = cost.tasks == 1 and cost.input_ms > max(_SLOW_INPUT_MS, cost.work_ms)
         self._slow_inputs = self._slow_inputs + 1 if slow else 0
         if self._slow_inputs >= _SLOW_INPUTS:
-            self._shuffled, self._slow_inputs = _SHUFFLED_BATCHES, 0
+            self._shuffled = _SHUFFLED_BATCHES
+            self._slow_inputs = 0
 
     def _expected_rows(self, input_bytes: int | None) -> float | None:
         if input_bytes is None:

@@ -196,7 +196,7 @@ class UploadBatcher:
         return task_id in self._waiting
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Note what happened and return what to do about it."""
+        """Record what happened and return what to do about it."""
         was_available = self.available
         match event:
             case TaskOffered(task_id, size_bytes):
@@ -255,8 +255,11 @@ class UploadBatcher:
         return []
 
     def _drain(self, now_ns: int) -> list[Action]:
-        batch_id, self._next_batch_id = self._next_batch_id, self._next_batch_id + 1
-        batch, self._queued, self._queued_bytes = self._queued, {}, 0
+        batch_id = self._next_batch_id
+        self._next_batch_id = self._next_batch_id + 1
+        batch = self._queued
+        self._queued = {}
+        self._queued_bytes = 0
         self._batches[batch_id] = batch
         self._deadline_ns = None
         return [StartBatch(batch_id, tuple(batch), now_ns - self._queued_since_ns)]
@@ -285,7 +288,9 @@ class UploadBatcher:
         self._closed = True
         rejected = (*self._queued, *self._waiting)
         self._in_flight_bytes -= self._queued_bytes
-        self._queued, self._queued_bytes, self._waiting = {}, 0, {}
+        self._queued = {}
+        self._queued_bytes = 0
+        self._waiting = {}
         self._deadline_ns = None
         return [RejectTasks(rejected)] if rejected else []
 

@@ -272,7 +272,7 @@ class UploadRetry:
         return len(self._attempts)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Note what happened and return what to do about it."""
+        """Record what happened and return what to do about it."""
         match event:
             case UploadRequested():
                 return self._start()
@@ -313,11 +313,13 @@ class UploadRetry:
 
     def _return_thread(self, event: AttemptSucceeded | AttemptFailed) -> list[Action]:
         attempt = self._attempts[event.attempt]
-        attempt.state, attempt.deadline_ns = _after(attempt.state, event), None
+        attempt.state = _after(attempt.state, event)
+        attempt.deadline_ns = None
         return [ThreadBack(event.attempt)] if attempt.timed_out else []
 
     def _attempt_succeeded(self, event: AttemptSucceeded) -> list[Action]:
-        number, actions = event.attempt, self._return_thread(event)
+        number = event.attempt
+        actions = self._return_thread(event)
         if self._done:
             return [*actions, *self._released(), DiscardAttempt(number)]
         return [*actions, UploadWon(number, len(self._attempts), self._end())]
@@ -389,7 +391,8 @@ class UploadRetry:
             actions += self._start()
         for number, attempt in list(self._attempts.items()):
             if attempt.deadline_ns is not None and now_ns >= attempt.deadline_ns:
-                attempt.state, attempt.deadline_ns = _after(attempt.state, event), None
+                attempt.state = _after(attempt.state, event)
+                attempt.deadline_ns = None
                 attempt.timed_out = True
                 actions.append(ThreadStuck(number))
                 if self._done:  # only the thread still matters
@@ -405,7 +408,7 @@ class UploadRetry:
     def _time_out(self, text: str) -> TimeoutError:
         """Return the error of a time-out; its cause is what an earlier attempt raised."""
         error = TimeoutError(text)
-        raised = [each.error for each in self._attempts.values() if each.error is not None]
+        raised = [attempt.error for attempt in self._attempts.values() if attempt.error is not None]
         error.__cause__ = raised[-1] if raised else None
         return error
 

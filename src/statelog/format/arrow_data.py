@@ -3,7 +3,7 @@ Arrow and Parquet from storage, checked before use.
 
 A forged Arrow message can declare buffers that end beyond its bytes, offsets that point outside of
 their buffer, and compressed buffers of any size.  Arrow checks them on request only.  So the declared
-sizes are compared with the stored ones first (`format.bounds`), and the arrays are validated in
+sizes are compared with the stored ones first (`format.buffers`), and the arrays are validated in
 full before anything reads a value.
 """
 
@@ -16,8 +16,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.format.bounds import ARROW_ROWS_ALLOWED, largest_arrow_expansion
-from statelog.format.buffers import Buffer
+from statelog.format.buffers import ARROW_ROWS_ALLOWED, Buffer, largest_arrow_expansion
 
 _U16: Final = struct.Struct("<H")
 _I32: Final = struct.Struct("<i")
@@ -46,7 +45,8 @@ def read_stream_table(data: Buffer) -> pa.Table:
         for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(buffer)):
             more_bytes, more_rows = _declared(message)
             _check(declared, more_rows, buffer.size)
-            declared, rows = declared + more_bytes, rows + more_rows
+            declared = declared + more_bytes
+            rows = rows + more_rows
             _check(declared, rows, buffer.size)
     except (struct.error, IndexError) as error:
         raise pa.ArrowInvalid(f"a message has no layout of a record batch ({error})") from error
@@ -64,7 +64,7 @@ def check_names(fields: Iterable[pa.Field]) -> None:
         while waiting:
             field = waiting.pop()
             field.name.encode("utf-8")
-            waiting += [field.type.field(at) for at in range(field.type.num_fields)]
+            waiting += [field.type.field(index) for index in range(field.type.num_fields)]
     except UnicodeError as error:
         raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
 
@@ -116,7 +116,7 @@ def open_parquet(data: Buffer) -> pq.ParquetFile:
         raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
     check_names(file.schema_arrow)
     metadata = file.metadata
-    sizes = [metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)]
+    sizes = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
     if min(sizes, default=0) < 0 or metadata.num_rows < 0:
         raise pa.ArrowInvalid("a row group declares a negative size")
     allowed = largest_arrow_expansion(buffer.size)
@@ -170,8 +170,8 @@ def _uncompressed(data: memoryview, batch: int, body: memoryview) -> int:
         return 0
     vector = field + _U32.unpack_from(data, field)[0]
     total = 0
-    for at in range(_U32.unpack_from(data, vector)[0]):
-        offset, size = struct.unpack_from("<qq", data, vector + 4 + at * _BUFFER_SIZE)
+    for index in range(_U32.unpack_from(data, vector)[0]):
+        offset, size = struct.unpack_from("<qq", data, vector + 4 + index * _BUFFER_SIZE)
         if not size:
             continue
         if offset < 0 or size < _I64.size or offset + size > len(body):

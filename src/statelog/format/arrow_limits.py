@@ -92,7 +92,9 @@ def batches_of(table: pa.Table) -> list[pa.RecordBatch]:
         half = table.num_rows // 2
         parts = [parts[0].slice(0, half), parts[0].slice(half)]
     return [
-        batch for part in parts for batch in batches_of(pa.Table.from_batches([_compact(part)]))
+        batch
+        for batch_part in parts
+        for batch in batches_of(pa.Table.from_batches([_compact(batch_part)]))
     ]
 
 
@@ -101,12 +103,13 @@ def rows_of(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
     batches = table.to_batches()
     ends = np.cumsum([batch.num_rows for batch in batches])
     which = np.searchsorted(ends, rows, side="right")
-    pieces, places = [table.schema.empty_table()], [np.empty(0, np.int64)]
+    pieces = [table.schema.empty_table()]
+    places = [np.empty(0, np.int64)]
     try:
-        for at in np.unique(which).tolist():
-            place = np.flatnonzero(which == at)
-            numbers = rows[place] - (ends[at] - batches[at].num_rows)
-            pieces.append(pa.Table.from_batches([batches[at].take(pa.array(numbers))]))
+        for number in np.unique(which).tolist():
+            place = np.flatnonzero(which == number)
+            numbers = rows[place] - (ends[number] - batches[number].num_rows)
+            pieces.append(pa.Table.from_batches([batches[number].take(pa.array(numbers))]))
             places.append(place)
         joined = one_batch(pa.concat_tables(pieces))
     except (CapacityError, pa.ArrowInvalid):
@@ -161,7 +164,9 @@ def _widest(arrays: Sequence[pa.Array]) -> int:
         return sum(map(value_bytes, arrays))
     if pa.types.is_struct(kind):
         fields = range(kind.num_fields)
-        return max((_widest([array.field(at) for array in arrays]) for at in fields), default=0)
+        return max(
+            (_widest([array.field(index) for array in arrays]) for index in fields), default=0
+        )
     if pa.types.is_map(kind):
         spans = [(array, *_bounds(array)) for array in arrays]
         parts = [[array.keys[start:end] for array, start, end in spans]]
@@ -170,7 +175,9 @@ def _widest(arrays: Sequence[pa.Array]) -> int:
         parts = [[array.flatten() for array in arrays]]
     else:
         return 0
-    return max(max(sum(map(len, some)), _widest(some)) for some in parts)
+    return max(
+        max(sum(map(len, arrays_of_field)), _widest(arrays_of_field)) for arrays_of_field in parts
+    )
 
 
 def _bounds(maps: pa.MapArray) -> tuple[int, int]:

@@ -16,13 +16,10 @@ from typing import Final
 import msgspec
 
 from statelog.errors import CorruptionError, InvariantError, UsageError
-from statelog.format.bounds import decode_msgpack
-from statelog.format.buffers import Buffer, checksum
-from statelog.format.change_set_decoder import INT_SIZE, decode_change_set, group_index
-from statelog.format.change_set_encoder import EncodedChangeSet
+from statelog.format.buffers import Buffer, checksum, decode_msgpack
+from statelog.format.change_set import INT_SIZE, EncodedChangeSet, decode_change_set, group_index
 from statelog.format.checkpoint_record import (
     CHECKPOINT_TAG,
-    decode_record,
     encode_record,
 )
 from statelog.format.segment import Segment, SegmentWriter, parse_segment
@@ -35,19 +32,6 @@ from statelog.model import (
     FileStateHandle,
     HandleAndOffset,
 )
-
-__all__ = [
-    "CHECKPOINT_TAG",
-    "OUTPUT_TAG",
-    "RESERVED_TAGS",
-    "MetadataFile",
-    "decode_record",
-    "decode_streams",
-    "encode_record",
-    "encode_streams",
-    "rewrite_metadata",
-    "write_metadata",
-]
 
 OUTPUT_TAG: Final = b"OUTP"
 RESERVED_TAGS: Final = (b"SETS", b"FRAM", CHECKPOINT_TAG)

@@ -1,16 +1,18 @@
 """
-The checkpoint record: the section `CKPT` of a `_metadata` object.
+The record of an entry: the section `CKPT` of a `_metadata` object, of a checkpoint or a claim.
 
 ::
 
     section "CKPT" := version:u16  codec:u8  kind:u8  record_length:u32  record
     codec          := 0 none | 1 zstd
-    kind           := 0 checkpoint | 1 claim (format/claim_record.py)
+    kind           := 0 checkpoint | 1 claim
     record         := JSON, `record_length` bytes of it once uncompressed
 
-The record is laid out in columns with a table of files, because hundreds of log handles repeat
-the same few names and numbers.  The format is documented in docs/reference/formats/checkpoint_metadata.md.
-Source: Flink, MetadataV6Serializer, for the content.  The bytes are our own.
+The record of a checkpoint is laid out in columns with a table of files, because hundreds of log handles
+repeat the same few names and numbers.  A claim says who owns the location from its number on.
+The format is documented in docs/reference/formats/checkpoint_metadata.md.
+Source: Flink, MetadataV6Serializer, for the content of a checkpoint.  The bytes are our own; Flink elects
+a leader outside of the checkpoint storage.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from typing import Final
 import msgspec
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
-from statelog.format.bounds import (
+from statelog.format.buffers import (
     DEPTH_MAX,
     ID_MAX,
     JSON_VALUES_MAX,
     RECORD_BYTES_MAX,
-    RETAINED_MAX,
+    Buffer,
     check_depth,
     compress_zstd,
     decode_json,
@@ -38,7 +40,7 @@ from statelog.format.bounds import (
     largest_expansion,
     nesting_exceeds,
 )
-from statelog.format.buffers import Buffer
+from statelog.format.segment import SegmentWriter
 from statelog.model import (
     OBJECTS_PROPERTY,
     ByteStreamStateHandle,
@@ -54,6 +56,7 @@ from statelog.model import (
 from statelog.model.checkpoint import ANCESTORS_MAX, Timeline, TimelineEnd, is_history_name
 from statelog.model.handles import checked_path
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
+from statelog.options.sections import RETAINED_MAX
 
 RECORD_VERSION: Final = 3
 CHECKPOINT_TAG: Final = b"CKPT"
@@ -344,7 +347,8 @@ def _check_names(record: _Record, where: str) -> None:
 
 def _check_numbers(record: _Record, where: str) -> None:
     """Refuse ids, counts and key groups that no checkpoint has."""
-    log, snapshots = record.log, record.snapshots
+    log = record.log
+    snapshots = record.snapshots
     ids = (record.id, record.parent or 0, *record.retained, *snapshots.checkpoint, *log.checkpoint)
     if min(ids) < 0:
         raise damaged_record(where, "the id of a checkpoint is below 0")
@@ -430,11 +434,17 @@ def _log_handles(log: _Log, files: Sequence[StreamStateHandle]) -> list[Changelo
         log.storage or [_DEFAULT_STORAGE] * len(log.start),
         strict=True,
     ):
-        mine = tuple(entries[position : position + count])
+        handle_entries = tuple(entries[position : position + count])
         position += count
         handles.append(
             ChangelogStateHandle(
-                KeyGroupRange(start, end), mine, size, size - rest, name, checkpoint_id, storage
+                KeyGroupRange(start, end),
+                handle_entries,
+                size,
+                size - rest,
+                name,
+                checkpoint_id,
+                storage,
             )
         )
     if position != len(entries):
@@ -445,3 +455,74 @@ def _log_handles(log: _Log, files: Sequence[StreamStateHandle]) -> list[Changelo
 def damaged_record(where: str, reason: str) -> CorruptionError:
     """Return the error for a damaged record."""
     return CorruptionError(f"damaged checkpoint metadata {where}: {reason}", path=where)
+
+
+CLAIM_BYTES_MAX: Final = 1024
+"""A damaged entry that is larger was a checkpoint."""
+
+
+class ClaimRecord(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"owner_id": "owner", "next_number": "next", "location_id": "location"},
+):
+    """
+    A claim.
+
+    Args:
+        number: The number of its entry.
+        owner_id: Name of the owner.
+        attempt: Random name of the attempt; distinguishes a lost answer from a lost race.
+        location_id: The identity of the location: the name of the attempt of its first claim.
+        timeline: The number of the timeline that the owner found, >= 0.
+        created_at_ms: Milliseconds since 1970 (UTC).
+        newest: The newest checkpoint below it, from which the owner continues; None without one.
+        next_number: The number of the entry after it.  Only a fork and a copy leave numbers out.
+    """
+
+    number: int
+    owner_id: str
+    attempt: str
+    created_at_ms: int
+    next_number: int
+    location_id: str
+    timeline: int = 0
+    newest: int | None = None
+
+
+_claim_decoder: Final = msgspec.json.Decoder(ClaimRecord)
+
+
+def encode_claim(claim: ClaimRecord) -> bytes:
+    """Return the object of a claim."""
+    if claim.next_number > ID_MAX:
+        raise UsageError(f"the highest number of an entry is {ID_MAX}")
+    sections = {CHECKPOINT_TAG: seal_record(msgspec.json.encode(claim), CLAIM_KIND)}
+    data = b"".join(SegmentWriter(compress=False).finish(sections))
+    if len(data) > CLAIM_BYTES_MAX:
+        raise UsageError(
+            f"the claim of {claim.owner_id[:80]!r} has {len(data)} bytes, of at most {CLAIM_BYTES_MAX}: "
+            "give the owner a shorter name"
+        )
+    return data
+
+
+def decode_entry(body: Buffer, *, where: str = "") -> CompletedCheckpoint | ClaimRecord:
+    """Read the body of the section `CKPT` of an entry."""
+    opened = open_record(body, where=where)
+    if opened.kind != CLAIM_KIND:
+        return checkpoint_of(opened, where=where)
+    try:
+        claim = decode_json(opened.raw, _claim_decoder)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise damaged_record(where, f"the claim cannot be read ({error})") from error
+    newest = -1 if claim.newest is None else claim.newest
+    if not -1 <= newest < claim.number < claim.next_number <= ID_MAX:
+        raise damaged_record(where, "the numbers of the claim do not ascend")
+    if not 0 <= claim.timeline <= claim.number:
+        raise damaged_record(where, "the timeline of the claim is not one of its location")
+    if not (is_history_name(claim.location_id) and is_history_name(claim.attempt)):
+        raise damaged_record(where, "the name of its location or attempt is not hexadecimal")
+    return claim

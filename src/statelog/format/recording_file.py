@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from typing import Final
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
-from statelog.format.bounds import (
+from statelog.format.buffers import (
     RECORDING_BYTES_MAX,
+    Buffer,
+    checksum,
     compress_zstd,
     decompress_zstd,
     largest_expansion,
 )
-from statelog.format.buffers import Buffer, checksum
 
 VERSION: Final = 2
 _MAGIC: Final = b"SLRC"

@@ -5,7 +5,7 @@ A changelog file: Flink's bytes, then a trailer that Flink's reader does not rea
 
     file    := flag:1  payload  trailer
     flag    := 00 plain | 01 Snappy-framed
-    payload := changeSet*                       (format/change_set_decoder.py), framed if flag is 01
+    payload := changeSet*                       (format/change_set.py), framed if flag is 01
     trailer := index, other sections, checksum  (format/trailer.py)
                                                 plain file: after the last change set
                                                 framed: inside one skippable chunk at the end
@@ -27,8 +27,7 @@ from typing import Final
 
 from statelog.errors import CorruptionError, UsageError
 from statelog.format.buffers import Buffer, checksum
-from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
+from statelog.format.change_set import EncodedChangeSet, decode_change_set, encode_change_set
 from statelog.format.snappy_frames import (
     BLOCK_SIZE,
     MAX_CHUNK_LENGTH,
@@ -141,8 +140,8 @@ def _gathered(pieces: list[Buffer]) -> list[Buffer]:
         return pieces
     gathered: list[Buffer] = []
     for tiny, run in itertools.groupby(pieces, lambda piece: len(piece) < _TINY_BYTES):
-        each = list(run)
-        gathered += [b"".join(each)] if tiny else each
+        run_pieces = list(run)
+        gathered += [b"".join(run_pieces)] if tiny else run_pieces
     return gathered
 
 

@@ -74,7 +74,8 @@ def compress_frames(payload: bytes | memoryview) -> FramedPayload:
         body = bytes(cramjam.snappy.compress_raw(block))
         kind = _COMPRESSED
         if len(body) > len(block) * MIN_COMPRESSION_RATIO:
-            kind, body = _STORED, bytes(block)
+            kind = _STORED
+            body = bytes(block)
         header = bytes((kind,)) + (len(body) + _CRC_SIZE).to_bytes(3, "little")
         piece = header + masked_crc32c(block).to_bytes(4, "little") + body
         pieces.append(piece)

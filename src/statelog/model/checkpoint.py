@@ -11,6 +11,10 @@ A location has an identity, which its first claim makes.  A rewind, a fork and a
 *timeline* of it: the checkpoints after a given one are given up, and later ones continue that one.  A
 checkpoint names its timeline, and the timelines before it with the last checkpoint that it has of
 each.  So two checkpoints of one number are told apart by what one of them says.
+
+A *pin* keeps a checkpoint although the retention would give it up.  A tag pins one checkpoint.  A reader
+that follows a location pins its position and everything newer, up to a bound, so that a reader that is
+never started again does not fill the store.
 Source: PostgreSQL, timelines and timeline history files; Flink, ChangelogStateBackendHandle and
 CompletedCheckpoint.  Deviations: a task acknowledges
 only the log that is new since the last checkpoint, and the coordinator keeps the list; covering is
@@ -257,9 +261,12 @@ class CompletedCheckpoint:
 
     def continues(self, position: CheckpointPosition) -> bool:
         """Return whether a checkpoint is part of the history that ends with this one."""
-        mine = self.position
-        if (position.location_id, position.checkpoint_id) == (mine.location_id, mine.checkpoint_id):
-            return position == mine
+        newest = self.position
+        if (position.location_id, position.checkpoint_id) == (
+            newest.location_id,
+            newest.checkpoint_id,
+        ):
+            return position == newest
         return self.timeline.has(position, self.checkpoint_id)
 
     def for_range(self, key_group_range: KeyGroupRange) -> ChangelogStateBackendHandle:
@@ -399,3 +406,47 @@ def _runs_of(overlap: KeyGroupRange, counts: npt.NDArray[np.bool_]) -> Iterator[
     edges = np.flatnonzero(np.diff(np.concatenate(([False], counts, [False])).astype(np.int8)))
     for start, end in edges.reshape(-1, 2).tolist():
         yield KeyGroupRange(overlap.start + start, overlap.start + end - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """
+    One pin.
+
+    Args:
+        checkpoint_id: The pinned checkpoint, >= 0.
+        newest: 0 to pin this checkpoint only.  Otherwise this one and every newer one are pinned, as
+            long as they are among this many newest ids.
+    """
+
+    checkpoint_id: int
+    newest: int = 0
+
+    def holds(self, checkpoint_id: int, latest_id: int) -> bool:
+        """Return whether a checkpoint is pinned."""
+        if not self.newest:
+            return checkpoint_id == self.checkpoint_id
+        return checkpoint_id >= max(self.checkpoint_id, latest_id - self.newest + 1)
+
+
+def pinned(pins: Iterable[Pin], checkpoint_ids: Iterable[int], latest_id: int) -> frozenset[int]:
+    """Return those of *checkpoint_ids* that a pin holds."""
+    all_pins = tuple(pins)
+    return frozenset(
+        checkpoint_id
+        for checkpoint_id in checkpoint_ids
+        if any(pin.holds(checkpoint_id, latest_id) for pin in all_pins)
+    )
+
+
+def retained_ids(
+    checkpoint_ids: Sequence[int], retained: int, pins: Iterable[Pin]
+) -> tuple[int, ...]:
+    """Return the newest of *checkpoint_ids* (ascending), so many as *retained*, and the pinned ones."""
+    newest = checkpoint_ids[-retained:]
+    pinned_ids = pinned(pins, checkpoint_ids, checkpoint_ids[-1])
+    return tuple(
+        checkpoint_id
+        for checkpoint_id in checkpoint_ids
+        if checkpoint_id in pinned_ids or checkpoint_id in newest
+    )

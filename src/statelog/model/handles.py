@@ -39,7 +39,8 @@ def checked_path(path: object) -> str:
         problem = _problem(path)
         plain = path
         for _ in range(_DECODINGS if "%" in path else 0):
-            before, plain = plain, unquote(plain)
+            before = plain
+            plain = unquote(plain)
             problem = problem or _problem(plain)
             if before == plain:
                 break
@@ -191,12 +192,14 @@ class HandleAndOffset:
 
     def __post_init__(self) -> None:
         # There is one for each change set, so a valid entry costs no call.
-        kind, offset = self.handle.__class__, self.offset
+        kind = self.handle.__class__
+        offset = self.offset
         if kind is not FileStateHandle and kind is not ByteStreamStateHandle:
             raise refused("handle", "a FileStateHandle or ByteStreamStateHandle", self.handle)
         if offset.__class__ is not int or offset < 0:
             _check_count(self, "offset", 0)
-        size, crc = self.size_bytes, self.crc32c
+        size = self.size_bytes
+        crc = self.crc32c
         if size is not None and (size.__class__ is not int or size < 0):
             _check_count(self, "size_bytes", 0)
         if crc is not None and (crc.__class__ is not int or crc < 0):
@@ -377,8 +380,13 @@ class UploadResult:
             UsageError: The offset is negative, or an argument is of another class.
         """
         instance(change_set, "change_set", StateChangeSet, "a StateChangeSet")
-        for name, each in (("handle", handle), ("local_handle", local_handle or handle)):
-            instance(each, name, (FileStateHandle, ByteStreamStateHandle), "a stream state handle")
+        for name, given_handle in (("handle", handle), ("local_handle", local_handle or handle)):
+            instance(
+                given_handle,
+                name,
+                (FileStateHandle, ByteStreamStateHandle),
+                "a stream state handle",
+            )
         entry = HandleAndOffset(
             handle, whole_number(offset, "offset", low=0), encoded_bytes, crc32c
         )

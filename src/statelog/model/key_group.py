@@ -58,7 +58,8 @@ class KeyGroupRange:
     @classmethod
     def of(cls, start: int, end: int) -> KeyGroupRange:
         """Return [start, end], or the empty range if *start* is above *end*."""
-        start, end = whole_number(start, "start"), whole_number(end, "end")
+        start = whole_number(start, "start")
+        end = whole_number(end, "end")
         return cls(start, end) if start <= end else cls.empty()
 
     def __len__(self) -> int:

@@ -256,7 +256,7 @@ def _batched(changes: object) -> tuple[tuple[ChangeBatch, ...], int]:
     """Return checked changes as batches, and their size in bytes."""
     if not isinstance(changes, Iterable):
         raise refused("changes", "changes, one after another", changes)
-    pairs = [_checked_pair(each) for each in changes]
+    pairs = [_checked_pair(change) for change in changes]
     size_bytes = sum(len(value) for _, value in pairs)
     kind = pa.large_binary() if size_bytes > INT32_MAX else pa.binary()
     batch = ChangeBatch(

@@ -25,7 +25,8 @@ def close_all(*closes: Callable[[], object]) -> None:
         except BaseException as error:
             late = error
             if first is None or (isinstance(first, Exception) and not isinstance(error, Exception)):
-                first, late = error, error if first is None else first
+                late = error if first is None else first
+                first = error
             if late is not first:
                 _log.warning("another part failed while it was closed: %r", late)
     if first is not None:

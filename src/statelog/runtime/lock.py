@@ -49,15 +49,17 @@ class _Lineage:
         with self._lock:
             self._inheritable.append(weakref.ref(inheritable))
             if len(self._inheritable) >= self._prune_at:
-                self._inheritable = [each for each in self._inheritable if each() is not None]
+                self._inheritable = [
+                    reference for reference in self._inheritable if reference() is not None
+                ]
                 self._prune_at = max(_PRUNE_AT, 2 * len(self._inheritable))
 
     def in_child(self) -> None:
         self.generation += 1
         self.pids.append(os.getpid())
         self._lock = threading.Lock()  # a thread of the parent may hold the old one
-        for each in list(self._inheritable):
-            if (inheritable := each()) is not None:
+        for reference in list(self._inheritable):
+            if (inheritable := reference()) is not None:
                 inheritable.after_fork()
 
 

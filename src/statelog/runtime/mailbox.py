@@ -175,7 +175,8 @@ class TaskMailbox(ClosesAtExit):
                 lambda: bool(self._commands) or self._woken or self._closed,
                 max(0.0, deadline_s - time.monotonic()),
             )
-            woken, self._woken = self._woken, False
+            woken = self._woken
+            self._woken = False
             return bool(self._commands) or woken
 
     def _run_first(self) -> None:

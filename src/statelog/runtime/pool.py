@@ -290,7 +290,7 @@ def together(calls: Sequence[Callable[[], T]], *, at_one_moment: bool = False) -
     pool = ThreadPoolExecutor(threads, thread_name_prefix="statelog-request")
     try:
         pending = [pool.submit(_run, call, start) for call in calls]
-        return [each.result() for each in pending]
+        return [future.result() for future in pending]
     finally:
         pool.shutdown(cancel_futures=True)
 

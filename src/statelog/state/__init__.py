@@ -7,7 +7,7 @@ Keyed state: tables, the changes that bring them forward, and snapshots.
     encoding   values, deltas, changes and snapshot files as bytes
     objects    the state objects that a processor uses; keys: key hash, key groups, and an index of keys
     columnar   sorted runs of columns, for state beyond the budget
-    backend    where a worker keeps its state; replay: the log applied to it
+    replay     the log applied to the tables, or to columns
     cache      what a process keeps of state, brought to a checkpoint; keyed_state: as Python objects
     recordings   what some keys saw, kept to be replayed
     reader     state as of a checkpoint as Arrow tables, for everything outside the job

@@ -78,11 +78,11 @@ class StateCache(ABC, Generic[WritesT]):
         load: Callable[[], tuple[ObjectStore, ChangelogStateBackendHandle]],
     ) -> CatchUp:
         """Bring the key groups of *key_group_range* to checkpoint *base_id*."""
-        done = CatchUp()
+        caught_up = CatchUp()
         self._end_attempt()
         committed_now, earlier, self._staged = by_outcome(self._staged, base_id, committed)
         for staged in committed_now:
-            self._fold_committed(staged, done)
+            self._fold_committed(staged, caught_up)
         # Newer than *base_id* can only be a leftover of a run that was rolled back.
         self.forget([kg for kg in key_group_range if not -1 <= self.version(kg) <= base_id])
         missing = [kg for kg in key_group_range if self.version(kg) < base_id]
@@ -92,36 +92,36 @@ class StateCache(ABC, Generic[WritesT]):
                 logged = {log.state_handle_id for log in handle.log}
                 for staged in earlier:  # of a micro-batch before those that were missed
                     if staged.state_handle_id in logged:
-                        self._fold_committed(staged, done)
-                self._bring_forward(store, handle, key_group_range, done)
+                        self._fold_committed(staged, caught_up)
+                self._bring_forward(store, handle, key_group_range, caught_up)
                 self.reached(missing, base_id)
             except BaseException:
                 self.forget(missing)  # half brought forward: an append applied twice would be wrong
                 raise
-        done.compacted += self._bound()
-        return done
+        caught_up.compacted += self._bound()
+        return caught_up
 
-    def _fold_committed(self, staged: Staged[WritesT], done: CatchUp) -> None:
+    def _fold_committed(self, staged: Staged[WritesT], caught_up: CatchUp) -> None:
         base_id = staged.base_id
         ready = [kg for kg in staged.key_group_range if self.version(kg) == base_id]
         self._fold(staged, ready)
         self.reached(ready, staged.checkpoint_id, staged.state_handle_id)
-        done.folded += len(ready)
+        caught_up.folded += len(ready)
 
     def _restore(
         self,
         store: ObjectStore,
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
-        done: CatchUp,
+        caught_up: CatchUp,
     ) -> None:
         """Read the snapshots of *handle* that bring the key groups forward."""
-        for snapshot, part, old in snapshots_ahead(handle, key_group_range, self.version):
+        for snapshot, key_groups, old in snapshots_ahead(handle, key_group_range, self.version):
             data = read_materialized(store, snapshot)
-            done.restored += 1
+            caught_up.restored += 1
             self.forget(old)
             self.reached(old, snapshot.checkpoint_id, path_of(snapshot))
-            self._insert(data, part, old)
+            self._insert(data, key_groups, old)
 
     @abstractmethod
     def version(self, key_group: int) -> int:
@@ -129,7 +129,7 @@ class StateCache(ABC, Generic[WritesT]):
 
     @abstractmethod
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Note the checkpoint of key groups, and the handle or snapshot applied last."""
+        """Record the checkpoint of key groups, and the handle or snapshot applied last."""
 
     @abstractmethod
     def forget(self, key_groups: Sequence[int]) -> None:
@@ -149,7 +149,7 @@ class StateCache(ABC, Generic[WritesT]):
 
     @abstractmethod
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
-        """Note the file that a snapshot of this state was written to."""
+        """Record the file that a snapshot of this state was written to."""
 
     @abstractmethod
     def _fold(self, staged: Staged[WritesT], key_groups: Sequence[int]) -> None:
@@ -161,13 +161,15 @@ class StateCache(ABC, Generic[WritesT]):
         store: ObjectStore,
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
-        done: CatchUp,
+        caught_up: CatchUp,
     ) -> None:
         """Restore snapshots and replay the log, where a key group is older than *handle*."""
 
     @abstractmethod
-    def _insert(self, data: memoryview, part: KeyGroupRange, key_groups: Sequence[int]) -> None:
-        """Take *key_groups*, which are empty, from the bytes of a snapshot; all are in *part*."""
+    def _insert(
+        self, data: memoryview, key_group_range: KeyGroupRange, key_groups: Sequence[int]
+    ) -> None:
+        """Restore *key_groups*, which are empty and in the range, from the bytes of a snapshot."""
 
     @abstractmethod
     def _end_attempt(self) -> None:
@@ -219,10 +221,10 @@ def snapshots_ahead(
     for snapshot in handle.materialized:
         if snapshot.checkpoint_id <= lowest:
             continue
-        part = snapshot.key_group_range.intersection(key_group_range)
-        old = [kg for kg in part if version_of(kg) < snapshot.checkpoint_id]
+        key_groups = snapshot.key_group_range.intersection(key_group_range)
+        old = [kg for kg in key_groups if version_of(kg) < snapshot.checkpoint_id]
         if old:
-            yield snapshot, part, old
+            yield snapshot, key_groups, old
 
 
 def logs_ahead(
@@ -231,7 +233,8 @@ def logs_ahead(
     version_of: Callable[[int], int],
 ) -> Iterator[tuple[ChangelogStateHandle, KeyGroupRange, set[int]]]:
     """Yield the parts of the log that bring a state forward, as `snapshots_ahead` does."""
-    last, lowest = -1, _lowest(key_group_range, version_of)
+    last = -1
+    lowest = _lowest(key_group_range, version_of)
     for log in handle.log:
         if log.checkpoint_id < last:
             raise CorruptionError(
@@ -242,10 +245,10 @@ def logs_ahead(
         last = log.checkpoint_id
         if last <= lowest:
             continue
-        part = log.key_group_range.intersection(key_group_range)
-        old = {kg for kg in part if version_of(kg) < log.checkpoint_id}
+        key_groups = log.key_group_range.intersection(key_group_range)
+        old = {kg for kg in key_groups if version_of(kg) < log.checkpoint_id}
         if old:
-            yield log, part, old
+            yield log, key_groups, old
 
 
 def _lowest(key_group_range: KeyGroupRange, version_of: Callable[[int], int]) -> int:

@@ -21,16 +21,19 @@ from statelog.state.columnar.run_set import RunSet, contiguous
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import (
-    is_of_schema,
     parquet_of,
     read_snapshot,
     snapshot_row_count,
-    snapshot_tables,
+    tables_in_schema,
     write_snapshot,
 )
-from statelog.state.heap.expiry import IncrementalExpiry
-from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
-from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.heap import (
+    IncrementalExpiry,
+    KeyGroupState,
+    MemoryLimits,
+    Overlay,
+    blocks,
+)
 from statelog.state.kinds import Key
 from statelog.state.replay import Replay, keys_of
 from statelog.store import ObjectStore
@@ -159,19 +162,19 @@ class KeyedState(StateCache[_Writes]):
         runs = self._runs
         if not self.is_columnar:
             return write_snapshot(self.codec, self.groups, overlays, key_group_range, now_ms=now_ms)
-        runs.end_snapshot("", -1)  # of an attempt that failed
+        runs.drop_snapshot()  # of an attempt that failed
         self.prepare({kg: keys_of(overlay) for kg, overlay in overlays.items()})
 
         def tables() -> Iterator[pa.Table]:
-            for part in blocks(key_group_range):
-                table = runs.table(part, overlays, now_ms)
-                runs.begin_snapshot(table, part)
+            for block in blocks(key_group_range):
+                table = runs.table(block, overlays, now_ms)
+                runs.begin_snapshot(table, block)
                 yield table
 
         return parquet_of(tables())
 
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
-        """Note the file that the bytes of `snapshot` were written to."""
+        """Record the file that the bytes of `snapshot` were written to."""
         self._runs.end_snapshot(path_of(snapshot), snapshot.checkpoint_id)
 
     def version(self, key_group: int) -> int:
@@ -180,7 +183,7 @@ class KeyedState(StateCache[_Writes]):
         return ABSENT if group is None else group.version
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Note the checkpoint of key groups, and the handle or snapshot applied last."""
+        """Record the checkpoint of key groups, and the handle or snapshot applied last."""
         for key_group in key_groups:
             self.groups[key_group].version = checkpoint_id
             if applied:
@@ -194,7 +197,8 @@ class KeyedState(StateCache[_Writes]):
             self._runs.forget(key_group)
 
     def _fold(self, staged: Staged[_Writes], key_groups: Sequence[int]) -> None:
-        overlays, runs = staged.writes.overlays, staged.writes.runs
+        overlays = staged.writes.overlays
+        runs = staged.writes.runs
         for key_group in key_groups:
             overlay = overlays.get(key_group)
             if overlay is None:
@@ -208,26 +212,24 @@ class KeyedState(StateCache[_Writes]):
         store: ObjectStore,
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
-        done: CatchUp,
+        caught_up: CatchUp,
     ) -> None:
         fresh = {kg for kg in key_group_range if self.version(kg) < 0}
         for _, _, old in snapshots_ahead(handle, key_group_range, self.version):
             fresh.update(old)
-        done.local += len(self._runs.restore_local(handle, fresh))
+        caught_up.local += len(self._runs.restore_local(handle, fresh))
         self._restored_rows = 0
-        self._restore(store, handle, key_group_range, done)
-        try:
-            Replay(self, self._runs, bool(fresh), done).run(store, handle, key_group_range)
-        except BaseException:
-            self._runs.drop_files()
-            raise
+        self._restore(store, handle, key_group_range, caught_up)
+        Replay(self, self._runs, bool(fresh), caught_up).run(store, handle, key_group_range)
 
-    def _insert(self, data: memoryview, part: KeyGroupRange, key_groups: Sequence[int]) -> None:
-        self._restored_rows += snapshot_row_count(data, part)
+    def _insert(
+        self, data: memoryview, key_group_range: KeyGroupRange, key_groups: Sequence[int]
+    ) -> None:
+        self._restored_rows += snapshot_row_count(data, key_group_range)
         if self._restored_rows > self._runs.limits.dict_rows:
             self._restore_columns(data, contiguous(key_groups))
             return
-        tables = read_snapshot(self.codec, data, part)
+        tables = read_snapshot(self.codec, data, key_group_range)
         for key_group in key_groups:
             if key_group in tables:
                 self.groups[key_group].tables = tables[key_group]
@@ -240,14 +242,7 @@ class KeyedState(StateCache[_Writes]):
 
     def _restore_columns(self, data: memoryview, key_groups: Iterable[KeyGroupRange]) -> None:
         """Read a snapshot into runs, a few key groups at a time."""
-        runs = self._runs
-        if is_of_schema(self.codec, data):
-            for part_of_groups in key_groups:
-                schema = runs.layout.table_schema
-                for part, table in snapshot_tables(data, part_of_groups, schema, BLOCK):
-                    runs.restore(part, table)
-            return
-        for part in (block for part_of_groups in key_groups for block in blocks(part_of_groups)):
-            for key_group, tables in read_snapshot(self.codec, data, part).items():
-                self.groups[key_group].tables = tables
-            runs.to_columns(part)
+        schema = self._runs.layout.table_schema
+        for neighbours in key_groups:
+            for block, table in tables_in_schema(self.codec, data, neighbours, schema):
+                self._runs.restore(block, table)

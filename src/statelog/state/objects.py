@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol, Self
 from statelog.errors import InvariantError, UsageError
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import StructCodec
-from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.kinds import Deltas, Entry, Key, ListDelta, MapDelta, StateKind, Table, Values
 from statelog.state.kinds.timer import holds_time
 
@@ -31,7 +31,7 @@ ReduceFunction = Callable[[Any, Any], Values]
 
 
 class _NoKey(Table):
-    """Take the place of table and overlay where no key is current."""
+    """Refuse reads and writes where no key is current, in place of table and overlay."""
 
     def _refuse(self, *_arguments: object) -> NoReturn:
         raise UsageError(
@@ -65,13 +65,15 @@ class Cursor:
 
     def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
         """Move to a key group; set `key` afterwards."""
-        self.group, self.overlay = group, overlay
+        self.group = group
+        self.overlay = overlay
         for state in self._bound:
             state.enter(group, overlay)
 
     def leave(self) -> None:
-        """Have no current key; reads and writes are refused until `enter`."""
-        self.group, self.overlay = None, []
+        """Refuse reads and writes until `enter`: there is no current key."""
+        self.group = None
+        self.overlay = []
         for state in self._bound:
             state.leave()
 

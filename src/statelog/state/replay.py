@@ -1,25 +1,157 @@
-"""Replay of the log into the tables: one change after another, or many at once in columns."""
+"""
+Replay of the log into the tables: one change after another, or many at once in columns.
+
+For variables whose deltas replace the whole cell (see `Kind.replaces`), the state after a replay
+is, for each key, the last delta.  With keys sorted by their hash that is one pass over columns, without
+a Python object for any change: millions of changes a second.  Deltas of other kinds are folded one by one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.changelog.reader import read_logs
 from statelog.errors import CapacityError
+from statelog.format.arrow_limits import joined_arrays, one_batch
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp, logs_ahead
-from statelog.state.columnar.replay import Changes, can_replay_columns, replay_columns
 from statelog.state.columnar.run_set import RunSet, contiguous
-from statelog.state.columnar.sorted_run import SortedRun
+from statelog.state.columnar.sorted_run import (
+    RowLayout,
+    SortedRun,
+    build_run,
+    order_of,
+    run_of,
+)
 from statelog.state.encoding.changes import ChangesReader, OperatorCodec
-from statelog.state.heap.memory import blocks
-from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.heap import KeyGroupState, Overlay, blocks
 from statelog.state.kinds import Key
+from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
 from statelog.store import ObjectStore
+
+Changes = list[tuple[int, pa.RecordBatch]]
+"""Changes of one variable in the order of the log: key group, operations."""
+
+_NO_ROW: Final = -1
+
+
+def can_replay_columns(codec: OperatorCodec) -> bool:
+    """Return whether every change of the operator replaces what was there."""
+    return all(codec.states[state_id].kind.replaces for state_id in codec.live)
+
+
+def replay_columns(
+    layout: RowLayout,
+    key_group_range: KeyGroupRange,
+    table: pa.Table,
+    changes: Mapping[int, Changes],
+) -> SortedRun | None:
+    """
+    Return the state of a few key groups after *changes*.
+
+    Returns:
+        The run; None if two keys have one hash, which only a fold can tell apart.
+    """
+    base = one_batch(table)
+    parts = {
+        state_id: _Part(layout, layout.codec.states[state_id], batches)
+        for state_id, batches in sorted(changes.items())
+        if batches
+    }
+    if not parts:
+        return build_run(layout, key_group_range, table)
+    key_groups = np.concatenate(
+        [base.column(0).to_numpy(), *(changed.key_groups for changed in parts.values())]
+    )
+    width = layout.first_state - 1
+    keys = [
+        joined_arrays(
+            [base.column(1 + index), *(changed.keys[index] for changed in parts.values())]
+        )
+        for index in range(width)
+    ]
+    hashes = layout.hashes(keys)
+    order = order_of(key_groups, hashes, stable=True)
+    if order is None:
+        order = np.arange(len(hashes))
+    sorted_groups = key_groups[order]
+    sorted_hashes = hashes[order]
+    again = (sorted_groups[1:] == sorted_groups[:-1]) & (sorted_hashes[1:] == sorted_hashes[:-1])
+    if not _same_keys(layout, keys, order, np.flatnonzero(again)):
+        return None
+    first = np.flatnonzero(np.concatenate(([True], ~again))) if len(order) else order
+    key_of_row = np.empty(len(order), np.int64)  # which distinct key each unsorted row has
+    key_of_row[order] = np.cumsum(np.concatenate(([True], ~again))) - 1 if len(order) else order
+
+    base_row = np.full(len(first), _NO_ROW)
+    base_row[key_of_row[: base.num_rows]] = np.arange(base.num_rows)
+    columns = []
+    some = np.zeros(len(first), np.bool_)
+    start = base.num_rows
+    for state_id, position in layout.columns.items():
+        column = base.column(position)
+        source = base_row.copy()
+        changed = parts.get(state_id)
+        if changed is not None:
+            # For an index given twice, numpy keeps the last value: the last change.
+            keys_changed = key_of_row[start : start + changed.length]
+            source[keys_changed] = np.where(
+                changed.cleared, _NO_ROW, base.num_rows + np.arange(changed.length)
+            )
+            start += changed.length
+            column = joined_arrays([column, changed.cells.cast(column.type)])
+        columns.append(column.take(pa.array(source, mask=source == _NO_ROW)))
+        some |= columns[-1].is_valid().to_numpy(zero_copy_only=False)
+    chosen = pa.array(order[first])
+    whole = [pa.array(sorted_groups[first], pa.int32()), *(key.take(chosen) for key in keys)]
+    whole += columns
+    new_hashes = sorted_hashes[first]
+    if not some.all():
+        keep = pa.array(some)
+        whole = [column.filter(keep) for column in whole]
+        new_hashes = new_hashes[some]
+    return run_of(layout, key_group_range, whole, new_hashes)
+
+
+class _Part:
+    """The changes of one variable, as columns."""
+
+    def __init__(self, layout: RowLayout, state: StateCodec, changes: Changes) -> None:
+        batch = one_batch(pa.Table.from_batches([batch_of_group for _, batch_of_group in changes]))
+        counts = [batch_of_group.num_rows for _, batch_of_group in changes]
+        key_groups = np.array([key_group for key_group, _ in changes], np.int32)
+        self.key_groups: npt.NDArray[np.int32] = np.repeat(key_groups, counts)
+        self.length = batch.num_rows
+        width = layout.first_state - 1
+        self.keys = batch.columns[:width]
+        self.cleared = batch.column(width).to_numpy() == OP_CLEAR
+        self.cells = state.kind.operation_cells(batch.columns[width + 1 :], state.entry_fields())
+
+
+def _same_keys(
+    layout: RowLayout, keys: Sequence[pa.Array], order: RowNumbers, again: RowNumbers
+) -> bool:
+    """Return whether each row at *again* and its next row have one key."""
+    if not len(again):
+        return True
+    before = pa.array(order[again])
+    after = pa.array(order[again + 1])
+    first_keys = [column.take(before) for column in keys]
+    right = [column.take(after) for column in keys]
+    if layout.codec.key.is_plain:
+        return all(
+            left_column.equals(other) for left_column, other in zip(first_keys, right, strict=True)
+        )
+    # As tables see them: all NaNs are one key, and both zeros.
+    return layout.codec.key.decode(first_keys) == layout.codec.key.decode(right)
+
 
 _COLUMNAR_REPLAY_BYTES = 16 * 1024 * 1024
 _COLUMNAR_RESTORE_BYTES = 2 * 1024 * 1024
@@ -47,17 +179,17 @@ class ReplayTarget(Protocol):
         """Return the checkpoint of a key group."""
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Note the checkpoint of key groups, and the handle applied last."""
+        """Record the checkpoint of key groups, and the handle applied last."""
 
 
 class Replay:
     """Replay the log into dict tables, or many changes at once in columns."""
 
-    def __init__(self, state: ReplayTarget, runs: RunSet, fresh: bool, done: CatchUp) -> None:
+    def __init__(self, state: ReplayTarget, runs: RunSet, fresh: bool, caught_up: CatchUp) -> None:
         self._state = state
         self._runs = runs
         self._fresh = fresh
-        self._done = done
+        self._done = caught_up
         self._pending: dict[int, Changes] = {}
         self._pending_bytes = 0
         self._folded_bytes = 0
@@ -74,29 +206,29 @@ class Replay:
         """Replay the log of *handle* that the state does not have."""
         in_columns = self._is_long(handle.log)
         logs = list(logs_ahead(handle, key_group_range, self._state.version))
-        changes = read_logs(store, [(log, part) for log, part, _ in logs])
-        for (log, _, old), batches in zip(logs, changes, strict=True):
-            reader = self._state.codec.reader()
-            for batch in batches:
-                self._done.replayed += 1
-                self._take(reader, batch, old, in_columns)
-                self._bound(old)
-            for key_group in old:
-                self._reached[key_group] = log.checkpoint_id, log.state_handle_id
-            if not in_columns or self._pending_bytes > self._limit:
-                self._flush()
-        self._flush()
-        self._settle()
-        self._runs.name_files()
+        changes = read_logs(store, [(log, key_groups) for log, key_groups, _ in logs])
+        with self._runs.replaying():
+            for (log, _, old), batches in zip(logs, changes, strict=True):
+                reader = self._state.codec.reader()
+                for batch in batches:
+                    self._done.replayed += 1
+                    self._take(reader, batch, old, in_columns)
+                    self._bound(old)
+                for key_group in old:
+                    self._reached[key_group] = log.checkpoint_id, log.state_handle_id
+                if not in_columns or self._pending_bytes > self._limit:
+                    self._flush()
+            self._flush()
+            self._settle()
 
     def _bound(self, key_groups: Collection[int]) -> None:
         """Apply pending changes within a log handle, if memory requires it."""
         runs = self._runs
         if self._pending_bytes > self._limit:
-            runs.goes_ahead(key_groups)
+            runs.go_ahead(key_groups)
             self._flush()
         if self._folded_bytes > self._limit * _FOLDED_SHARE:
-            runs.goes_ahead(key_groups)
+            runs.go_ahead(key_groups)
             self._folded_bytes = 0
             self._done.compacted += runs.bound()
 
@@ -104,12 +236,12 @@ class Replay:
         self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
     ) -> None:
         """Apply changes of the key groups in *old*, or collect them."""
-        kept = changes_of(reader, batch, old)
+        wanted_changes = changes_of(reader, batch, old)
         if in_columns and reader.is_present:
-            self._collect(kept)
+            self._collect(wanted_changes)
         else:
             self._flush()  # changes before these in the log
-            self._fold(reader, kept)
+            self._fold(reader, wanted_changes)
             self._folded_bytes += batch.nbytes
 
     @property
@@ -121,19 +253,19 @@ class Replay:
             return False
         version = self._state.version
         size = sum(
-            each.size_bytes
-            for each in log
-            if any(version(kg) < each.checkpoint_id for kg in each.key_group_range)
+            handle.size_bytes
+            for handle in log
+            if any(version(kg) < handle.checkpoint_id for kg in handle.key_group_range)
         )
         return size > (_COLUMNAR_RESTORE_BYTES if self._fresh else _COLUMNAR_REPLAY_BYTES)
 
     def _collect(self, changes: Mapping[int, Changes]) -> None:
-        for state_id, part in changes.items():
-            self._pending.setdefault(state_id, []).extend(part)
-            self._pending_bytes += sum(batch.nbytes for _, batch in part)
+        for state_id, batches in changes.items():
+            self._pending.setdefault(state_id, []).extend(batches)
+            self._pending_bytes += sum(batch.nbytes for _, batch in batches)
 
     def _fold(self, reader: ChangesReader, changes: Mapping[int, Changes]) -> None:
-        overlays = reader.overlays({s: part for s, part in changes.items() if part})
+        overlays = reader.overlays({s: batches for s, batches in changes.items() if batches})
         if self._state.is_columnar:
             self._state.prepare({kg: keys_of(overlay) for kg, overlay in overlays.items()})
         self._state.changed.update(overlays)
@@ -144,26 +276,29 @@ class Replay:
         """Apply pending changes, and note the versions reached."""
         if not self._reached and not self._pending:
             return
-        reached, self._reached = self._reached, {}
-        pending, self._pending, self._pending_bytes = self._pending, {}, 0
-        touched = sorted({kg for part in pending.values() for kg, _ in part})
+        reached = self._reached
+        self._reached = {}
+        pending = self._pending
+        self._pending = {}
+        self._pending_bytes = 0
+        touched = sorted({kg for batches in pending.values() for kg, _ in batches})
         self._state.changed.update(touched)
         for key_group, (version, applied) in reached.items():
             self._state.reached([key_group], version, applied)
-        for part in (block for run in contiguous(touched) for block in blocks(run)):
-            self._merge(self._runs, part, _of_block(pending, part))
+        for key_groups in (block for run in contiguous(touched) for block in blocks(run)):
+            self._merge(self._runs, key_groups, _of_block(pending, key_groups))
         if not touched:
             self._done.compacted += self._runs.bound()
 
-    def _merge(self, runs: RunSet, part: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
+    def _merge(self, runs: RunSet, block: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
         try:
-            run = replay_columns(runs.layout, part, runs.table(part), changes)
+            run = replay_columns(runs.layout, block, runs.table(block), changes)
         except CapacityError:  # dict tables hold any number of bytes
             run = None
         if run is None:
             reader = self._state.codec.present_reader()
-            for state_id, some in changes.items():
-                for change in some:  # one by one: a key group may have several
+            for state_id, batches in changes.items():
+                for change in batches:  # one by one: a key group may have several
                     self._fold(reader, {state_id: [change]})
             return
         self._rows += run.rows.num_rows
@@ -176,14 +311,14 @@ class Replay:
     def _settle(self) -> None:
         """Make dict tables of a small state, and files of a large one."""
         for run in self._light:
-            part = run.key_group_range
-            if any(self._runs.by_group.get(kg) is not run for kg in part):
+            key_groups = run.key_group_range
+            if any(self._runs.by_group.get(kg) is not run for kg in key_groups):
                 continue
             if self._rows > self._runs.limits.dict_rows:
                 if self._runs.is_whole(run):  # later changes may have been folded into dict tables
                     self._runs.place(run)
             else:
-                self._runs.move_all(part)
+                self._runs.move_all(key_groups)
 
 
 def changes_of(
@@ -192,15 +327,15 @@ def changes_of(
     """Return the changes of some key groups in a batch of the log, by state id."""
     changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
     return {
-        state_id: [change for change in part if change[0] in key_groups]
-        for state_id, part in changes.items()
+        state_id: [change for change in batches if change[0] in key_groups]
+        for state_id, batches in changes.items()
     }
 
 
-def _of_block(changes: Mapping[int, Changes], part: KeyGroupRange) -> dict[int, Changes]:
+def _of_block(changes: Mapping[int, Changes], key_groups: KeyGroupRange) -> dict[int, Changes]:
     return {
-        state_id: [change for change in some if change[0] in part]
-        for state_id, some in changes.items()
+        state_id: [change for change in batches if change[0] in key_groups]
+        for state_id, batches in changes.items()
     }
 
 

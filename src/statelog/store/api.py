@@ -58,7 +58,7 @@ class ObjectStore(Protocol):
 
         The error may also mean that another request for the name is in progress (S3's 409), or that
         an earlier attempt of this call succeeded and its answer was lost.  So `create` and
-        `put_or_find` in `statelog.store.conditional_put` are the only callers in statelog, except
+        `put_or_find` in `statelog.store.verified` are the only callers in statelog, except
         for the probe.
         """
         ...
@@ -86,3 +86,46 @@ class ObjectStore(Protocol):
     def delete(self, paths: Iterable[str]) -> None:
         """Delete the objects; ignore names that do not exist."""
         ...
+
+
+class StoreWrapper:
+    """What a store that wraps another one leaves to it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store!r})"
+
+    @property
+    def url(self) -> str:
+        """Root of the store as a URL, without secrets."""
+        return self._store.url
+
+    @property
+    def endpoint(self) -> str | None:
+        """The server of the store; see `statelog.store.requests.endpoint_of`."""
+        endpoint: str | None = getattr(self._store, "endpoint", None)
+        return endpoint
+
+    @property
+    def local_root(self) -> str | None:
+        """Directory of the store if it is on local disk, else None."""
+        root: str | None = getattr(self._store, "local_root", None)
+        return root
+
+    def head(self, path: str) -> ObjectInfo:
+        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        return self._store.head(path)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield every object below the folder *prefix*."""
+        return self._store.list(prefix)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the names of the folders directly below the folder *prefix*."""
+        return self._store.list_folders(prefix)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete the objects; ignore names that do not exist."""
+        self._store.delete(paths)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import threading  # noqa: TID251 - only a lock around dicts and counters
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
 
 from statelog.format.buffers import pieces_of
-from statelog.store.api import Buffers, ObjectInfo, ObjectStore
-from statelog.store.requests import endpoint_of
+from statelog.store.api import Buffers, ObjectStore, StoreWrapper
 from statelog.store.verified import get_again
 
 
-class CachedStore:
+class CachedStore(StoreWrapper):
     """
     An `ObjectStore` that keeps objects it read whole, and evicts the least recently used.
 
@@ -31,7 +29,7 @@ class CachedStore:
     """
 
     def __init__(self, store: ObjectStore, max_bytes: int) -> None:
-        self._store = store
+        super().__init__(store)
         self._max_bytes = max_bytes
         self._objects: OrderedDict[str, memoryview] = OrderedDict()
         self._bytes = 0
@@ -39,16 +37,6 @@ class CachedStore:
         self._lock = threading.Lock()
         self.objects_put = 0
         self.bytes_put = 0
-
-    @property
-    def url(self) -> str:
-        """Root of the store as a URL."""
-        return self._store.url
-
-    @property
-    def endpoint(self) -> str | None:
-        """The server of the store; see `endpoint_of`."""
-        return endpoint_of(self._store)
 
     def get(self, path: str) -> memoryview:
         """Return the whole object, from memory if it is cached."""
@@ -89,7 +77,7 @@ class CachedStore:
         return self._verified.get(path) == crc32c
 
     def note_verified(self, path: str, crc32c: int) -> None:
-        """Note the checksum of an object, so that its cached copy is not verified again."""
+        """Record the checksum of an object, so that its cached copy is not verified again."""
         if path in self._objects:
             self._verified[path] = crc32c
 
@@ -114,19 +102,3 @@ class CachedStore:
         with self._lock:
             self.objects_put += 1
             self.bytes_put += sum(map(len, pieces_of(data)))
-
-    def head(self, path: str) -> ObjectInfo:
-        """Return size and age of the object."""
-        return self._store.head(path)
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield every object below the folder *prefix*."""
-        return self._store.list(prefix)
-
-    def list_folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders directly below the folder *prefix*."""
-        return self._store.list_folders(prefix)
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects."""
-        self._store.delete(paths)

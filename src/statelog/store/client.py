@@ -47,7 +47,7 @@ def request_policy(url: str, options: Mapping[str, object]) -> RequestPolicy | N
     kind = kind_of(url)
     if kind is None or not kind.is_remote:
         return None
-    plain = {_plain(kind, given): value for given, value in options.items()}
+    plain = {_plain(kind, name): value for name, value in options.items()}
     numbers = {key: _number(key, plain[key]) for key in _RETRY_KEYS if key in plain}
     defaults = RequestPolicy()
     return RequestPolicy(
@@ -66,7 +66,7 @@ def endpoint(url: str, options: Mapping[str, object]) -> str | None:
     kind = kind_of(url)
     if kind is None or not kind.is_remote:
         return None
-    plain = {_plain(kind, given): value for given, value in options.items()}
+    plain = {_plain(kind, name): value for name, value in options.items()}
     servers = _servers(kind, plain)
     bucket = redacted("/".join(url.split("/", 3)[:3]))
     account = plain.get("account_name", os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
@@ -101,10 +101,10 @@ def forget_memory_store(url: str) -> None:
 
 def without_caches(options: Mapping[str, object]) -> dict[str, object]:
     """Return *options* with a header that makes caches on the way ask the store."""
-    kept = {key: value for key, value in options.items() if key.lower() != "default_headers"}
-    given = next((value for key, value in options.items() if key not in kept), None)
-    headers = given if isinstance(given, Mapping) else {}
-    return {**kept, "default_headers": {**headers, "cache-control": "no-cache"}}
+    others = {key: value for key, value in options.items() if key.lower() != "default_headers"}
+    headers_option = next((value for key, value in options.items() if key not in others), None)
+    headers = headers_option if isinstance(headers_option, Mapping) else {}
+    return {**others, "default_headers": {**headers, "cache-control": "no-cache"}}
 
 
 def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
         return {}
     arguments: dict[str, Any] = {}
     client: dict[str, object] = {}
-    for given, value in options.items():
-        key = _plain(kind, given)
+    for name, value in options.items():
+        key = _plain(kind, name)
         if key in kind.option_keys:
             arguments[key] = value if isinstance(value, bool) else str(value)
         elif key in _CLIENT_KEYS:
@@ -133,7 +133,7 @@ def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
         elif key == _CREDENTIAL_PROVIDER:
             arguments[key] = value
         else:
-            raise InvalidOptionsError(_unknown_key(kind, given))
+            raise InvalidOptionsError(_unknown_key(kind, name))
     client = _client_options(kind, arguments, client)
     if client:
         arguments["client_options"] = client
@@ -161,21 +161,21 @@ def _number(key: str, value: object) -> float:
     return number
 
 
-def _unknown_key(kind: Scheme, given: str) -> str:
+def _unknown_key(kind: Scheme, name: str) -> str:
     accepted = [*kind.option_keys, *_CLIENT_KEYS, *_RETRY_KEYS, _CREDENTIAL_PROVIDER]
-    if given.lower().startswith(("fs.", "spark.hadoop.")):
+    if name.lower().startswith(("fs.", "spark.hadoop.")):
         hint = "Hadoop's options do not apply to this store"
-    elif "bucket" in given.lower() or "container" in given.lower():
+    elif "bucket" in name.lower() or "container" in name.lower():
         hint = "the bucket or container is part of the URL"
     else:
-        near = difflib.get_close_matches(_plain(kind, given), accepted, n=1)
+        near = difflib.get_close_matches(_plain(kind, name), accepted, n=1)
         listed = f"{kind.name}:// stores have {', '.join(sorted(accepted))}"
         hint = f"did you mean {near[0]!r}?" if near else listed
-    return f"unknown store option {given!r}; {hint}"
+    return f"unknown store option {name!r}; {hint}"
 
 
 def _client_options(
-    kind: Scheme, arguments: Mapping[str, object], given: Mapping[str, object]
+    kind: Scheme, arguments: Mapping[str, object], from_caller: Mapping[str, object]
 ) -> dict[str, object]:
     """
     Return the HTTP client's options; an http:// endpoint allows plain http.
@@ -189,7 +189,7 @@ def _client_options(
             value = os.environ.get(f"{prefix}{key}".upper())
             if value:
                 from_environment[key] = value
-    options = {**from_environment, **given}
+    options = {**from_environment, **from_caller}
     endpoints = _servers(kind, arguments)
     if endpoints and endpoints[0].lower().startswith("http://"):
         # An http:// endpoint is an explicit choice; obstore would refuse it with an unclear error.

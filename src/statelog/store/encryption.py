@@ -23,7 +23,7 @@ import hashlib
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -32,10 +32,9 @@ from statelog import extras
 from statelog.arguments import instance
 from statelog.errors import CorruptionError, InvalidOptionsError
 from statelog.format.buffers import Buffer, Buffers, pieces_of
-from statelog.store.api import ObjectInfo, ObjectStore
-from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
-from statelog.store.parents import OPTION as PARENTS
-from statelog.store.requests import endpoint_of
+from statelog.store.api import ObjectInfo, ObjectStore, StoreWrapper
+from statelog.store.fork_parents import ENVIRONMENT as PARENTS_ENVIRONMENT
+from statelog.store.fork_parents import OPTION as PARENTS
 from statelog.store.verified import get_again, read_verified
 
 if TYPE_CHECKING:
@@ -176,7 +175,8 @@ class ObjectCipher:
             raise CorruptionError(f"{where} has a damaged encryption header", path=path)
         self._cipher = _cipher(keys.of(name, where), header)
         self._bound = header + path.encode()
-        self._path, self._where = path, where
+        self._path = path
+        self._where = where
 
     def decrypt(self, chunks: memoryview, first: int, *, ends: bool) -> bytes:
         """Return the content of chunks that follow one another."""
@@ -231,7 +231,9 @@ def _chunks(data: Buffers) -> Iterator[Buffer]:
         while size + len(view) > CHUNK_BYTES:
             cut = CHUNK_BYTES - size
             yield _joined([*waiting, view[:cut]])
-            waiting, size, view = [], 0, view[cut:]
+            waiting = []
+            size = 0
+            view = view[cut:]
         if len(view):
             waiting.append(view)
             size += len(view)
@@ -257,14 +259,14 @@ def with_source(
 
     A task without the source would write objects that are not encrypted.
     """
-    given = dict(options or {})
+    complete = dict(options or {})
     environ = os.environ if environ is None else environ
     source = environ.get(ENVIRONMENT)
     if source:
-        given.setdefault(OPTION, source)
+        complete.setdefault(OPTION, source)
     if parents := environ.get(PARENTS_ENVIRONMENT):
-        given.setdefault(PARENTS, parents)
-    return given
+        complete.setdefault(PARENTS, parents)
+    return complete
 
 
 def split_options(
@@ -281,7 +283,7 @@ def split_options(
     return client, None if source == "none" else source
 
 
-class EncryptedStore:
+class EncryptedStore(StoreWrapper):
     """
     An `ObjectStore` whose objects are encrypted with AES-256-GCM.
 
@@ -301,32 +303,13 @@ class EncryptedStore:
 
     def __init__(self, store: ObjectStore, keys: EncryptionKeys | object) -> None:
         require_cryptography()
-        self._store = store
+        super().__init__(store)
         self._source = keys
         self._keys = keys if isinstance(keys, EncryptionKeys) else load_keys(keys)
         self._ciphers: dict[str, ObjectCipher] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return EncryptedStore, (self._store, self._source)
-
-    def __repr__(self) -> str:
-        return f"EncryptedStore({self._store!r})"
-
-    @property
-    def url(self) -> str:
-        """Root of the store as a URL, without secrets."""
-        return self._store.url
-
-    @property
-    def endpoint(self) -> str | None:
-        """The server of the store; see `endpoint_of`."""
-        return endpoint_of(self._store)
-
-    @property
-    def local_root(self) -> str | None:
-        """Directory of the store if it is on local disk, else None."""
-        root: str | None = getattr(self._store, "local_root", None)
-        return root
 
     def put(self, path: str, data: Buffers) -> None:
         """Encrypt and write a new object."""
@@ -378,14 +361,6 @@ class EncryptedStore:
         """Yield every object below the folder *prefix*, with the size of its content."""
         return map(_of_content, self._store.list(prefix))
 
-    def list_folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders directly below the folder *prefix*."""
-        return self._store.list_folders(prefix)
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; ignore names that do not exist."""
-        self._store.delete(paths)
-
     def _where(self, path: str) -> str:
         return f"{path} in {self.url}"
 
@@ -398,7 +373,8 @@ class EncryptedStore:
         return cipher
 
     def _range(self, path: str, cipher: ObjectCipher, start: int, length: int) -> memoryview:
-        first, last = start // CHUNK_BYTES, (start + length - 1) // CHUNK_BYTES
+        first = start // CHUNK_BYTES
+        last = (start + length - 1) // CHUNK_BYTES
         size = (last + 1 - first) * _STEP
         # One byte more tells whether the last chunk of the range is the last one of the object.
         stored = self._store.get_range(path, HEADER_BYTES + first * _STEP, size + 1)

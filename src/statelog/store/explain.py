@@ -94,7 +94,8 @@ _HINTS: Final = (
 def one_line(error: BaseException) -> str:
     """Return the cause of *error* in one line, with a hint if one is known."""
     text = redacted(str(error)).split("\n\nDebug source", 1)[0]
-    code, message = _CODE.search(text), _MESSAGE.search(text)
+    code = _CODE.search(text)
+    message = _MESSAGE.search(text)
     before_xml = text.split("<?xml", 1)[0].split("<Error>", 1)[0]
     reason = " ".join(_WRAPPERS.sub("", before_xml).split()).rstrip(":, ")
     if code:

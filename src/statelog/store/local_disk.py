@@ -41,11 +41,11 @@ def leads_out(root: str, path: str) -> bool:
 
     The root itself may be reached by a link, and links may lead from place to place within it.
     """
-    at = root
+    link = root
     for part in path.split("/"):
-        at = f"{at}/{part}"
+        link = f"{link}/{part}"
         try:
-            is_link = stat.S_ISLNK(os.lstat(at).st_mode)
+            is_link = stat.S_ISLNK(os.lstat(link).st_mode)
         except (OSError, ValueError):
             return False  # the operation itself reports it
         if is_link:
@@ -84,8 +84,8 @@ def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
         for folder, folders, files in (os.walk(named) if is_inside else ())
         for name in (*folders, *files)
     )
-    for each in (named, *below):
-        link = _link_out(root, each)
+    for file_path in (named, *below):
+        link = _link_out(root, file_path)
         if link is not None:
             raise UsageError(
                 f"{named}: {link} is a symbolic link that leads out of the location, which is not "
@@ -96,12 +96,12 @@ def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
 def _link_out(root: str, path: str) -> str | None:
     """Return the first link on the way to a file that is in the directory *root* and leads out of it."""
     inside = os.path.realpath(root)
-    at = "" if os.path.isabs(path) else os.getcwd()
+    link = "" if os.path.isabs(path) else os.getcwd()
     for part in path.split("/"):
-        folder = os.path.realpath(at or "/")
-        at = os.path.join(folder, part)
-        if part != ".." and _is_in(folder, inside) and not _is_in(os.path.realpath(at), inside):
-            return at
+        folder = os.path.realpath(link or "/")
+        link = os.path.join(folder, part)
+        if part != ".." and _is_in(folder, inside) and not _is_in(os.path.realpath(link), inside):
+            return link
     return None
 
 
@@ -117,21 +117,22 @@ def has_outer_folder(root: str, prefix: str) -> bool:
     """
     if prefix and leads_out(root, prefix):
         return True
-    waiting, entered = [prefix], set()
+    waiting = [prefix]
+    entered = set()
     while waiting:
-        at = waiting.pop()
-        where = f"{root}/{at}" if at else root
+        folder_name = waiting.pop()
+        where = f"{root}/{folder_name}" if folder_name else root
         try:
             with os.scandir(where) as entries:
-                folders = [each for each in entries if each.is_dir()]
+                folders = [entry for entry in entries if entry.is_dir()]
         except OSError:
             continue  # the listing itself reports it
-        for each in folders:
-            path = f"{at}/{each.name}" if at else each.name
-            if each.is_symlink():
+        for entry in folders:
+            path = f"{folder_name}/{entry.name}" if folder_name else entry.name
+            if entry.is_symlink():
                 if leads_out(root, path):
                     return True
-                target = os.path.realpath(each.path)
+                target = os.path.realpath(entry.path)
                 if target in entered:
                     continue
                 entered.add(target)
@@ -182,12 +183,12 @@ def _staged(final: str) -> tuple[str, int]:
 def _write(descriptor: int, data: Buffers) -> None:
     pieces = pieces_of(data)
     for start in range(0, len(pieces), _PIECES_MAX):
-        waiting = [memoryview(each) for each in pieces[start : start + _PIECES_MAX]]
-        left = sum(each.nbytes for each in waiting)
-        while left:
+        waiting = [memoryview(piece) for piece in pieces[start : start + _PIECES_MAX]]
+        unwritten = sum(each.nbytes for each in waiting)
+        while unwritten:
             written = os.writev(descriptor, waiting)
-            left -= written
-            if left:  # a full disk raises an error in the next call
+            unwritten -= written
+            if unwritten:  # a full disk raises an error in the next call
                 waiting = _rest(waiting, written)
 
 

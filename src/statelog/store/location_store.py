@@ -1,24 +1,26 @@
 """
-The store of a state location that may be a fork.
+Open a store, or the store of a state location, which may be a fork.
 
-A fork refers to objects of its parent by names below `parent/<fork id>/`.  They are read in the parent's
-location, which the object `parents/<fork id>` of the fork names, and never written or deleted there.
+A store is obstore's where it has a client, else one of fsspec.  A fork refers to objects of its parent by
+names below `parent/<fork id>/`.  They are read in the parent's location, which the object
+`parents/<fork id>` of the fork names, and never written or deleted there.
 
 That object alone leads nowhere.  Its URL is followed only within the bucket or host of the fork, or to a
 parent that the caller named, which is checked before a connection is made; and the parent must have a
 tag of the fork that names this location, which only a caller who can write to the parent can make.  See
-`statelog.store.parents`.
+`statelog.store.fork_parents`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from statelog import arguments
 from statelog.errors import (
     CheckpointError,
     InvalidOptionsError,
@@ -26,12 +28,12 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.redaction import redacted
-from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.api import Buffers, ObjectInfo, ObjectStore, StoreWrapper
+from statelog.store.client import check_options
 from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, EncryptedStore, split_options
-from statelog.store.opening import open_store
-from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
-from statelog.store.parents import OPTION as PARENTS
-from statelog.store.parents import (
+from statelog.store.fork_parents import ENVIRONMENT as PARENTS_ENVIRONMENT
+from statelog.store.fork_parents import OPTION as PARENTS
+from statelog.store.fork_parents import (
     ParentReference,
     confirmed_by,
     is_named,
@@ -39,19 +41,11 @@ from statelog.store.parents import (
     may_follow,
     named_parents,
 )
+from statelog.store.location import is_known, normalize_url
+from statelog.store.object_store import ObstoreStore
 from statelog.store.paths import PATHS
-from statelog.store.requests import endpoint_of, read_tail
+from statelog.store.requests import read_tail
 from statelog.store.verified import get_again
-
-__all__ = [
-    "LocationStore",
-    "is_fork_id",
-    "open_existing_store",
-    "open_location",
-    "open_query_files",
-    "parent_path",
-    "parse_parent_path",
-]
 
 _PREFIX: Final = "parent/"
 _PARENT: Final = re.compile(r"parent/([0-9a-f]{16})/(.+)")
@@ -75,14 +69,14 @@ def parse_parent_path(path: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
-class LocationStore:
+class LocationStore(StoreWrapper):
     """
     An `ObjectStore` whose names below `parent/` belong to the parents of a fork.
 
     Picklable: the copy opens its own clients.
 
     Args:
-        own: The store of the location.
+        store: The store of the location itself; it alone is listed.
         options: Options of its client, which its parents in stores of the same kind share, and
             of its encryption, which all parents share; and the parents that the caller names,
             see `named_parents`.
@@ -98,7 +92,7 @@ class LocationStore:
     def __init__(
         self, store: ObjectStore, options: Mapping[str, object] | None = None, depth: int = 0
     ) -> None:
-        self._own = store
+        super().__init__(store)
         self._options = dict(options or {})
         # Kept, because a copy may be used in a process of another environment.
         self._options[PARENTS] = self._named = named_parents(options)
@@ -106,26 +100,7 @@ class LocationStore:
         self._parents: dict[str, LocationStore] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return LocationStore, (self._own, self._options, self._depth)
-
-    def __repr__(self) -> str:
-        return f"LocationStore({self._own!r})"
-
-    @property
-    def url(self) -> str:
-        """Root of the location as a URL."""
-        return self._own.url
-
-    @property
-    def endpoint(self) -> str | None:
-        """The server of the store; see `endpoint_of`."""
-        return endpoint_of(self._own)
-
-    @property
-    def local_root(self) -> str | None:
-        """Directory of the location if it is on local disk, else None."""
-        root: str | None = getattr(self._own, "local_root", None)
-        return root
+        return LocationStore, (self._store, self._options, self._depth)
 
     def name_parent(self, location: str) -> None:
         """Allow a parent in another bucket or store, for a caller who has opened it by its name."""
@@ -162,7 +137,7 @@ class LocationStore:
         Blocks: On the stores.
         """
         try:
-            reference = ParentReference.read(self._own, fork_id)
+            reference = ParentReference.read(self._store, fork_id)
             self._check_place(reference, fork_id)
             store = _encrypted_of(reference.location, self._options_of(reference))
         except (ObjectNotFoundError, UsageError):
@@ -196,7 +171,7 @@ class LocationStore:
 
     def _opened(self, fork_id: str) -> LocationStore:
         try:
-            reference = ParentReference.read(self._own, fork_id)
+            reference = ParentReference.read(self._store, fork_id)
         except ObjectNotFoundError as error:
             raise CheckpointError(
                 f"{self.url} refers to objects of a parent ({_PREFIX}{fork_id}/), and has no object "
@@ -269,7 +244,7 @@ class LocationStore:
 
     def _route(self, path: str) -> tuple[ObjectStore, str]:
         if not path.startswith(_PREFIX):
-            return self._own, path
+            return self._store, path
         parsed = parse_parent_path(path)
         if parsed is None:
             raise UsageError(f"{path!r} is no name of an object: expected parent/<fork id>/<name>")
@@ -278,12 +253,12 @@ class LocationStore:
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object."""
         self._change()
-        self._own.put(_own_path(path), data)
+        self._store.put(_own_path(path), data)
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
         """Write a new object, or raise `ObjectExistsError`."""
         self._change()
-        self._own.put_if_absent(_own_path(path), data)
+        self._store.put_if_absent(_own_path(path), data)
 
     def get(self, path: str) -> memoryview:
         """Return the whole object, or raise `ObjectNotFoundError`."""
@@ -312,20 +287,12 @@ class LocationStore:
         store, name = self._route(path)
         return store.head(name)
 
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield every object of the location itself below the folder *prefix*."""
-        return self._own.list(prefix)
-
-    def list_folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders of the location itself directly below *prefix*."""
-        return self._own.list_folders(prefix)
-
     def delete(self, paths: Iterable[str]) -> None:
         """Delete objects of the location itself; objects of a parent are left."""
         doomed = [path for path in paths if not path.startswith(_PREFIX)]
         if doomed:
             self._change()
-            self._own.delete(doomed)
+            self._store.delete(doomed)
 
     def _decrypted(self, path: str, data: memoryview) -> memoryview:
         """Return *data*, which begins where its object begins, unless it is still encrypted."""
@@ -432,3 +399,69 @@ def _tags_of(parent: ObjectStore, fork_id: str) -> tuple[str, ...]:
 
 def _scheme(url: str) -> str:
     return url.partition(":")[0]
+
+
+if TYPE_CHECKING:
+    from statelog.store.fsspec_store import FsspecStore
+
+
+def open_store(
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+    fsync: bool = True,
+) -> ObstoreStore | FsspecStore:
+    """
+    Return the store rooted at *location*; no request is sent before the first use.
+
+    Args:
+        location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
+            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
+        options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
+            taken from the usual environment variables of the process that uses the store.
+            `backend="fsspec"` uses fsspec for any location; the other options are then arguments
+            of its file system.
+        fsync: On local disk, make every object durable (file and folders) before a put returns.
+            False leaves it to the operating system: a power failure may then lose objects that
+            were acknowledged.
+
+    Raises:
+        InvalidOptionsError: The location is invalid, or an option is unknown.
+    """
+    location = arguments.path(location, "location", error=InvalidOptionsError)
+    arguments.switch(fsync, "fsync", error=InvalidOptionsError)
+    settings = dict(
+        arguments.instance(
+            {} if options is None else options,
+            "options",
+            Mapping,
+            "a mapping of names to values",
+            error=InvalidOptionsError,
+        )
+    )
+    backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
+    if backend == "fsspec":
+        from statelog.store.fsspec_store import open_fsspec_store
+
+        return open_fsspec_store(location, settings)
+    if backend != "obstore":
+        raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")
+    url = normalize_url(location)
+    check_options(url, settings)
+    return ObstoreStore(url, settings, fsync)
+
+
+# Take a location where a store is expected, as Flink takes a path.
+
+
+def as_store(
+    location: str | os.PathLike[str] | ObjectStore, name: str, methods: Sequence[str]
+) -> ObjectStore:
+    """Return the store at *location*, or *location* itself if it is a store."""
+    if isinstance(location, str | os.PathLike):
+        return open_store(arguments.path(location, name))
+    missing = [method for method in methods if not callable(getattr(location, method, None))]
+    if missing:
+        expected = f"an ObjectStore, a path or a URL (it has no {', '.join(missing)})"
+        raise arguments.refused(name, expected, location)
+    return location

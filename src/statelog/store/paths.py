@@ -114,7 +114,7 @@ class LocationPaths:
             kind: What pins it, in lower-case letters.
             name: Name of the tag.
             checkpoint_id: The pinned checkpoint.
-            newest: See `statelog.core.pins.Pin`.
+            newest: See `statelog.model.checkpoint.Pin`.
             attempt: 16 hexadecimal digits, so that the name is never used again.
         """
         pin = f"{checkpoint_id}+{newest}" if newest else str(checkpoint_id)

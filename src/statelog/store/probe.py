@@ -26,11 +26,10 @@ from statelog.errors import (
 )
 from statelog.runtime.pool import together
 from statelog.store.api import ObjectStore
-from statelog.store.conditional_put import put_or_find
 from statelog.store.location import kind_of
 from statelog.store.paths import PATHS
 from statelog.store.requests import endpoint_of
-from statelog.store.verified import read_verified
+from statelog.store.verified import put_or_find, read_verified
 
 WRITERS: Final = 5
 ROUNDS: Final = 4

@@ -69,7 +69,8 @@ class RepeatedSince:
 
     def take(self) -> int:
         """Return the number since the last call.  Thread: one at a time."""
-        before, self._before = self._before, _repeated
+        before = self._before
+        self._before = _repeated
         return self._before - before
 
 

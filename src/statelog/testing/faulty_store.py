@@ -179,7 +179,8 @@ class FaultyStore:
             self._answer(kind, path)
 
     def _fault(self) -> FaultKind:
-        fault, self.next_fault = self.next_fault, None
+        fault = self.next_fault
+        self.next_fault = None
         return FaultKind.NONE if fault is None else fault.kind
 
     def _answer(self, kind: FaultKind, path: str) -> None:

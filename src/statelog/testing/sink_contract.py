@@ -348,7 +348,7 @@ class SinkContract:
 
     @contextlib.contextmanager
     def another_of(self, sink: ExactlyOnceSink) -> Iterator[ExactlyOnceSink]:
-        """Give a second sink of the same target, and close it."""
+        """Yield a second sink of the same target, and close it."""
         with contextlib.closing(self.another(sink)) as other:
             yield other
 

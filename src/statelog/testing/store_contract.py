@@ -122,7 +122,8 @@ class StoreContract:
 
     def test_what_was_read_stays(self, store: ObjectStore) -> None:
         store.put("name", _CONTENT)
-        whole, part = store.get("name"), store.get_range("name", 2, 3)
+        whole = store.get("name")
+        part = store.get_range("name", 2, 3)
         store.delete(["name"])
         assert bytes(whole) == _CONTENT
         assert bytes(part) == b"234"
@@ -286,7 +287,8 @@ class StoreContract:
     def test_threads_do_not_disturb_each_other(self, store: ObjectStore) -> None:
         def work(number: int) -> None:
             for turn in range(10):
-                name, content = f"{number}/{turn}", f"{number} {turn}".encode() * 500
+                name = f"{number}/{turn}"
+                content = f"{number} {turn}".encode() * 500
                 store.put(name, [content[:100], content[100:]])
                 assert bytes(store.get(name)) == content
                 assert bytes(store.get_range(name, 50, 100)) == content[50:150]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from statelog.changelog.local.recovery import LocalBackup
+from statelog.changelog.local_recovery import LocalBackup
 
 
 @pytest.fixture(autouse=True)

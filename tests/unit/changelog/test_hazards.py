@@ -13,7 +13,7 @@ from statelog import changelog as cl
 from statelog.changelog.registry import FileOwner
 from statelog.model import ChangeBatch
 from statelog.runtime.clock import RandomIds
-from statelog.runtime.driver import system_runtime
+from statelog.runtime.runtime import system_runtime
 from statelog.store.paths import LocationPaths
 
 FAST = cl.RetryPolicy.fixed(max_attempts=3, timeout_s=None, delay_after_failure_s=0.001)

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 from statelog import changelog as cl
-from statelog.runtime.driver import system_runtime
 from statelog.runtime.pool import SPARE_THREADS
+from statelog.runtime.runtime import system_runtime
 from statelog.store import open_store
 from statelog.store.paths import LocationPaths
 

@@ -20,7 +20,7 @@ from statelog.changelog.registry import FileOwner
 from statelog.format import segment
 from statelog.format.segment import Segment, parse_segment
 from statelog.format.trailer import SetEntry
-from statelog.runtime.driver import system_runtime
+from statelog.runtime.runtime import system_runtime
 from statelog.store.paths import LocationPaths
 
 START = cl.SequenceNumber(0)

@@ -13,7 +13,7 @@ import statelog as sl
 from statelog import changelog as cl
 from statelog.errors import InvalidOptionsError
 from statelog.options import load_options
-from statelog.runtime.driver import system_runtime
+from statelog.runtime.runtime import system_runtime
 
 FLINK = (
     "AvailabilityProvider BatchingStateChangeUploadScheduler ByteStreamStateHandle "

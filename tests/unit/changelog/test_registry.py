@@ -8,12 +8,12 @@ import pytest
 from tests.simulation.simulated_runtime import EventQueue, ImmediatePool, SimulatedLock
 from tests.unit.changelog.helpers import ScriptedStore
 
-from statelog.changelog.local.registry import LocalChangelogRegistry, LocalFiles
+from statelog.changelog.local_registry import LocalChangelogRegistry, LocalFiles
 from statelog.changelog.registry import FileOwner, TaskChangelogRegistry, _File
 from statelog.errors import InvariantError, UsageError, check
 from statelog.model import FileStateHandle
 from statelog.runtime.clock import RandomIds, SystemClock
-from statelog.runtime.driver import Runtime, ThreadTimers
+from statelog.runtime.runtime import Runtime, ThreadTimers
 
 SEEDS = 150
 

@@ -14,7 +14,7 @@ from tests.unit.runtime.test_pool import NoThreads
 from statelog import changelog as cl
 from statelog.changelog.upload.uploader import StateChangeUploader
 from statelog.runtime.clock import RandomIds
-from statelog.runtime.driver import CALLBACK_THREADS, Runtime, system_runtime
+from statelog.runtime.runtime import CALLBACK_THREADS, Runtime, system_runtime
 from statelog.store.paths import LocationPaths
 
 START = cl.SequenceNumber(0)

@@ -18,7 +18,7 @@ from statelog.core.upload_retry import (
     UploadRequested,
     UploadRetry,
 )
-from statelog.runtime.driver import system_runtime
+from statelog.runtime.runtime import system_runtime
 
 GIB_2 = 2**31
 

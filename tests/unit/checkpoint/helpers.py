@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.history import may_be_claim, present_ids
-from statelog.format.change_set_decoder import decode_change_set
+from statelog.format.change_set import decode_change_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (
     ByteStreamStateHandle,

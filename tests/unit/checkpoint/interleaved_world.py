@@ -13,7 +13,7 @@ from tests.entries import decoded
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.test_simulation import Owner, World
 
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store.paths import parse_checkpoint_metadata
 
 GO_ON_MAX = 40

@@ -13,7 +13,7 @@ from statelog.checkpoint.edit import edit_session, newest_checkpoint
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.tags import Tag, TagKind, list_tags
 from statelog.errors import CheckpointError, FencedError
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import ObjectStore, open_location
 

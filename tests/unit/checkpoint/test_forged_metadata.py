@@ -132,7 +132,7 @@ def test_a_handle_and_a_record_of_a_batch_are_checked_too():
 
 
 def test_ids_below_zero_are_damage():
-    from statelog.format.checkpoint_metadata import decode_record, encode_record
+    from statelog.format.checkpoint_record import decode_record, encode_record
 
     with pytest.raises(CorruptionError, match="below 0"):
         decode_record(encode_record(record_of(retained=(-1, 40))))

@@ -14,7 +14,7 @@ from statelog.checkpoint.ownership import (
     new_owner_id,
 )
 from statelog.errors import CheckpointError, UsageError
-from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord
+from statelog.format.checkpoint_record import CLAIM_BYTES_MAX, ClaimRecord
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import PATHS
 

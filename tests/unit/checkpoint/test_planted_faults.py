@@ -17,11 +17,8 @@ from statelog.changelog.reader import read_changes
 from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.verify import SoundCheckpoints, VerifiedObject, verify_location
 from statelog.format.buffers import checksum
-from statelog.format.checkpoint_metadata import (
-    RESERVED_TAGS,
-    encode_record,
-    write_metadata,
-)
+from statelog.format.checkpoint_metadata import RESERVED_TAGS, write_metadata
+from statelog.format.checkpoint_record import encode_record
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.format.trailer import FOOTER, MAGIC
 from statelog.model import (

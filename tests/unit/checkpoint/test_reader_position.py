@@ -7,8 +7,8 @@ import datetime as dt
 import pytest
 from tests.unit.state.reader.histories import History
 
-from statelog.checkpoint.at_time import find_checkpoint_at, parse_time
 from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.listing import find_checkpoint_at, parse_time
 from statelog.checkpoint.tags import ReaderPosition, Tag, TagKind, put_tag, retained_checkpoints
 from statelog.errors import CheckpointError, UsageError
 from statelog.testing.faulty_store import FaultyStore

@@ -37,7 +37,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.format.buffers import checksum
-from statelog.format.change_set_decoder import decode_change_set
+from statelog.format.change_set import decode_change_set
 from statelog.format.segment import parse_segment, verify_set
 from statelog.model import (
     ByteStreamStateHandle,

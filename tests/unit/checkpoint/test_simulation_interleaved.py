@@ -13,7 +13,7 @@ from statelog.checkpoint.clean_up import CleanUpReport
 from statelog.checkpoint.history import Entries, present_ids, read_entry
 from statelog.checkpoint.tags import read_pins
 from statelog.core.checkpoint_ledger import Declined
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store import PATHS
 
 pytestmark = pytest.mark.campaign

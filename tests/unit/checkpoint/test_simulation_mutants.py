@@ -19,8 +19,8 @@ from statelog.errors import (
     ObjectNotFoundError,
     StoreError,
 )
-from statelog.format.claim_record import ClaimRecord
-from statelog.store.conditional_put import put_or_find
+from statelog.format.checkpoint_record import ClaimRecord
+from statelog.store.verified import put_or_find
 
 pytestmark = pytest.mark.campaign
 

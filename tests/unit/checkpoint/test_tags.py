@@ -25,9 +25,9 @@ from statelog.checkpoint.tags import (
     put_tag,
     read_tag,
 )
-from statelog.core.pins import Pin
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.model.checkpoint import Pin
 
 ALL = KeyGroupRange(0, 7)
 NAMED = {"facts": {"comment": "before the release"}, "files": {"offsets/7": b"v1\n{}\n3\n"}}

@@ -8,7 +8,7 @@ import pytest
 from tests.stored_job import StoredJob
 
 import statelog
-from statelog.checkpoint.at_time import CheckpointName
+from statelog.checkpoint.listing import CheckpointName
 from statelog.errors import CheckpointError, UsageError
 from statelog.store import open_store
 

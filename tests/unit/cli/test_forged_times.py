@@ -12,8 +12,7 @@ from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.cli import main as cli
 from statelog.format.checkpoint_metadata import rewrite_metadata
-from statelog.format.checkpoint_record import decode_record
-from statelog.format.claim_record import ClaimRecord, encode_claim
+from statelog.format.checkpoint_record import ClaimRecord, decode_record, encode_claim
 from statelog.format.segment import parse_segment
 from statelog.store import PATHS, open_location
 

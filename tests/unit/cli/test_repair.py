@@ -13,7 +13,7 @@ from statelog.checkpoint.history import Entries
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import FencedError
 from statelog.extensions.operations.repair import plan_repair
-from statelog.format.claim_record import CLAIM_BYTES_MAX
+from statelog.format.checkpoint_record import CLAIM_BYTES_MAX
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import open_store
 

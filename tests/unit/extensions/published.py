@@ -31,7 +31,7 @@ import statelog
 from statelog.extensions.publish.publisher import PublishReport, TablePublisher, publisher
 from statelog.extensions.publish.table import CHECKPOINT
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 from statelog.store import open_location
 
 TABLE = "test.jobs.totals"

@@ -40,7 +40,7 @@ from statelog.extensions.publish import commands as publish_command
 from statelog.extensions.publish.publisher import TablePublisher
 from statelog.extensions.publish.table import Replacement
 from statelog.model import KeyGroupRange
-from statelog.state.heap.expiry import CLOCK_STEP_MS
+from statelog.state.heap import CLOCK_STEP_MS
 
 pytestmark = pytest.mark.job
 

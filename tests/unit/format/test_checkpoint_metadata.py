@@ -9,14 +9,9 @@ from tests.unit.model.test_snapshot_coverage import checkpoints
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format import checkpoint_metadata
-from statelog.format.change_set_decoder import decode_change_set, group_index
-from statelog.format.checkpoint_metadata import (
-    CHECKPOINT_TAG,
-    OUTPUT_TAG,
-    decode_record,
-    encode_record,
-    write_metadata,
-)
+from statelog.format.change_set import decode_change_set, group_index
+from statelog.format.checkpoint_metadata import OUTPUT_TAG, write_metadata
+from statelog.format.checkpoint_record import CHECKPOINT_TAG, decode_record, encode_record
 from statelog.format.segment import parse_segment
 from statelog.model import (
     ByteStreamStateHandle,

@@ -9,7 +9,7 @@ from tests.unit.runtime.test_pool import WAIT_S, NoThreads
 
 from statelog.errors import UnavailableError
 from statelog.runtime.clock import SystemClock
-from statelog.runtime.driver import ThreadTimers
+from statelog.runtime.runtime import ThreadTimers
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])

@@ -38,10 +38,10 @@ from statelog.state import keyed_state
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.memory import MemoryLimits
+from statelog.state.heap import MemoryLimits
 from statelog.state.kinds import StateKind
 from statelog.state.objects import Cursor, ListState, MapState, Timers, ValueState
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 from statelog.store import PATHS, ObjectStore
 from statelog.testing.faulty_store import FaultyStore
 

@@ -33,10 +33,10 @@ from statelog.runtime.clock import RandomIds
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot
-from statelog.state.heap.memory import MemoryLimits
+from statelog.state.heap import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.store import PATHS, open_store
 
 GROUPS = 8

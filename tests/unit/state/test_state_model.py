@@ -20,7 +20,7 @@ from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
-from statelog.state.heap.tables import KeyGroupState
+from statelog.state.heap import KeyGroupState
 from statelog.state.kinds import StateKind
 from statelog.state.objects import (
     Cursor,
@@ -32,7 +32,7 @@ from statelog.state.objects import (
     Timers,
     ValueState,
 )
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 
 TTL_MS = 10
 VALUE = pa.schema([("count", pa.int64()), ("name", pa.string())])

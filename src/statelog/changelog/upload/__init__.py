@@ -5,7 +5,5 @@ From change sets to durable files.
     batching    many writers into few files, with back-pressure
     retrying    attempts, time-outs, the winner and the losers
     task        upload tasks of writers, and results of uploaders
-    uploader    one file for many tasks
-    inline      small change sets inside the handle, without a thread
-    objects     whole objects (snapshots, staged rows) by the same policy
+    uploader    one file for many tasks; its parts from options
 """

@@ -16,8 +16,7 @@ from typing import Self, assert_never
 from statelog import arguments
 from statelog.arguments import Seconds
 from statelog.changelog.api import AvailabilityProvider
-from statelog.changelog.from_options import checked_job_id, checked_options, retry_policy, store_of
-from statelog.changelog.local.recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.retrying import RetryingUploads
 from statelog.changelog.upload.task import (
@@ -31,6 +30,10 @@ from statelog.changelog.upload.uploader import (
     UPLOADER_METHODS,
     StateChangeFsUploader,
     StateChangeUploader,
+    checked_job_id,
+    checked_options,
+    retry_policy,
+    store_of,
 )
 from statelog.core.retry_policy import NS_PER_S, RetryPolicy
 from statelog.core.upload_batcher import (
@@ -59,7 +62,7 @@ from statelog.errors import (
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import ClosesAtExit, close_all
-from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import ObjectStore
 
 # The uploader of changelog files that options describe, and its local copies.
@@ -175,7 +178,8 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
             limit_bytes=max_in_flight_bytes,
             fixed_delay=fixed_delay,
         )
-        self._uploader, self._runtime = uploader, runtime
+        self._uploader = uploader
+        self._runtime = runtime
         self._metrics = Metrics() if metrics is None else metrics
         arguments.instance(self._metrics, "metrics", Metrics, "a Metrics")
         self._uploads = RetryingUploads(uploader, policy, runtime, self._metrics)
@@ -292,7 +296,8 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         """
         offer = _Offer(task)
         with self._runtime.lock:
-            task_id, self._next_task_id = self._next_task_id, self._next_task_id + 1
+            task_id = self._next_task_id
+            self._next_task_id = self._next_task_id + 1
             self._offers[task_id] = offer
             actions = self._step(TaskOffered(task_id, task.size_bytes))
             waiting = self._batcher.is_waiting(task_id)
@@ -311,7 +316,8 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         Thread: any.
         """
         with self._runtime.lock:
-            first, self._closed = not self._closed, True
+            first = not self._closed
+            self._closed = True
             actions = self._step(Closed()) if first else []
         if first:
             close_all(
@@ -356,7 +362,9 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
                     self._offers[task_id].admitted = True
                     wake = True
                 case StartBatch(batch_id, task_ids):
-                    self._batches[batch_id] = [self._offers.pop(each).task for each in task_ids]
+                    self._batches[batch_id] = [
+                        self._offers.pop(admitted_id).task for admitted_id in task_ids
+                    ]
                 case RejectTasks():
                     wake = True
                 case _:
@@ -389,7 +397,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
                     self._availability.refresh()
                 case RejectTasks(task_ids):
                     with self._runtime.lock:
-                        rejected = [self._offers.pop(each).task for each in task_ids]
+                        rejected = [self._offers.pop(rejected_id).task for rejected_id in task_ids]
                     fail_tasks(rejected, _closed_error())  # before `upload` raises, so here
                 case TaskAdmitted():
                     pass  # recorded under the lock

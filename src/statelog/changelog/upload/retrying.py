@@ -47,8 +47,8 @@ from statelog.errors import ClosedError, StatelogError, UnavailableError, Upload
 from statelog.format.buffers import Buffers, pieces_of
 from statelog.metrics import Metrics
 from statelog.model import FileStateHandle
-from statelog.runtime.driver import Runtime, Timer
 from statelog.runtime.pool import PoolFuture
+from statelog.runtime.runtime import Runtime, Timer
 from statelog.store.api import ObjectStore
 
 OnEnd = Callable[[UploadTasksResult | None, BaseException | None, int], None]
@@ -123,7 +123,8 @@ class RetryingUploads:
         """
         upload = _Upload(self._policy, tasks, on_end, on_released, self._runtime.clock.now_ns())
         with self._runtime.lock:
-            upload_id, self._next_id = self._next_id, self._next_id + 1
+            upload_id = self._next_id
+            self._next_id = self._next_id + 1
             self._running[upload_id] = upload
         self._post(upload_id, upload, UploadRequested())
 
@@ -141,9 +142,11 @@ class RetryingUploads:
             finished: list[Timer] = []
             if upload.retry.done:
                 self._running.pop(upload_id, None)
-                upload.write, upload.tasks = None, ()  # running attempts have their own references
+                upload.write = None  # running attempts have their own references
+                upload.tasks = ()
                 if upload.retry.attempts_out == 0:
-                    finished, upload.timers = upload.timers, []
+                    finished = upload.timers
+                    upload.timers = []
         for timer in finished:
             timer.cancel()
         for action in actions:
@@ -231,11 +234,12 @@ class RetryingUploads:
         with self._runtime.lock:
             if upload.retry.done:
                 return None
-            write, tasks = upload.write, upload.tasks
+            write = upload.write
+            tasks = upload.tasks
         if write is None:
             if self._preparing is None:
                 # For an uploader that wrongly ends tasks itself, only the open tasks are repeated.
-                return partial(self._uploader.upload, [each for each in tasks if not each.finished])
+                return partial(self._uploader.upload, [task for task in tasks if not task.finished])
             # No other attempt starts before the time-out of this one begins.
             write = self._preparing.prepare(tasks)
             with self._runtime.lock:
@@ -385,7 +389,7 @@ class _ObjectUploader:
 
     def path_of(self, result: UploadTasksResult) -> str:
         """Return the name of the object that `upload` put."""
-        return next(each.path for each in result.handles if isinstance(each, FileStateHandle))
+        return next(handle.path for handle in result.handles if isinstance(handle, FileStateHandle))
 
     def discard(self, result: UploadTasksResult) -> None:
         """Delete the object of a losing attempt."""

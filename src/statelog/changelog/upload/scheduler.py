@@ -278,7 +278,7 @@ def inline_result(
         results = []
         for change_set, encoded in task.in_order():
             segment = SegmentWriter()
-            at = segment.add_encoded(encoded)
+            place = segment.add_encoded(encoded)
             data = b"".join(segment.finish())
             size += len(data)
             payload_bytes += segment.payload_size
@@ -286,7 +286,7 @@ def inline_result(
                 return None
             handle = ByteStreamStateHandle(ids.new_id(), data)
             handles.append(handle)
-            results.append(upload_result(change_set, handle, at))
+            results.append(upload_result(change_set, handle, place))
         entries.append(TaskResults(task, tuple(results)))
     return UploadTasksResult(
         tasks=tuple(entries), handles=tuple(handles), payload_bytes=payload_bytes

@@ -16,7 +16,7 @@ from typing import Final
 
 from statelog.arguments import given, refused
 from statelog.errors import UploadFailedError, UploadTimeoutError, UsageError
-from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
+from statelog.format.change_set import EncodedChangeSet, encode_change_set
 from statelog.format.trailer import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
 from statelog.model.handles import UploadResult
@@ -54,9 +54,9 @@ class UploadTask:
         if isinstance(change_sets, str | bytes) or not isinstance(change_sets, Iterable):
             raise refused("change_sets", "a sequence of StateChangeSet", change_sets)
         self.change_sets = tuple(change_sets)
-        for each in self.change_sets:
-            if not isinstance(each, StateChangeSet):
-                raise refused("each of change_sets", "a StateChangeSet", each)
+        for member in self.change_sets:
+            if not isinstance(member, StateChangeSet):
+                raise refused("each of change_sets", "a StateChangeSet", member)
         if not callable(on_success) or not callable(on_failure):
             raise UsageError(
                 "on_success and on_failure must be functions, not "
@@ -162,7 +162,9 @@ class UploadTasksResult:
                 for change_set, place in offsets.items()
             }
             result = UploadTasksResult.of(list(tasks_offsets), places, handle, local_handle)
-            tasks, handles, payload_bytes = result.tasks, result.handles, result.payload_bytes
+            tasks = result.tasks
+            handles = result.handles
+            payload_bytes = result.payload_bytes
         object.__setattr__(self, "tasks", tasks)
         object.__setattr__(self, "handles", handles)
         object.__setattr__(self, "payload_bytes", payload_bytes)
@@ -188,7 +190,8 @@ class UploadTasksResult:
         Raises:
             UsageError: A set of a task has no place, or an argument is of another class.
         """
-        entries, size = [], 0
+        entries = []
+        size = 0
         for task in tasks:
             results = []
             for change_set in task.change_sets:
@@ -231,7 +234,7 @@ class UploadTasksResult:
 
         Blocks: For the store.
         """
-        paths = [each.path for each in self.handles if isinstance(each, FileStateHandle)]
+        paths = [handle.path for handle in self.handles if isinstance(handle, FileStateHandle)]
         if paths:
             store.delete(paths)
 
@@ -341,7 +344,8 @@ def _fault(task: UploadTask, results: Sequence[UploadResult]) -> str | None:
         return f"a result of a task is no UploadResult ({error})"
     if got == change_sets or sorted(got) == sorted(change_sets):
         return None
-    missing, foreign = sorted(set(change_sets) - set(got)), sorted(set(got) - set(change_sets))
+    missing = sorted(set(change_sets) - set(got))
+    foreign = sorted(set(got) - set(change_sets))
     return (
         f"a task has {len(change_sets)} change sets and the answer {len(got)} results for it; missing "
         f"(writer, number): {missing[:3]}, not of this task: {foreign[:3]}"

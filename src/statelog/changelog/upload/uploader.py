@@ -1,5 +1,5 @@
 """
-Encode the tasks of a batch and write them as one file.
+Encode the tasks of a batch and write them as one file; build what this takes from options.
 
 An uploader raises when it fails and never ends a task: only the retry core decides whether an upload
 has failed (H2).  Success is reported only after the put has returned (H1).
@@ -17,23 +17,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, overload, runtime_checkable
 
-from statelog.arguments import instance, switch
-from statelog.changelog.from_options import checked_job_id
-from statelog.changelog.local.recovery import LocalBackup, LocalCopy
+from statelog import arguments
+from statelog.arguments import folder, instance, refused, switch
+from statelog.changelog.local_recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
-from statelog.errors import UsageError
+from statelog.core.retry_policy import RetryPolicy
+from statelog.errors import InvalidOptionsError, UsageError
 from statelog.format.buffers import Buffer
 from statelog.format.segment import SegmentWriter
 from statelog.format.trailer import SetEntry
 from statelog.metrics import Metrics
 from statelog.model import FileStateHandle, HandleAndOffset, StateChangeSet, StreamStateHandle
 from statelog.model.handles import UploadResult
+from statelog.options import ChangelogOptions
 from statelog.runtime.clock import Clock, IdSource, RandomIds, SystemClock
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.fail_points import fail_point
 from statelog.store.api import ObjectStore
-from statelog.store.opening import as_store
+from statelog.store.location_store import as_store, open_store
 from statelog.store.paths import LocationPaths
 
 UPLOADER_METHODS = ("upload", "discard", "close")
@@ -159,7 +161,7 @@ class StateChangeFsUploader(ClosesAtExit):
                     files.append(SegmentWriter(compress=self._compress))
                 sets.append((change_set, len(files) - 1, files[-1].add_encoded(encoded)))
             placed.append((task, sets))
-        segments = [_Segment(each.finish(), each.payload_size, each.num_sets) for each in files]
+        segments = [_Segment(file.finish(), file.payload_size, file.num_sets) for file in files]
         self._metrics.record("encode_durations", self._clock.now_ns() - began_ns)
         return partial(self._write, segments, placed)
 
@@ -279,11 +281,11 @@ def _pass_on(result: UploadTasksResult) -> UploadTasksResult:
 def upload_result(
     change_set: StateChangeSet,
     handle: StreamStateHandle,
-    at: SetEntry,
+    place: SetEntry,
     copy: FileStateHandle | None = None,
 ) -> UploadResult:
     """Return the result of one change set in *handle*."""
-    entry = HandleAndOffset(handle, at.offset, at.size_bytes, at.crc32c)
+    entry = HandleAndOffset(handle, place.offset, place.size_bytes, place.crc32c)
     return UploadResult(
         log_id=change_set.log_id,
         sqn=change_set.sqn,
@@ -291,3 +293,49 @@ def upload_result(
         entry=entry,
         local=None if copy is None else replace(entry, handle=copy),
     )
+
+
+def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:
+    """Return *options*, or the defaults for None."""
+    if options is None:
+        return ChangelogOptions()
+    if not isinstance(options, ChangelogOptions):
+        expected = "ChangelogOptions (ChangelogOptions.from_mapping makes them from Flink's keys)"
+        raise refused("options", expected, options, InvalidOptionsError)
+    return options
+
+
+def checked_job_id(job_id: str) -> str:
+    """Return the folder of a job, "" for none."""
+    return folder(job_id, "job_id", error=InvalidOptionsError)
+
+
+def store_of(
+    location: str | os.PathLike[str] | ObjectStore | None, options: ChangelogOptions
+) -> ObjectStore:
+    """
+    Return the store at *location*.
+
+    It may be a store already; None takes the base path of *options*.
+    """
+    place = options.base_path if location is None else location
+    if place is None:
+        raise InvalidOptionsError(
+            "a changelog storage needs a location: pass base_path, or set changelog.base-path"
+        )
+    if isinstance(place, str | os.PathLike):
+        return open_store(arguments.path(place, "base_path", error=InvalidOptionsError))
+    if not callable(getattr(place, "put", None)):
+        raise refused("base_path", "a path, a URL or an ObjectStore", place, InvalidOptionsError)
+    return place
+
+
+def retry_policy(options: ChangelogOptions) -> RetryPolicy:
+    """Return the retry policy that *options* describe."""
+    timeout_s = options.upload_timeout.total_seconds()
+    delay_s = options.upload_next_attempt_delay.total_seconds()
+    if options.upload_retry_policy == "none":
+        return RetryPolicy.none()
+    if options.upload_retry_policy == "exponential":
+        return RetryPolicy.exponential(options.upload_max_attempts, timeout_s, delay_s)
+    return RetryPolicy.fixed(options.upload_max_attempts, timeout_s, delay_s)

@@ -30,11 +30,9 @@ from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskSpec, part_of
 from statelog.spark.worker.seen_keys import RecordedKey, RecordedRows, recording_of
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key
-from statelog.state.kinds import Values
-from statelog.state.recordings.cells import Cells
-from statelog.state.recordings.format import Failure, encode_file, encode_recording
-from statelog.state.schema.descriptors import FROZEN_NAME, TIMERS_NAME
+from statelog.state.kinds import Key, Values
+from statelog.state.recordings.format import Cells, Failure, encode_file, encode_recording
+from statelog.state.schema import FROZEN_NAME, TIMERS_NAME
 
 LETTERS_BYTES_MAX: Final = 64 << 20
 """Most bytes of the rows and the state in the dead letters of a task in one micro-batch."""

@@ -29,8 +29,9 @@ from statelog.spark.rows.interface import KeyedInput, ReadAgain, RowLike
 from statelog.spark.worker.large_input import HugeKeyInput
 from statelog.spark.worker.output_parts import Collector
 from statelog.spark.worker.processor_run import Due, ProcessorRun
-from statelog.state.heap.tables import Key, Overlay
-from statelog.state.recordings.cells import Cells, cells_after, cells_of
+from statelog.state.heap import Overlay
+from statelog.state.kinds import Key
+from statelog.state.recordings.format import Cells, cells_after, cells_of
 
 _INITIAL: Final = "handleInitialState"
 _ROWS: Final = "handleInputRows"

@@ -13,7 +13,7 @@ from statelog.spark.worker.extension import TaskExtension, TaskTools
 from statelog.spark.worker.output_parts import Collector
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.run import TaskRun
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 
 
 class TaskBadRecords(TaskExtension):

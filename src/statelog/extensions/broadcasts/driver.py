@@ -36,7 +36,7 @@ from statelog.spark.query.broadcast import (
 from statelog.spark.query.settings import QuerySettings
 from statelog.state.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.store import PATHS, ObjectStore, read_verified
-from statelog.store.conditional_put import put_or_find
+from statelog.store.verified import put_or_find
 
 _log = logging.getLogger("statelog.spark")
 _NO_CHECKPOINT: Final = "none"

@@ -26,10 +26,10 @@ from statelog.spark.rows.interface import KeyedInput, Output, RowLike
 from statelog.spark.rows.key_order import RowsByKey, rows_by_key
 from statelog.spark.rows.layout import INPUT_ROWS, InputLayout
 from statelog.spark.rows.unfit_output import unfit_output
-from statelog.state.encoding.python_values import relabelled
+from statelog.state.encoding.converters import relabelled
 from statelog.state.encoding.values import KeyCodec
-from statelog.state.heap.tables import Key
 from statelog.state.keys.key_hash import hash_columns, is_one_to_one
+from statelog.state.kinds import Key
 
 _COPIES: Final = 4
 """Memory of a columnar task per byte of input."""

@@ -36,7 +36,7 @@ from statelog.spark.worker.extension import NO_EXTENSIONS, TaskExtensions
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 
 # The handle of a columnar processor in a task.
 

@@ -19,9 +19,9 @@ from typing import Final
 import msgspec
 from pyspark.sql import SparkSession
 
-from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import open_state
+from statelog.checkpoint.listing import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.query_files import (
     COMMITS,
     OFFSETS,
@@ -33,7 +33,7 @@ from statelog.checkpoint.query_files import (
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.core.source_position import OffsetEntry, log_entry, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
-from statelog.format.bounds import decode_json
+from statelog.format.buffers import decode_json
 from statelog.spark.jvm.files import checkpoint_files, write_file
 from statelog.spark.query.session import refuse_connect
 

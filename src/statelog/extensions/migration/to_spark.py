@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from statelog.checkpoint.at_time import CheckpointName
+from statelog.checkpoint.listing import CheckpointName
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
@@ -30,7 +30,7 @@ from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.query.session import refuse_connect, use_this_python
 from statelog.spark.rows.spark_versions import known_arguments
 from statelog.state.reader import StateReader
-from statelog.state.schema.descriptors import (
+from statelog.state.schema import (
     FROZEN_NAME,
     OperatorStateSchema,
     StateDescriptor,

@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 
 from statelog.arguments import whole_number
-from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.edit import EditSession, edit_session
 from statelog.checkpoint.history import (
     Entries,
@@ -28,6 +27,7 @@ from statelog.checkpoint.history import (
     present_ids,
     read_entry,
 )
+from statelog.checkpoint.listing import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.ownership import describe_claim
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.extensions.operations.copy_plan import (
@@ -38,7 +38,7 @@ from statelog.extensions.operations.copy_plan import (
     plan_copy,
 )
 from statelog.format.buffers import Buffer, checksum
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.runtime.clock import pause as pause_thread
 from statelog.store import (
     PATHS,
@@ -46,8 +46,8 @@ from statelog.store import (
     open_location,
     read_verified,
 )
-from statelog.store.conditional_put import create
 from statelog.store.paths import is_audit_end, parse_checkpoint_metadata
+from statelog.store.verified import create
 
 _ATTEMPTS: Final = 3
 _PLANS: Final = 5

@@ -33,14 +33,13 @@ from statelog.runtime.clock import wall_clock_ms
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import UNENCODABLE
-from statelog.state.heap.memory import MemoryLimits
-from statelog.state.heap.tables import Overlay
+from statelog.state.heap import MemoryLimits, Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import FromPython, Key, Values
 from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.reader import StateReader
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 from statelog.store import ObjectStore
 
 StatesByName: TypeAlias = Mapping[str, Mapping[Any, object]]

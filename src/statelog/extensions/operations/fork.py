@@ -29,11 +29,11 @@ from typing import Final
 
 import msgspec
 
-from statelog.checkpoint.at_time import LATEST, CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import release_parent
 from statelog.checkpoint.edit import EditSession, edit_session
 from statelog.checkpoint.history import exists, open_state, present_ids, readable
+from statelog.checkpoint.listing import LATEST, CheckpointName, given_checkpoint_id
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.tags import Tag, TagKind, find_tag, list_tags
 from statelog.errors import FencedError, StatelogError, UsageError
@@ -48,16 +48,16 @@ from statelog.extensions.operations.savepoints import (
     query_store,
     tagged_source,
 )
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import CompletedCheckpoint
 from statelog.redaction import HIDDEN
 from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.store import PATHS, LocationStore, ObjectStore, open_location, open_store
-from statelog.store.conditional_put import create
+from statelog.store.fork_parents import ParentReference
 from statelog.store.location_store import is_fork_id, parent_path, parse_parent_path
-from statelog.store.parents import ParentReference
 from statelog.store.paths import STATE_FOLDER
+from statelog.store.verified import create
 
 FORKED_FROM: Final = "forked_from"
 """Property of the first checkpoint of a fork: parent and checkpoint, as in the reference."""

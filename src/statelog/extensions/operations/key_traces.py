@@ -24,7 +24,7 @@ from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
 from statelog.format.arrow_data import open_parquet, python_rows, read_stream_table
 from statelog.format.buffers import Buffer
-from statelog.format.change_set_decoder import decode_change_set
+from statelog.format.change_set import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams
 from statelog.format.segment import Segment, parse_whole_file
 from statelog.model import (
@@ -37,7 +37,7 @@ from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, rows_of_groups
 from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import Values
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.location_store import parse_parent_path
 

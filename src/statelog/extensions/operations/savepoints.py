@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.checkpoint.at_time import LATEST, CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import edit_session
 from statelog.checkpoint.history import Entries, StoredCheckpoint, open_state
+from statelog.checkpoint.listing import LATEST, CheckpointName, given_checkpoint_id
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, find_tag, list_tags, read_tag
@@ -21,8 +21,8 @@ from statelog.redaction import redacted
 from statelog.runtime.clock import pause
 from statelog.store import LocationStore, ObjectStore, open_query_files
 from statelog.store.encryption import split_options
+from statelog.store.fork_parents import may_follow
 from statelog.store.location import is_known, kind_of, normalize_url
-from statelog.store.parents import may_follow
 from statelog.store.paths import STATE_FOLDER
 
 __all__ = ["Tag", "TagKind", "tag", "tags", "untag"]

@@ -15,7 +15,7 @@ from statelog.errors import UsageError
 from statelog.extensions.operations.edit_files import other_keys
 from statelog.extensions.operations.edit_keys import EditReport, edit_as
 from statelog.state.reader import StateReader
-from statelog.state.schema.descriptors import FROZEN_NAME
+from statelog.state.schema import FROZEN_NAME
 
 
 def unfreeze(

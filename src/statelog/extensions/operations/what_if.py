@@ -38,7 +38,7 @@ from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.state.reader import StateReader
-from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.checkpoint_chain import as_of_ms
 from statelog.store import (
     LocationStore,
     ObjectStore,

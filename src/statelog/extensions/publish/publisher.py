@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.arguments import text, whole_number
-from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.history import StoredCheckpoint, open_state, readable
+from statelog.checkpoint.listing import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
 from statelog.errors import (
@@ -46,7 +46,7 @@ from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.state.reader import StateReader
-from statelog.state.reader.chain import newest_after
+from statelog.state.reader.checkpoint_chain import newest_after
 from statelog.store import LocationStore, open_store
 
 _ATTEMPTS: Final = 10

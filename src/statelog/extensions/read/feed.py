@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
+from statelog.checkpoint.listing import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.extensions.read.differences import Differences, change_words
 from statelog.extensions.read.joining import any_valid
@@ -27,8 +27,7 @@ from statelog.format.arrow_limits import one_batch
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.reader.chain import as_of_ms, chain_before
-from statelog.state.reader.changes import is_logged, own_log
+from statelog.state.reader.checkpoint_chain import as_of_ms, chain_before, is_logged, own_log
 from statelog.state.reader.location import LocationReader
 from statelog.state.reader.state_reader import StateReader
 

@@ -19,12 +19,11 @@ from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp
 from statelog.state.encoding.snapshot_file import snapshot_table
-from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
-from statelog.state.heap.tables import KeyGroupState
+from statelog.state.heap import BLOCK, KeyGroupState, MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import Key
-from statelog.state.reader.changes import Changes
+from statelog.state.reader.checkpoint_chain import Changes
 from statelog.state.reader.rows import VariableRows
 from statelog.state.reader.state_reader import StateReader
 from statelog.store import ObjectStore

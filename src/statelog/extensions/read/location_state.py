@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from statelog.checkpoint.at_time import CheckpointName
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import open_state
+from statelog.checkpoint.listing import CheckpointName
 from statelog.extensions.broadcasts.stored import (
     BroadcastVersion,
     broadcast_table,
@@ -31,7 +31,7 @@ from statelog.extensions.side_outputs.stored import (
     side_output_rows,
 )
 from statelog.model import KeyGroupRange
-from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.checkpoint_chain import as_of_ms
 from statelog.state.reader.location import LocationReader, has_variable, stored_with_attachments
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.recordings.dead_letters import ChosenLetters, letters_rows, letters_table

@@ -33,9 +33,9 @@ from statelog.runtime.clock import Clock, SystemClock, wall_clock_ms
 from statelog.runtime.lock import ThreadLock
 from statelog.runtime.pool import Poller
 from statelog.state.cache import CatchUp
-from statelog.state.reader.chain import ATTEMPTS, newest_after
+from statelog.state.reader.checkpoint_chain import ATTEMPTS, newest_after
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.schema.descriptors import StateDescriptor
+from statelog.state.schema import StateDescriptor
 from statelog.store import CachedStore, ObjectStore
 
 _CLOSE_S: Final = 10.0

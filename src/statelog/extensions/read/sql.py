@@ -19,7 +19,7 @@ import pyarrow as pa
 from statelog import extras
 from statelog.errors import UsageError
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 
 _TIMERS_ALIAS: Final = "timers"
 """Another name of the timers, as `$timers` needs quotes."""

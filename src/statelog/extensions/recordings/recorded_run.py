@@ -16,8 +16,8 @@ from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.worker.extension import TaskExtensions
 from statelog.spark.worker.processor_run import Due, ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
-from statelog.state.heap.tables import Key
 from statelog.state.keyed_state import KeyedState
+from statelog.state.kinds import Key
 
 
 class RecordedRun(ProcessorRun):

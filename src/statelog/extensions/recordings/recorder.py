@@ -24,10 +24,11 @@ from statelog.spark.rows.interface import KeyedInput, Output, RowLike
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.worker.seen_keys import RecordedKey, RecordedRows
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.keys.key_hash import hash_columns
-from statelog.state.recordings.cells import cells_after, cells_of, entry_count
+from statelog.state.kinds import Key
+from statelog.state.recordings.format import cells_after, cells_of, entry_count
 
 # Choose the keys that a task records.
 

@@ -16,7 +16,7 @@ from statelog.extensions.recordings.recording import failed_recording
 from statelog.spark.worker.failures import with_message
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.seen_keys import processor_name, source_of
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 from statelog.store import PATHS, ObjectStore
 
 _log = logging.getLogger("statelog.spark")

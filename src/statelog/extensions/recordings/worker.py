@@ -19,7 +19,7 @@ from statelog.spark.worker.output_parts import Collector
 from statelog.spark.worker.protocol import BatchContext
 from statelog.spark.worker.run import TaskRun, keyed_state
 from statelog.state.cache import AnyState
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 
 
 class TaskRecordings(TaskExtension):

@@ -13,7 +13,7 @@ from statelog.checkpoint.tags import list_tags
 from statelog.errors import StatelogError
 from statelog.extensions.report.collect import ReportPlan, collect_with_newest
 from statelog.extensions.report.figures import Figures, Finding
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import CompletedCheckpoint, JsonObject
 from statelog.state.reader import StateReader
 from statelog.store import ObjectStore

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.history import Entries
+from statelog.checkpoint.listing import checkpoint_id_of
 from statelog.checkpoint.restore import check_continues, find_checkpoint
 from statelog.checkpoint.tags import ReaderPosition
 from statelog.errors import CheckpointError, UsageError
@@ -21,7 +21,7 @@ from statelog.extensions.spark_source.readers import Location
 from statelog.model import CheckpointPosition, CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit
-from statelog.state.reader.chain import chain_before
+from statelog.state.reader.checkpoint_chain import chain_before
 from statelog.store import ObjectStore
 
 _Offset = dict[str, int | str]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from statelog.checkpoint.at_time import EARLIEST, LATEST, parse_time
+from statelog.checkpoint.listing import EARLIEST, LATEST, parse_time
 from statelog.checkpoint.tags import check_name
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import KeyGroupRange

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.at_time import given_checkpoint_id
+from statelog.checkpoint.listing import given_checkpoint_id
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.extensions.read.feed import ChangeFeed
 from statelog.extensions.spark_source.changes import ChangeRows, ChangesRead, ChangeStream

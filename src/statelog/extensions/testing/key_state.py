@@ -16,8 +16,8 @@ from statelog.spark.rows.spark_errors import WrongArgumentError
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.kinds import Entry, FromPython, Values
-from statelog.state.recordings.cells import Cells
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.recordings.format import Cells
+from statelog.state.schema import TIMERS_NAME
 
 
 def type_of_key(key: object) -> pa.DataType:

@@ -40,14 +40,15 @@ from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.kept_states import KeptStates
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
 from statelog.spark.worker.task import Worker, run_task
-from statelog.state.backend import StateBackendConfig
+from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key, Overlay
+from statelog.state.heap import Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
+from statelog.state.kinds import Key
 from statelog.state.objects import BoundState, Cursor, Timers
-from statelog.state.recordings.cells import Cells, cells_of
-from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
+from statelog.state.recordings.format import Cells, cells_of
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema
 from statelog.store import PATHS, ObjectStore, open_store
 from statelog.store.client import forget_memory_store
 

@@ -59,8 +59,8 @@ from statelog.spark.rows.spark_errors import (
 from statelog.spark.rows.types import arrow_schema, table_of
 from statelog.spark.worker.protocol import BatchContext, part_of
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key
-from statelog.state.recordings.cells import Cells
+from statelog.state.kinds import Key
+from statelog.state.recordings.format import Cells
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,8 +24,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.history import open_state
+from statelog.checkpoint.listing import CheckpointName, checkpoint_id_of
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.extensions.broadcasts.stored import read_broadcast
 from statelog.extensions.testing.find_processor import find_processor, refuse_no_processor
@@ -49,8 +49,8 @@ from statelog.spark.worker.protocol import BatchContext
 from statelog.spark.worker.run import TaskRun, keyed_state
 from statelog.state.cache import AnyState
 from statelog.state.recordings import Failure, RecordedStep, UnreadableRecording, steps_of_key
-from statelog.state.recordings.cells import Cells, cells_in
-from statelog.state.schema.evolution import evolve
+from statelog.state.recordings.format import Cells, cells_in
+from statelog.state.schema import evolve
 from statelog.store import ObjectStore
 
 _log = logging.getLogger("statelog.spark")

@@ -24,7 +24,7 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.state.objects import BoundState
-from statelog.state.schema.descriptors import TIMERS_NAME, StateDescriptor
+from statelog.state.schema import TIMERS_NAME, StateDescriptor
 
 Open: TypeAlias = Callable[[object], AbstractContextManager[KeyHandle]]
 """Returns the handle of a key, whose changes are committed at the end of the block."""

@@ -18,7 +18,7 @@ from statelog.spark.rows.interface import KeyedInput, Output, RowLike
 from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import arrow_schema, from_ipc, make_row
 from statelog.state.encoding.values import UNENCODABLE, KeyCodec
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 from statelog.store import ObjectStore
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import Final
 from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.errors import CheckpointError
 from statelog.spark.worker.protocol import NEVER_MS
-from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
-from statelog.state.schema.evolution import evolve, undeclared
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, evolve, undeclared
 
 ALL_STATE: Final = "*"
 """The value of dropState for all state that the processor does not declare."""

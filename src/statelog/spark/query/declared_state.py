@@ -34,7 +34,7 @@ from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import (
+from statelog.state.schema import (
     FROZEN_NAME,
     TIMERS_NAME,
     OperatorStateSchema,

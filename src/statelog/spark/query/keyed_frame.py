@@ -27,7 +27,7 @@ from statelog.spark.rows.key_types import grouping_keys
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InitialLayout, InputLayout
 from statelog.spark.rows.spark_versions import repartition_by_id
 from statelog.spark.rows.types import check_input, sql_name
-from statelog.state.schema.evolution import moved_names
+from statelog.state.schema import moved_names
 
 ColumnsToRead: TypeAlias = Callable[[StructType], Collection[str]]
 """Returns the columns of an input that its operator reads, of the input's schema."""

@@ -26,7 +26,7 @@ from statelog.spark.query.progress import NO_OBSERVERS, Observers
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.layout import InputLayout
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 
 TIME_MODES: Final = ("none", "processingtime", "eventtime")
 OUTPUT_MODES: Final = ("append", "update", "complete")

@@ -35,7 +35,7 @@ from statelog.spark.query.settings import (
     Place,
     QuerySettings,
 )
-from statelog.state.backend import DEFAULT_BUDGET
+from statelog.state.columnar.run_files import DEFAULT_BUDGET
 from statelog.store.encryption import with_source
 
 T = TypeVar("T")

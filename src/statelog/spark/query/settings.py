@@ -53,8 +53,8 @@ from statelog.spark.query.record import (
     RECORD,
     RecordRule,
 )
-from statelog.state.backend import BACKENDS, DEFAULT_BUDGET, StateBackendConfig
-from statelog.state.heap.memory import LEAST_BUDGET
+from statelog.state.columnar.run_files import BACKENDS, DEFAULT_BUDGET, StateBackendConfig
+from statelog.state.heap import LEAST_BUDGET
 from statelog.store.paths import STATE_FOLDER
 
 CONF_PREFIX: Final = "spark.statelog."

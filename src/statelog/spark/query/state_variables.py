@@ -51,7 +51,7 @@ from statelog.state.objects import ExpiringValueState as KeyedExpiringValueState
 from statelog.state.objects import ListState as KeyedListState
 from statelog.state.objects import MapState as KeyedMapState
 from statelog.state.objects import ValueState as KeyedValueState
-from statelog.state.schema.descriptors import Aggregation
+from statelog.state.schema import Aggregation
 
 SchemaLike = StructType | str
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from statelog.spark.rows.unfit_output import OutputCalls
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.state.encoding.python_values import to_python, with_equal_floats
+from statelog.state.encoding.converters import to_python, with_equal_floats
 from statelog.state.encoding.values import KeyCodec
-from statelog.state.heap.tables import Key
 from statelog.state.keys.key_hash import Hashes
+from statelog.state.kinds import Key
 
 RowNumbers = npt.NDArray[np.int64]
 KeyGroups = npt.NDArray[np.int32]

@@ -39,7 +39,7 @@ from statelog.spark.rows.pandas_internals import frame_access
 from statelog.spark.rows.spark_versions import frames_are_inferred
 from statelog.spark.rows.types import NO_LIMIT, TIME_ZONE, ArrowLimits
 from statelog.state.encoding.values import KeyCodec
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 
 _CONF = "spark.sql.execution."
 _INFERRED = {"i": "int64", "u": "int64", "f": "float64", "M": "M8[ns]", "m": "m8[ns]"}

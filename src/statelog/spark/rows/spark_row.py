@@ -19,9 +19,9 @@ from statelog.spark.rows.unfit_output import (
     row_call,
     unfit_output,
 )
-from statelog.state.encoding.python_values import to_python
+from statelog.state.encoding.converters import to_python
 from statelog.state.encoding.values import UNENCODABLE, KeyCodec
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 
 _AT_ONCE = 20_000
 """Rows of a task up to this number become Python objects together, and more of them one key group

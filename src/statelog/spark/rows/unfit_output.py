@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Row
 
 from statelog.errors import ProcessorError
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 
 NOTHING_COMMITTED: Final = "Nothing of this batch was committed; the state is as before it"
 _MOST_NAMES: Final = 6

@@ -15,7 +15,7 @@ from statelog.spark.worker.protocol import BatchFrameSpec
 from statelog.spark.worker.run import new_state
 from statelog.spark.worker.task_input import TaskInput
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 
 
 def batch_task(spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -32,7 +32,7 @@ from statelog.spark.worker.run import TaskRun
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.state.cache import AnyState
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key
+from statelog.state.kinds import Key
 from statelog.store import ObjectStore
 
 Calls: TypeAlias = Mapping[str, Callable[..., object]]

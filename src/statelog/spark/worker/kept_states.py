@@ -25,7 +25,7 @@ from statelog.spark.rows.types import make_row
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.run import new_state
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 from statelog.store import CachedStore, open_location
 from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
 

@@ -35,8 +35,8 @@ from statelog.spark.rows.interface import KeyedInput, RowLike
 from statelog.spark.rows.key_order import key_order
 from statelog.spark.rows.layout import INPUT_ROWS, InputLayout
 from statelog.state.encoding.values import KeyCodec
-from statelog.state.heap.tables import Key
 from statelog.state.keys.key_hash import hash_columns
+from statelog.state.kinds import Key
 
 _SPARK_FOLDERS = "SPARK_LOCAL_DIRS"
 

@@ -36,10 +36,11 @@ from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.retired_changes import RetiredChanges
 from statelog.spark.worker.unencodable import unencodable_values
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.keyed_state import KeyedState
+from statelog.state.kinds import Key
 from statelog.state.objects import Cursor, Timers
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 
 # The timers of a task: which are due, and when the next one is due.
 

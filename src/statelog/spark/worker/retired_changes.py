@@ -18,8 +18,9 @@ from statelog.model import ChangeBatch
 from statelog.spark.worker.large_input import Piece, SpillFile
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.keys.key_hash import hash_columns
+from statelog.state.kinds import Key
 
 
 class RetiredChanges:

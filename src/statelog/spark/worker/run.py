@@ -11,8 +11,8 @@ from statelog.spark.query.face import AnyProcessor
 from statelog.spark.query.faces import face_of
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.worker.large_input import SpillFile
-from statelog.state.backend import StateBackendConfig
 from statelog.state.cache import AnyState
+from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 

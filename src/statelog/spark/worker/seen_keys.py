@@ -26,9 +26,8 @@ from statelog.spark.rows.key_order import KeptRows, KeyedRows
 from statelog.spark.worker.large_input import HugeKeyInput
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key
-from statelog.state.recordings.cells import Cells, cells_table
-from statelog.state.recordings.format import Failure, TaskRecording, to_stream
+from statelog.state.kinds import Key
+from statelog.state.recordings.format import Cells, Failure, TaskRecording, cells_table, to_stream
 from statelog.state.recordings.step import RECORD_COLUMN
 
 _RECORD_FIELD: Final = pa.field(RECORD_COLUMN, pa.int32())

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from statelog.errors import ProcessorError
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.values import UNENCODABLE
-from statelog.state.heap.tables import Key, Overlay
+from statelog.state.heap import Overlay
+from statelog.state.kinds import Key
 
 
 def unencodable_values(

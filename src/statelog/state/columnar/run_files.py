@@ -1,6 +1,8 @@
 """
 Runs of state in files on the local disk, mapped into memory and shared by all workers of a host.
 
+A worker keeps its state in memory, or in such files too: `StateBackendConfig` says which.
+
 They are a cache: all state in them was read from the store or folded from committed changes, so a
 lost file loses no state.  A process verifies a file of another process before it uses it.  A file
 records for each of its key groups what was applied to the state last: the id of a log handle, or
@@ -21,7 +23,7 @@ import shutil
 import stat
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,13 +31,13 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from statelog.errors import CorruptionError
+from statelog.errors import CorruptionError, InvalidOptionsError
 from statelog.format.arrow_data import read_batch
-from statelog.format.bounds import decode_json
-from statelog.format.buffers import checksum
+from statelog.format.buffers import checksum, decode_json
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import IdSource, wall_clock_seconds
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun
+from statelog.state.heap import MemoryLimits
 
 _log = logging.getLogger("statelog")
 
@@ -117,11 +119,12 @@ class RunFiles:
                 if parsed is not None and len(parsed[0].intersection(key_group_range)):
                     run_files.append((parsed[1], name, parsed[0]))
         files = (
-            self._describe(name, part, version) for version, name, part in sorted(run_files)[::-1]
+            self._describe(name, key_groups, version)
+            for version, name, key_groups in sorted(run_files)[::-1]
         )
         return [file for file in files if file is not None]
 
-    def _describe(self, name: str, part: KeyGroupRange, version: int) -> RunFile | None:
+    def _describe(self, name: str, key_groups: KeyGroupRange, version: int) -> RunFile | None:
         path = self.folder / name
         try:
             with open(path, "rb") as file:
@@ -131,9 +134,15 @@ class RunFiles:
                 header = decode_json(file.read(header_size), _header_decoder)
         except (OSError, struct.error, msgspec.MsgspecError):
             return None  # removed meanwhile, or damaged
-        if magic != _MAGIC or header.layout != self._fingerprint or header.start != part.start:
+        if (
+            magic != _MAGIC
+            or header.layout != self._fingerprint
+            or header.start != key_groups.start
+        ):
             return None
-        return RunFile(path, part, version, dict(zip(part, header.last_applied, strict=False)))
+        return RunFile(
+            path, key_groups, version, dict(zip(key_groups, header.last_applied, strict=False))
+        )
 
     def open(self, file: RunFile) -> SortedRun:
         """Map a file, and verify it."""
@@ -186,10 +195,12 @@ class RunFiles:
         committed: bool = False,
     ) -> RunFile:
         """Finish and name a file of `begin`; remove superseded files."""
-        part = pending.key_group_range
-        header = msgspec.json.encode(_Header(self._fingerprint, part.start, list(last_applied)))
+        key_groups = pending.key_group_range
+        header = msgspec.json.encode(
+            _Header(self._fingerprint, key_groups.start, list(last_applied))
+        )
         digest = hashlib.sha256(header).hexdigest()[:16]
-        path = self.folder / f"{part.start}-{part.end}-{version}-{digest}{_SUFFIX}"
+        path = self.folder / f"{key_groups.start}-{key_groups.end}-{version}-{digest}{_SUFFIX}"
         crc = checksum([header], pending.crc)
         try:
             with open(pending.path, "ab") as file:
@@ -199,20 +210,20 @@ class RunFiles:
         except OSError:
             pending.path.unlink(missing_ok=True)
             raise
-        new = RunFile(path, part, version, dict(zip(part, last_applied, strict=True)))
+        new = RunFile(path, key_groups, version, dict(zip(key_groups, last_applied, strict=True)))
         self._remove_older(new, spare=0 if committed else 1)
         return new
 
     def _remove_older(self, new: RunFile, spare: int) -> None:
         """Remove files older than *new* with no other key groups."""
         older: list[tuple[int, str]] = []
-        part = new.key_group_range
+        key_groups = new.key_group_range
         with contextlib.suppress(OSError):
             for name in os.listdir(self.folder):
                 parsed = _parsed(name)
                 if parsed is None or parsed[1] >= new.version:
                     continue
-                if part.start <= parsed[0].start and parsed[0].end <= part.end:
+                if key_groups.start <= parsed[0].start and parsed[0].end <= key_groups.end:
                     older.append((parsed[1], name))
             versions = sorted({version for version, _ in older}, reverse=True)
             for version, name in older:
@@ -250,3 +261,64 @@ def _make_private(folder: Path) -> None:
         raise PermissionError(f"{folder} is not a folder of user {os.getuid()}")
     if status.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by others; make it private (chmod 700)")
+
+
+BACKENDS: Final = ("auto", "memory", "disk")
+DEFAULT_BUDGET: Final = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StateBackendConfig:
+    """
+    Choose where a worker keeps its state.
+
+    Args:
+        kind: "auto": dict tables while they fit into the budget, then columns in files of the host;
+            "memory": columns too stay in memory; "disk": columns in files from the start.
+        budget_bytes: Memory of a worker process, >= 64 MiB; see `MemoryLimits`.
+        folder: Host-local folder for files; None for one in the system's temporary directory.
+
+    Raises:
+        InvalidOptionsError: An argument is out of range.
+    """
+
+    kind: str = "auto"
+    budget_bytes: int = DEFAULT_BUDGET
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in BACKENDS:
+            raise InvalidOptionsError(
+                f"stateBackend is one of {', '.join(BACKENDS)}; got {self.kind!r}"
+            )
+        MemoryLimits(self.budget_bytes)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of rows, as Python objects, that a task processes at once."""
+        return self.limits().input_bytes
+
+    def limits(self) -> MemoryLimits:
+        """Return how much memory the state may use."""
+        if self.kind == "disk":
+            return MemoryLimits(self.budget_bytes, dict_rows=0)
+        return MemoryLimits(self.budget_bytes)
+
+    def opener(self, location: str, ids: IdSource) -> Callable[[RowLayout], RunFiles | None]:
+        """Return a function that opens the host's files; it may return None."""
+
+        def open_runs(layout: RowLayout) -> RunFiles | None:
+            if self.kind == "memory":
+                return None
+            folder = default_folder() if self.folder is None else Path(self.folder)
+            try:
+                return RunFiles(folder, location, layout, ids)
+            except OSError as error:
+                _log.warning(
+                    "no local files for state (%s); large state stays in memory. Set localDirectory "
+                    "to a folder on the host's disk",
+                    error,
+                )
+                return None
+
+        return open_runs

@@ -41,7 +41,9 @@ class RowLayout:
         self.table_schema: pa.Schema = empty.schema
         self.schema = self.table_schema.append(pa.field(HASH_COLUMN, pa.uint64()))
         self.first_state = 1 + len(codec.key.schema)
-        self.columns = {state_id: self.first_state + at for at, state_id in enumerate(codec.live)}
+        self.columns = {
+            state_id: self.first_state + index for index, state_id in enumerate(codec.live)
+        }
         """Index of the column of each variable, by state id."""
 
     def hashes(self, columns: Sequence[pa.Array]) -> Hashes:
@@ -70,8 +72,8 @@ class SortedRun:
 
     def span(self, key_group: int) -> slice:
         """Return the positions of the rows of *key_group*."""
-        at = key_group - self.key_group_range.start
-        return slice(self._starts[at], self._starts[at + 1])
+        index = key_group - self.key_group_range.start
+        return slice(self._starts[index], self._starts[index + 1])
 
     def live_count(self, key_group: int) -> int:
         """Return how many rows of *key_group* were not moved."""
@@ -109,11 +111,13 @@ class SortedRun:
         at = np.searchsorted(part, hashes)
         asked = np.flatnonzero(part[np.minimum(at, len(part) - 1)] == hashes)
         at = at[asked]
-        hits, askers = [at], [asked]
+        hits = [at]
+        askers = [asked]
         while len(at):  # further rows of the same hash: rarely any
             more = np.flatnonzero(at + 1 < len(part))
             more = more[part[at[more] + 1] == part[at[more]]]
-            at, asked = at[more] + 1, asked[more]
+            at = at[more] + 1
+            asked = asked[more]
             hits.append(at)
             askers.append(asked)
         rows = np.concatenate(hits) + span.start
@@ -153,7 +157,8 @@ def build_run(layout: RowLayout, key_group_range: KeyGroupRange, table: pa.Table
     hashes = layout.hashes(batch.columns[1 : layout.first_state])
     order = order_of(batch.column(0).to_numpy(), hashes)
     if order is not None:
-        batch, hashes = batch.take(pa.array(order)), hashes[order]
+        batch = batch.take(pa.array(order))
+        hashes = hashes[order]
     return run_of(layout, key_group_range, batch.columns, hashes)
 
 
@@ -202,6 +207,6 @@ def order_of(
     bounds = [0, *(np.flatnonzero(np.diff(grouped)) + 1).tolist(), len(order)]
     kind: Literal["stable"] | None = "stable" if stable else None
     for start, end in pairwise(bounds):
-        part = order[start:end]
-        order[start:end] = part[np.argsort(hashes[part], kind=kind)]
+        group = order[start:end]
+        order[start:end] = group[np.argsort(hashes[group], kind=kind)]
     return order

@@ -1,8 +1,7 @@
 """
 State as bytes, and back.
 
-    python_values   Arrow columns as Python values, in another type of the same bytes, with equal floats
-    converters      one value: the user's, the one state keeps, Arrow's
+    converters      one value, or a column: the user's, the one state keeps, Arrow's
     values          tuples of values and keys as Arrow columns
     deltas          one state variable: deltas as operations, cells as a column, earlier schemas
     changes         the changes of one operator as values of the changelog

@@ -38,9 +38,9 @@ from statelog.model.state_change import INT32_MAX, joined_values
 from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.deltas import StateCodec, WrittenStateCodec
 from statelog.state.encoding.values import KeyCodec, tuple_factory
-from statelog.state.heap.tables import Overlay
+from statelog.state.heap import Overlay
 from statelog.state.kinds import Deltas, Operations
-from statelog.state.schema.descriptors import OperatorStateSchema, schema_text, stored_types
+from statelog.state.schema import OperatorStateSchema, schema_text, stored_types
 
 DELTAS: Final = 1
 UNDECODABLE: Final = (
@@ -111,17 +111,21 @@ class OperatorCodec:
                 f"of ({schema_text(self.schema.key_schema)})"
             )
         key_codec = KeyCodec(written.key_schema)
-        ids = {self.schema.states[at].identity: at for at in self.live}
+        ids = {self.schema.states[state_id].identity: state_id for state_id in self.live}
         codecs: list[StateCodec | None] = []
         present_ids = []
         for state in written.states:
-            at = -1 if state.dropped else ids.get(state.identity, -1)
-            present_ids.append(at)
+            present_id = -1 if state.dropped else ids.get(state.identity, -1)
+            present_ids.append(present_id)
             codecs.append(
                 None
-                if at < 0
+                if present_id < 0
                 else WrittenStateCodec(
-                    key_codec, state, written.generation, self.states[at], self._struct_factory
+                    key_codec,
+                    state,
+                    written.generation,
+                    self.states[present_id],
+                    self._struct_factory,
                 )
             )
         return WrittenStates(written, codecs, present_ids)
@@ -181,7 +185,8 @@ def _encoded(
     header = _HEADER.pack(DELTAS, state_id)
     what = f"state {name!r}, changes of one key group"
     pieces: list[bytes | pa.Buffer] = []
-    ends, size = [0], 0
+    ends = [0]
+    size = 0
     for _, start, end in bounds:
         message = operations.slice(start, end - start).serialize()
         check_size(len(header) + message.size, what)
@@ -194,7 +199,7 @@ def _encoded(
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces))]
     kind = pa.large_binary() if wide else pa.binary()
     values = pa.Array.from_buffers(kind, len(bounds), buffers)
-    return ChangeBatch(np.array([each for each, _, _ in bounds], np.int32), values)
+    return ChangeBatch(np.array([key_group for key_group, _, _ in bounds], np.int32), values)
 
 
 def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
@@ -203,8 +208,8 @@ def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
         return parts[0]
     if not parts:
         return ChangeBatch(np.empty(0, np.int32), pa.array([], pa.binary()))
-    key_groups = np.concatenate([part.key_groups for part in parts])
-    return ChangeBatch(key_groups, joined_values([part.values for part in parts]))
+    key_groups = np.concatenate([batch.key_groups for batch in parts])
+    return ChangeBatch(key_groups, joined_values([batch.values for batch in parts]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +275,8 @@ class ChangesReader:
         # Through the values, which are converted one by one.
         converted: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for state_id, parts in changes.items():
-            for part in parts:  # a key group may have several
-                for key_group, overlay in self.overlays({state_id: [part]}).items():
+            for change in parts:  # a key group may have several
+                for key_group, overlay in self.overlays({state_id: [change]}).items():
                     for present_id in self._codec.live:
                         if overlay[present_id]:
                             state = self._codec.states[present_id]
@@ -343,8 +348,8 @@ def _deltas(codec: StateCodec, parts: Sequence[pa.RecordBatch]) -> list[Deltas]:
         # One conversion for all key groups: far fewer Arrow calls.
         whole = one_batch(pa.Table.from_batches(parts))
     except CapacityError:
-        return [delta for part in parts for delta in codec.deltas(part, [part.num_rows])]
-    return codec.deltas(whole, [part.num_rows for part in parts])
+        return [delta for batch in parts for delta in codec.deltas(batch, [batch.num_rows])]
+    return codec.deltas(whole, [batch.num_rows for batch in parts])
 
 
 def schema_of_changes(value: bytes) -> OperatorStateSchema:

@@ -18,7 +18,7 @@ from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.values import KeyCodec, MapKeyCodec, StructCodec, tuple_factory
 from statelog.state.kinds import Deltas, Entry, Operations, Values
 from statelog.state.kinds.kind import EXPIRES_FIELD
-from statelog.state.schema.descriptors import StateDescriptor, TtlChange, field_since
+from statelog.state.schema import StateDescriptor, TtlChange, field_since
 
 
 class StateCodec:
@@ -99,10 +99,11 @@ class StateCodec:
         deltas = []
         end = 0
         for count in counts:
-            start, end = end, end + count
-            part = slice(start, end)
-            some = Operations(keys[part], ops[part], entries[part], user_keys[part])
-            deltas.append(self.kind.deltas(some))
+            start = end
+            end = end + count
+            rows = slice(start, end)
+            chosen = Operations(keys[rows], ops[rows], entries[rows], user_keys[rows])
+            deltas.append(self.kind.deltas(chosen))
         return deltas
 
     # --- cells ------------------------------------------------------------------------------------
@@ -204,7 +205,8 @@ class WrittenStateCodec(StateCodec):
         cells = super().decode_cells(column)
         if not self._ttl.changes:
             return cells
-        migrate, entry = self.kind.migrate_cell, self._ttl.entry
+        migrate = self.kind.migrate_cell
+        entry = self._ttl.entry
         return [None if cell is None else migrate(cell, entry) for cell in cells]
 
     def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
@@ -272,7 +274,7 @@ def _compact(column: pa.Array) -> pa.Array:
 
 
 class TtlMigration:
-    """Give entries of an earlier schema their expiry in the present one."""
+    """Convert entries of an earlier schema to the present one: add or apply their expiry."""
 
     def __init__(self, present: StateDescriptor, written: int) -> None:
         self.changes: tuple[TtlChange, ...] = tuple(

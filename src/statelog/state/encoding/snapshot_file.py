@@ -24,9 +24,7 @@ from statelog.format.arrow_limits import batches_of
 from statelog.format.buffers import Buffer
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec, WrittenStates
-from statelog.state.heap.expiry import without_expired
-from statelog.state.heap.memory import BLOCK, blocks
-from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.heap import BLOCK, KeyGroupState, Overlay, blocks, without_expired
 from statelog.state.kinds import Key, Table
 
 KEY_GROUP_COLUMN: Final = "key_group"
@@ -152,8 +150,13 @@ def _encoded(
         if len(keys) < 2:
             raise
         half = len(keys) // 2
-        for part in (slice(0, half), slice(half, None)):
-            yield from _encoded(codec, key_groups[part], keys[part], [c[part] for c in columns])
+        for half_of_rows in (slice(0, half), slice(half, None)):
+            yield from _encoded(
+                codec,
+                key_groups[half_of_rows],
+                keys[half_of_rows],
+                [c[half_of_rows] for c in columns],
+            )
         return
     yield pa.RecordBatch.from_arrays(arrays, names=names)
 
@@ -216,8 +219,8 @@ def _insert_rows(
                 f"{column.type}, which its schema does not give it"
             )
         cells = state.decode_cells(column)
-        part = {key_group: parts[state_id] for key_group, parts in tables.items()}
-        state.kind.insert_cells(part, zip(key_groups, keys, cells, strict=True))
+        tables_of_state = {key_group: parts[state_id] for key_group, parts in tables.items()}
+        state.kind.insert_cells(tables_of_state, zip(key_groups, keys, cells, strict=True))
 
 
 def rows_of_groups(

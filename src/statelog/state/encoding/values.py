@@ -24,19 +24,17 @@ from statelog.state.encoding.converters import (
     equal_key,
     from_arrow,
     frozen,
+    has_floats,
     is_mutable,
     optional,
+    relabelled,
     thawed,
     to_arrow,
-)
-from statelog.state.encoding.python_values import (
-    has_floats,
-    relabelled,
     to_python,
     with_equal_floats,
 )
 from statelog.state.kinds import Values
-from statelog.state.schema.descriptors import stored_schema
+from statelog.state.schema import stored_schema
 
 UNENCODABLE: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """What Arrow raises for a value that does not fit its type."""
@@ -88,8 +86,8 @@ class StructCodec:
             return values
         result = list(values)
         try:
-            for at in fields:
-                result[at] = self._canonical[at](result[at])
+            for index in fields:
+                result[index] = self._canonical[index](result[index])
         except (TypeError, ValueError, ArithmeticError):
             return self._normalize_slowly(values, signature)  # which raises with the field
         return tuple(result)
@@ -118,9 +116,9 @@ class StructCodec:
                     f"{type(value).__name__} {value!r:.100} ({error})"
                 ) from error
         self._converted[signature] = tuple(
-            at
-            for at, kind in enumerate(signature)
-            if kind in ALWAYS_CHECKED or result[at] is not values[at]
+            index
+            for index, kind in enumerate(signature)
+            if kind in ALWAYS_CHECKED or result[index] is not values[index]
         )
         return tuple(result)
 

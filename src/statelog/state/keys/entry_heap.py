@@ -54,7 +54,8 @@ class ChunkedColumn:
         """Append values of this type."""
         if not len(column):
             return
-        chunk, end = column, len(self) + len(column)
+        chunk = column
+        end = len(self) + len(column)
         while self._chunks and self._is_merged_with(chunk):
             chunk = pa.concat_arrays([self._chunks.pop(), chunk])
             self._ends.pop()
@@ -92,17 +93,18 @@ class ChunkedColumn:
         order = np.argsort(which, kind="stable")
         bounds = np.searchsorted(which[order], np.arange(len(self._chunks) + 1)).tolist()
         return [
-            (chunk, starts[at], order[bounds[at] : bounds[at + 1]])
-            for at, chunk in enumerate(self._chunks)
-            if bounds[at] < bounds[at + 1]
+            (chunk, starts[index], order[bounds[index] : bounds[index + 1]])
+            for index, chunk in enumerate(self._chunks)
+            if bounds[index] < bounds[index + 1]
         ]
 
     def keep(self, rows: RowNumbers) -> None:
         """Keep only the values of *rows*; they are at 0, 1, ... then."""
-        kept = ChunkedColumn(self._kind, self._what)
-        for some in self._blocks(rows):
-            kept.append(self.take(some))
-        self._chunks, self._ends = kept._chunks, kept._ends
+        remaining = ChunkedColumn(self._kind, self._what)
+        for block in self._blocks(rows):
+            remaining.append(self.take(block))
+        self._chunks = remaining._chunks
+        self._ends = remaining._ends
 
     def _blocks(self, rows: RowNumbers) -> Iterator[RowNumbers]:
         """Yield rows in blocks that are of about half a chunk, so that texts fit into a column."""
@@ -173,9 +175,9 @@ class EntryHeap:
         present = _present(positions)
         return [store.take(positions, present) for store in self._stores]
 
-    def take_column(self, at: int, positions: RowNumbers) -> pa.Array:
+    def take_column(self, index: int, positions: RowNumbers) -> pa.Array:
         """Return one column of entries; nulls for a negative position."""
-        return self._stores[at].take(positions, _present(positions))
+        return self._stores[index].take(positions, _present(positions))
 
     def keep(self, positions: RowNumbers) -> None:
         """Keep only the entries at these positions; they are at 0, 1, ... then."""

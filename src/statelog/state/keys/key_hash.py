@@ -47,13 +47,13 @@ def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
         hasher = _hasher(field.type) or _by_value(field)
         for start in range(0, length, _BLOCK):
             block = column.slice(start, _BLOCK)
-            part = hashes[start : start + _BLOCK]
-            new = hasher(block, part)
+            seeds = hashes[start : start + _BLOCK]
+            new = hasher(block, seeds)
             if block.null_count:
                 valid = block.is_valid().to_numpy(zero_copy_only=False)
-                np.copyto(part, new, where=valid)
+                np.copyto(seeds, new, where=valid)
             else:
-                part[:] = new
+                seeds[:] = new
     return hashes
 
 
@@ -88,8 +88,8 @@ def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
 
 def _struct(kind: pa.StructType) -> _ColumnHasher | None:
     """Return a hasher of structs, such as windows of time: the hash of the fields, one after the other."""
-    hashers = [_hasher(kind.field(at).type) for at in range(kind.num_fields)]
-    present = [each for each in hashers if each is not None]
+    hashers = [_hasher(kind.field(index).type) for index in range(kind.num_fields)]
+    present = [hasher for hasher in hashers if hasher is not None]
     if len(present) < len(hashers):
         return None
 
@@ -189,8 +189,8 @@ def _bytes(column: pa.Array, seeds: Hashes) -> Hashes:
     for length, rows in zip(distinct.tolist(), np.split(order, first[1:]), strict=True):
         matrix = np.empty((len(rows), -(-length // 8)), "<u8")
         starts = offsets[rows]
-        for at in range(matrix.shape[1]):
-            matrix[:, at] = words[starts + 8 * at]
+        for word in range(matrix.shape[1]):
+            matrix[:, word] = words[starts + 8 * word]
         result[rows] = _of_one_length(matrix, length, seeds[rows])
     return result
 
@@ -216,8 +216,8 @@ def _of_one_length(words: npt.NDArray[np.uint64], length: int, seeds: Hashes) ->
     if length >= 32:
         lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
         while position <= length - 32:
-            at = position // 8
-            lanes = [_round(lane, words[:, at + i]) for i, lane in enumerate(lanes)]
+            word = position // 8
+            lanes = [_round(lane, words[:, word + i]) for i, lane in enumerate(lanes)]
             position += 32
         result = sum(
             (_rotl(lane, bits) for lane, bits in zip(lanes[1:], (7, 12, 18), strict=True)),

@@ -105,9 +105,9 @@ class SlotIndex:
         """The key group of the key of each slot, from slot 0 on."""
         return self._key_groups[: len(self)].astype(np.int32)
 
-    def slots_in(self, part: KeyGroupRange) -> Slots:
+    def slots_in(self, key_group_range: KeyGroupRange) -> Slots:
         """Return the slots of the keys of some key groups."""
-        return np.flatnonzero(are_in(self._key_groups[: len(self)], part))
+        return np.flatnonzero(are_in(self._key_groups[: len(self)], key_group_range))
 
     def keep(self, slots: Slots) -> SlotIndex:
         """
@@ -115,14 +115,14 @@ class SlotIndex:
 
         This index stays as it is.
         """
-        kept = SlotIndex(self._schema, len(slots))
+        smaller = SlotIndex(self._schema, len(slots))
         for start in range(0, len(slots), _BLOCK):
-            part = slots[start : start + _BLOCK]
-            hashes = self._hashes[part]
-            rows = np.arange(len(part))
-            first = kept._append(self._keys.take(part), rows, hashes, self._key_groups[part])
-            kept._insert(first + rows, hashes, kept._home(hashes))
-        return kept
+            block = slots[start : start + _BLOCK]
+            hashes = self._hashes[block]
+            rows = np.arange(len(block))
+            first = smaller._append(self._keys.take(block), rows, hashes, self._key_groups[block])
+            smaller._insert(first + rows, hashes, smaller._home(hashes))
+        return smaller
 
     def _home(self, hashes: Hashes) -> _Cells:
         """Return the cell where the search for each hash starts."""
@@ -158,29 +158,34 @@ class SlotIndex:
         rows = np.flatnonzero(self._skip(sought, cells))
         ends = cells.take(rows)
         while len(rows):
-            held = self._table.take(ends)
-            slots[rows] = held
-            other = np.flatnonzero(self._hashes.take(held) != hashes.take(rows))
-            rows, ends = rows.take(other), (ends.take(other) + 1) & self._mask
+            stored = self._table.take(ends)
+            slots[rows] = stored
+            other = np.flatnonzero(self._hashes.take(stored) != hashes.take(rows))
+            rows = rows.take(other)
+            ends = (ends.take(other) + 1) & self._mask
             slots[rows] = NO_SLOT
             marks = self._skip(sought.take(rows), ends)
             cells[rows] = ends
             marked = np.flatnonzero(marks)
-            rows, ends = rows.take(marked), ends.take(marked)
+            rows = rows.take(marked)
+            ends = ends.take(marked)
         return slots
 
     def _skip(self, wanted: _Marks, cells: _Cells) -> _Marks:
         """Move each cell on to one that is empty or has the mark; return their marks."""
         marks: _Marks = self._marks.take(cells)
         rows = np.flatnonzero((marks != wanted) & (marks != _EMPTY))
-        ends, sought = cells.take(rows), wanted.take(rows)
+        ends = cells.take(rows)
+        sought = wanted.take(rows)
         while len(rows):
             ends = (ends + 1) & self._mask
-            held = self._marks.take(ends)
+            next_marks = self._marks.take(ends)
             cells[rows] = ends
-            marks[rows] = held
-            going = np.flatnonzero((held != sought) & (held != _EMPTY))
-            rows, ends, sought = rows.take(going), ends.take(going), sought.take(going)
+            marks[rows] = next_marks
+            going = np.flatnonzero((next_marks != sought) & (next_marks != _EMPTY))
+            rows = rows.take(going)
+            ends = ends.take(going)
+            sought = sought.take(going)
         return marks
 
     def _append(
@@ -212,9 +217,10 @@ class SlotIndex:
             self._marks[taken] = marks.take(free)
             # Of several slots for one cell, numpy keeps the last one; the others move on.  So does
             # the mark: it is written in the same order.
-            left = np.flatnonzero(self._table.take(cells) != slots)
-            slots, marks = slots.take(left), marks.take(left)
-            cells = (cells.take(left) + 1) & self._mask
+            moving = np.flatnonzero(self._table.take(cells) != slots)
+            slots = slots.take(moving)
+            marks = marks.take(moving)
+            cells = (cells.take(moving) + 1) & self._mask
 
     def _fit_table(self, keys: int) -> bool:
         """Make the table large enough for *keys*; return whether it was rebuilt."""
@@ -246,10 +252,10 @@ def _marks_of(hashes: Hashes) -> _Marks:
 
 
 def are_in(
-    key_groups: npt.NDArray[np.int32] | npt.NDArray[np.uint16], part: KeyGroupRange
+    key_groups: npt.NDArray[np.int32] | npt.NDArray[np.uint16], key_group_range: KeyGroupRange
 ) -> npt.NDArray[np.bool_]:
     """Return which of some key groups are in a range."""
-    return (key_groups >= part.start) & (key_groups <= part.end)
+    return (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
 
 
 def _grown(array: npt.NDArray[_Number], used: int, size: int) -> npt.NDArray[_Number]:
@@ -289,39 +295,39 @@ class KeyColumns:
     def equal(self, rows: RowNumbers, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
         """Return whether each of *rows* is the key at the same place of *columns*."""
         result = np.ones(len(rows), np.bool_)
-        for at, (stored, asked) in enumerate(zip(self.take(rows), columns, strict=True)):
+        for index, (stored, asked) in enumerate(zip(self.take(rows), columns, strict=True)):
             same = _equal(stored, asked)
             if same is None:
-                codec = KeyCodec(pa.schema([self.schema.field(at)]))
+                codec = KeyCodec(pa.schema([self.schema.field(index)]))
                 pairs = zip(codec.decode([stored]), codec.decode([asked]), strict=True)
                 same = np.fromiter((a == b for a, b in pairs), np.bool_, len(stored))
             result &= same
         return result
 
 
-def _equal(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_] | None:
+def _equal(stored: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Return where two columns are equal; None for types that Arrow does not compare."""
-    if pa.types.is_struct(left.type):
-        result: npt.NDArray[np.bool_] = pc.equal(left.is_null(), right.is_null()).to_numpy(
+    if pa.types.is_struct(stored.type):
+        result: npt.NDArray[np.bool_] = pc.equal(stored.is_null(), right.is_null()).to_numpy(
             zero_copy_only=False
         )
         # The fields of a null are null.
-        for field, other in zip(left.flatten(), right.flatten(), strict=True):
+        for field, other in zip(stored.flatten(), right.flatten(), strict=True):
             same_field = _equal(field, other)
             if same_field is None:
                 return None
             result = result & same_field
         return result
-    if pa.types.is_nested(left.type):
+    if pa.types.is_nested(stored.type):
         return None
     try:
-        same = pc.equal(left, right)
+        same = pc.equal(stored, right)
     except pa.ArrowNotImplementedError:
         return None
-    if pa.types.is_floating(left.type):
-        same = pc.or_(same, pc.and_(pc.is_nan(left), pc.is_nan(right)))
+    if pa.types.is_floating(stored.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(stored), pc.is_nan(right)))
     if same.null_count:
-        both = pc.and_(left.is_null(), right.is_null())
+        both = pc.and_(stored.is_null(), right.is_null())
         same = pc.if_else(same.is_null(), both, same)
     equal: npt.NDArray[np.bool_] = same.to_numpy(zero_copy_only=False)
     return equal

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.state.keys.key_groups import key_group_of
-from statelog.state.schema.descriptors import schema_text
+from statelog.state.schema import schema_text
 
 _REFUSED: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """What Arrow raises for a value that does not fit a type."""

@@ -101,8 +101,8 @@ class Operations(NamedTuple):
 
     def extend(self, other: Operations) -> None:
         """Append the operations of *other*."""
-        for mine, more in zip(self, other, strict=True):
-            mine += more  # type: ignore[operator]
+        for column, more in zip(self, other, strict=True):
+            column += more  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,10 +384,10 @@ def as_struct(columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
 
 def filtered_lists(column: pa.Array, keep: npt.NDArray[np.bool_]) -> pa.Array:
     """Return the lists with the elements that *keep* marks, or null."""
-    kept = np.concatenate(([0], np.cumsum(keep)))[column.offsets.to_numpy()].astype(np.int32)
+    offsets = np.concatenate(([0], np.cumsum(keep)))[column.offsets.to_numpy()].astype(np.int32)
     return pa.ListArray.from_arrays(
-        pa.array(kept),
+        pa.array(offsets),
         column.values.filter(pa.array(keep)),
         type=column.type,
-        mask=pa.array(np.diff(kept) == 0),
+        mask=pa.array(np.diff(offsets) == 0),
     )

@@ -156,7 +156,10 @@ class ListKind(Kind[ListCell, ListDelta]):
         """Return the entries of a list of values."""
         values = list(state)
         times = [None] * len(values) if expiry is None else list(expiry)
-        return [convert.entry(value, at) for value, at in zip(values, times, strict=True)]
+        return [
+            convert.entry(value, expires_ms)
+            for value, expires_ms in zip(values, times, strict=True)
+        ]
 
     def to_python(self, cell: ListCell, entry: Callable[[Entry], object]) -> list[object]:
         """Return a list of values."""

@@ -130,7 +130,8 @@ class MapKind(Kind[MapCell, MapDelta]):
 
     def operation_elements(self, columns: Sequence[pa.Array], element: pa.DataType) -> pa.Array:
         """Return the pairs of map key and entry of operations; see `Kind.operation_elements`."""
-        user_key, entry = element.field(0).type, element.field(1).type
+        user_key = element.field(0).type
+        entry = element.field(1).type
         width = user_key.num_fields
         parts = [as_struct(columns[:width], user_key), as_struct(columns[width:], entry)]
         return as_struct(parts, element)

@@ -97,8 +97,8 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         for key_group, key, cell in cells:
             if cell:
                 deltas[key_group][key] = cell
-        for key_group, some in deltas.items():
-            timer_table(tables[key_group]).fold(some)
+        for key_group, cells_of_group in deltas.items():
+            timer_table(tables[key_group]).fold(cells_of_group)
 
     def operations(self, deltas: Mapping[Key, Sequence[int]]) -> Operations:
         """Return one operation per key."""
@@ -270,8 +270,8 @@ def timer_table(table: Table) -> TimerTable:
 
 def holds_time(times: Sequence[int], time: int) -> bool:
     """Return whether *time* is one of the ascending *times*."""
-    at = bisect.bisect_left(times, time)
-    return at < len(times) and times[at] == time
+    index = bisect.bisect_left(times, time)
+    return index < len(times) and times[index] == time
 
 
 def first_times(

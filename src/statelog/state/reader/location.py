@@ -13,10 +13,14 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from statelog.arguments import text
-from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.history import read_checkpoint
-from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
+from statelog.checkpoint.listing import (
+    CheckpointName,
+    CheckpointSummary,
+    checkpoint_id_of,
+    list_checkpoints,
+)
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError, ObjectNotFoundError
 from statelog.model import CompletedCheckpoint
@@ -24,7 +28,7 @@ from statelog.notebook import facts_as_html
 from statelog.state.keys.state_key import StateKey
 from statelog.state.reader.rows import python_states
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 from statelog.store import ObjectStore
 
 _READERS: Final = 2
@@ -67,7 +71,7 @@ class LocationReader:
         variables = {variable.name: variable.kind_text for variable in every}
         facts = {
             "operator": self._operator,
-            "read last": ", ".join(f"checkpoint {each}" for each, _ in readers),
+            "read last": ", ".join(f"checkpoint {checkpoint_id}" for checkpoint_id, _ in readers),
             "variables": ", ".join(f"{name} ({kind})" for name, kind in variables.items()),
             "closed": "yes" if self._readers is None else "",
         }
@@ -81,7 +85,8 @@ class LocationReader:
 
     def close(self) -> None:
         """Forget what was read; no more can be read.  Further calls do nothing."""
-        readers, self._readers = self._readers or {}, None
+        readers = self._readers or {}
+        self._readers = None
         for reader in readers.values():
             reader.close()
 
@@ -126,7 +131,8 @@ class LocationReader:
 
         Blocks: On the store.
         """
-        stored, operator = self._checkpoint(checkpoint), self._operator
+        stored = self._checkpoint(checkpoint)
+        operator = self._operator
         if operator is None and variable is not None:
             operator = operator_with(variable, stored)
         return self._reader_of(stored, operator)
@@ -143,11 +149,12 @@ class LocationReader:
         return find_checkpoint(self.store, number)
 
     def _reader_of(self, stored: CompletedCheckpoint, operator: str | None) -> StateReader:
-        readers, at = self._open_readers(), (stored.checkpoint_id, operator)
-        reader = readers.pop(at, None)
+        readers = self._open_readers()
+        place = (stored.checkpoint_id, operator)
+        reader = readers.pop(place, None)
         if reader is None or reader.checkpoint.position != stored.position:
             reader = StateReader(self.store, stored, operator=operator)
-        readers[at] = reader  # the last one used is at the end
+        readers[place] = reader  # the last one used is at the end
         while len(readers) > _READERS:
             readers.pop(next(iter(readers))).close()
         return reader
@@ -218,7 +225,7 @@ class LocationReader:
         now_ms = reader.as_of_ms if now_ms is None else now_ms
         if variable is not None:
             return state_of_key(reader, variable, key, now_ms)
-        names = [each.name for each in reader.variables()]
+        names = [described.name for described in reader.variables()]
         return {name: state_of_key(reader, name, key, now_ms) for name in names}
 
     def _open_readers(self) -> dict[tuple[int, str | None], StateReader]:
@@ -244,7 +251,7 @@ def stored_with_attachments(
 
 def has_variable(reader: StateReader, variable: str) -> bool:
     """Return whether a checkpoint has a variable that can be read."""
-    return any(each.name == variable for each in reader.variables())
+    return any(described.name == variable for described in reader.variables())
 
 
 def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> pa.Table:

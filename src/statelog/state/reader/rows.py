@@ -39,8 +39,8 @@ from statelog.state.encoding.snapshot_file import (
     snapshot_table,
     snapshot_tables,
 )
-from statelog.state.heap.memory import BLOCK
-from statelog.state.schema.descriptors import StateDescriptor
+from statelog.state.heap import BLOCK
+from statelog.state.schema import StateDescriptor
 from statelog.store import ObjectStore
 
 _Parts = list[tuple[MaterializedHandle, memoryview]]
@@ -73,9 +73,10 @@ class VariableRows:
             expired_ms: Entries that expire at or before this time are left out; None keeps them.
         """
         cells, columns = self._state.kind.rows(self._live(keys, expired_ms))
-        at = pa.array(cells)
+        rows_of_keys = pa.array(cells)
         group, *parts = (
-            take_rows(column, at, "the keys of rows") for column in keys.columns[: self._key_width]
+            take_rows(column, rows_of_keys, "the keys of rows")
+            for column in keys.columns[: self._key_width]
         )
         repeated = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*repeated, *columns], schema=self.schema)
@@ -177,14 +178,16 @@ class CollectionRows(VariableRows):
         if self._cell is None:
             return super().of(keys, expired_ms)
         column = self._live(keys, expired_ms)
-        some = column.is_valid()
-        column = column.filter(some)
+        has_state = column.is_valid()
+        column = column.filter(has_state)
         if pa.types.is_map(self._cell.type):
             pairs = column.flatten()
             column = pa.MapArray.from_arrays(
                 column.offsets, pairs.field(0), pairs.field(1), type=self._cell.type
             )
-        group, *parts = (each.filter(some) for each in keys.columns[: self._key_width])
+        group, *parts = (
+            column_of_key.filter(has_state) for column_of_key in keys.columns[: self._key_width]
+        )
         columns = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*columns, column], schema=self.schema)
 
@@ -206,7 +209,7 @@ def whole_snapshots(
     """
     if handle.log:
         return None
-    parts = [(each, read_materialized(store, each)) for each in handle.materialized]
+    parts = [(snapshot, read_materialized(store, snapshot)) for snapshot in handle.materialized]
     if not all(is_of_schema(codec, data) for _, data in parts):
         return None
     return sorted(parts, key=lambda part: part[0].key_group_range.start)

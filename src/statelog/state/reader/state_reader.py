@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from statelog.arguments import instance
 from statelog.changelog.reader import read_logs
-from statelog.checkpoint.at_time import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.history import open_state
+from statelog.checkpoint.listing import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import retained_checkpoints
 from statelog.errors import (
@@ -37,12 +37,11 @@ from statelog.runtime.clock import wall_clock_ms
 from statelog.state.columnar.run_set import contiguous
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
-from statelog.state.heap.memory import MemoryLimits, blocks
+from statelog.state.heap import MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
-from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.changes import Changes, own_log
+from statelog.state.reader.checkpoint_chain import Changes, as_of_ms, own_log
 from statelog.state.reader.rows import CollectionRows, VariableRows, snapshot_rows, whole_snapshots
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 from statelog.store import CachedStore, ObjectStore
 
 _PORTION_BYTES: Final = 32 * 1024 * 1024
@@ -154,7 +153,8 @@ class StateReader:
                 f"{other.key_groups} in checkpoint {other.checkpoint_id}, and {self.key_groups} in "
                 f"checkpoint {self.checkpoint_id}; its states cannot be compared"
             )
-        other._codec, other._cache = self._codec, self._cache
+        other._codec = self._codec
+        other._cache = self._cache
         return other
 
     @property
@@ -207,7 +207,7 @@ class StateReader:
         Blocks: On the store, between batches.
         """
         log = own_log(self._checkpoint, key_groups)
-        parts = [(each, each.key_group_range.intersection(key_groups)) for each in log]
+        parts = [(handle, handle.key_group_range.intersection(key_groups)) for handle in log]
         with self.explained():
             for batches in read_logs(self.store, parts):
                 yield from batches
@@ -361,16 +361,16 @@ class StateReader:
         """
         checked = self._checked(key_groups)
         expired_ms = None if include_expired else _time(now_ms)
-        parts = (keys for part in self.portions(checked) for keys in self._keys(part))
+        parts = (keys for portion in self.portions(checked) for keys in self._keys(portion))
         return parts if expired_ms is None else (self._live(keys, expired_ms) for keys in parts)
 
     def _live(self, keys: pa.RecordBatch, expired_ms: int) -> pa.RecordBatch:
         """Return the rows without the entries that expired by *expired_ms*."""
         columns = list(keys.columns)
-        for state_id, at in zip(self._codec.live, range(-len(self._codec.live), 0), strict=True):
+        for state_id, index in zip(self._codec.live, range(-len(self._codec.live), 0), strict=True):
             state = self._codec.states[state_id]
             if state.expires:
-                columns[at] = state.kind.live_column(columns[at], expired_ms)
+                columns[index] = state.kind.live_column(columns[index], expired_ms)
         return pa.RecordBatch.from_arrays(columns, names=keys.schema.names)
 
     def _rows_of(self, variable: str, flatten: bool = True) -> VariableRows:
@@ -401,8 +401,8 @@ class StateReader:
         """Yield rows of several variables, with the variable's name, portion by portion."""
         for portion in self.portions(key_groups) if rows else ():
             for keys in self._keys(portion):
-                for name, each in rows.items():
-                    for batch in each.batches(keys, expired_ms):
+                for name, variable_rows in rows.items():
+                    for batch in variable_rows.batches(keys, expired_ms):
                         yield name, batch
 
     def _keys(self, portion: KeyGroupRange) -> Iterator[pa.RecordBatch]:
@@ -429,7 +429,8 @@ class StateReader:
     def _restored(self, key_groups: KeyGroupRange) -> KeyedState:
         """Return the state of a portion as a task would restore it."""
         state = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
-        store, handle = self.store, self._checkpoint.for_range(key_groups)
+        store = self.store
+        handle = self._checkpoint.for_range(key_groups)
         with self.explained():
             state.catch_up(key_groups, self.checkpoint_id, (), lambda: (store, handle))
         return state
@@ -493,12 +494,14 @@ def portions(
         key_groups: What is divided.
         most: Bytes of a part, unless it is one key group.
     """
-    start, size = key_groups.start, 0.0
+    start = key_groups.start
+    size = 0.0
     for key_group in key_groups:
         size += weights[key_group]
         if size > most and key_group > start:
             yield KeyGroupRange(start, key_group - 1)
-            start, size = key_group, weights[key_group]
+            start = key_group
+            size = weights[key_group]
     if len(key_groups):
         yield KeyGroupRange(start, key_groups.end)
 
@@ -506,10 +509,13 @@ def portions(
 def stored_bytes(checkpoint: CompletedCheckpoint) -> list[float]:
     """Return about how many stored bytes each key group has."""
     weights = np.zeros(checkpoint.max_parallelism)
-    sized = [(each.key_group_range, each.handle.size_bytes) for each in checkpoint.materialized]
-    sized += [(each.key_group_range, each.size_bytes) for each in checkpoint.log]
-    for part, size in sized:
-        if len(part):
-            weights[part.start : part.end + 1] += max(size, 0) / len(part)
+    sized = [
+        (snapshot.key_group_range, snapshot.handle.size_bytes)
+        for snapshot in checkpoint.materialized
+    ]
+    sized += [(log.key_group_range, log.size_bytes) for log in checkpoint.log]
+    for key_groups, size in sized:
+        if len(key_groups):
+            weights[key_groups.start : key_groups.end + 1] += max(size, 0) / len(key_groups)
     sizes: list[float] = weights.tolist()
     return sizes

@@ -1,8 +1,7 @@
 """
 Recordings: what some keys of a query saw, kept next to the state to be replayed.
 
-    format     recordings of tasks as bytes, and back
-    cells      the state of some keys as Arrow columns, and back
+    format     recordings of tasks as bytes, the state of some keys as columns, and back
     step       one key in one micro-batch: input, state before and after, calls, output
     location   the recordings of a location: list, find by key, remove a key
     dead_letters   the calls that failed and were left out, as a table

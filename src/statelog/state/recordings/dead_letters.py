@@ -146,7 +146,8 @@ def _json_rows(table: pa.Table) -> str:
 
 
 def _row(step: RecordedStep) -> dict[str, object]:
-    task, failure = step.task, step.failure
+    task = step.task
+    failure = step.failure
     return {
         "checkpoint_id": task.checkpoint_id,
         "batch_id": task.batch_id,

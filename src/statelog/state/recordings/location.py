@@ -162,7 +162,9 @@ def steps_of_key(
             steps.append(step)
     if refused is not None and not fitted:
         raise refused
-    return sorted(steps, key=lambda each: (each.task.batch_id, each.failure is not None))
+    return sorted(
+        steps, key=lambda step_taken: (step_taken.task.batch_id, step_taken.failure is not None)
+    )
 
 
 def read_recordings(
@@ -187,9 +189,9 @@ def read_recordings(
         # A query deletes old ones meanwhile, and then no longer names them.
         named = {stored.path for stored in list_recordings(store)}
         unreadable += [
-            UnreadableRecording(each.path, "it does not exist, although a checkpoint names it")
-            for each in missing
-            if each.path in named
+            UnreadableRecording(absent.path, "it does not exist, although a checkpoint names it")
+            for absent in missing
+            if absent.path in named
         ]
 
 
@@ -216,7 +218,8 @@ def forget_key(
     The recording of a checkpoint is written again under its name without the key, so that the
     checkpoint stays complete; the recording of a key that failed is deleted.
     """
-    rewritten, deleted = [], []
+    rewritten = []
+    deleted = []
     for stored in list_recordings(store):
         try:
             tasks = read_recording(store, stored)
@@ -235,13 +238,13 @@ def forget_key(
             continue
         rewritten.append(stored.path)
         if not dry_run:
-            left = [
+            remaining = [
                 _without(task, key) if concerns else task
                 for task, concerns in zip(tasks, concerned, strict=True)
                 # A dead letter has one key, and its error may quote the rows.
                 if not (concerns and task.failure is not None)
             ]
-            store.put(stored.path, encode_file([encode_recording(task) for task in left]))
+            store.put(stored.path, encode_file([encode_recording(task) for task in remaining]))
     return ForgottenRecordings(tuple(rewritten), tuple(deleted))
 
 

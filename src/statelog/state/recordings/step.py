@@ -12,7 +12,7 @@ from statelog.format.arrow_data import python_rows
 from statelog.format.recording_file import damaged_recording
 from statelog.state.keys.state_key import StateKey
 from statelog.state.recordings.format import Failure, TaskRecording, from_stream
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 
 RECORD_COLUMN = "record"
 """Column of input rows with the number of their key."""
@@ -78,7 +78,8 @@ class _Tables:
         self.schema = task.state_schema()
         self.before = from_stream(task.before)
         self._after = from_stream(task.after) if task.after else None
-        self._input, self._initial = from_stream(task.input), from_stream(task.initial)
+        self._input = from_stream(task.input)
+        self._initial = from_stream(task.initial)
         self._output = from_stream(task.output)
         rows = self._output.num_rows
         counts = [count for _, _, _, count in task.calls]
@@ -163,8 +164,8 @@ def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int |
 def recorded_rows(table: pa.Table, keep: pa.Array) -> pa.Table:
     """Return the rows of *table* whose key is in *keep*, numbered as in *keep*."""
     positions = pc.index_in(table.column(RECORD_COLUMN), value_set=keep)
-    kept = table.set_column(0, pa.field(RECORD_COLUMN, pa.int32()), positions.cast(pa.int32()))
-    return kept.filter(pc.is_valid(kept.column(0)))
+    numbered = table.set_column(0, pa.field(RECORD_COLUMN, pa.int32()), positions.cast(pa.int32()))
+    return numbered.filter(pc.is_valid(numbered.column(0)))
 
 
 def _rows_of(table: pa.Table, number: int) -> pa.Table:

@@ -14,7 +14,7 @@ from statelog.errors import ObjectNotFoundError
 from statelog.format.segment import parse_segment
 from statelog.model import ChangeBatch
 from statelog.runtime.clock import RandomIds
-from statelog.runtime.driver import system_runtime
+from statelog.runtime.runtime import system_runtime
 from statelog.store.paths import PATHS
 
 

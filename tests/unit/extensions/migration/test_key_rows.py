@@ -21,7 +21,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark.query.declared_state import with_marks
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
-from statelog.state.schema.descriptors import (
+from statelog.state.schema import (
     FROZEN_NAME,
     TIMERS_NAME,
     OperatorStateSchema,

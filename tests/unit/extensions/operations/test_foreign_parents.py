@@ -27,8 +27,8 @@ from statelog.cli.main import run
 from statelog.errors import CheckpointError, CorruptionError, InvalidOptionsError
 from statelog.extensions.operations import savepoints
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
-from statelog.store import location_store, open_existing_store, opening
-from statelog.store.parents import ParentReference, may_follow, named_parents
+from statelog.store import location_store, open_existing_store
+from statelog.store.fork_parents import ParentReference, may_follow, named_parents
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_place_that_the_caller_named_is_opened(
 
     def fake(url: str, **options: object) -> object:
         opened.append(url)
-        return opening.open_store(str(query.folder.parent / "state"))
+        return location_store.open_store(str(query.folder.parent / "state"))
 
     new = str(query.folder.parent / "new")
     if named == "environment":

@@ -15,7 +15,7 @@ import statelog
 from statelog.checkpoint import CheckpointCoordinator, list_checkpoints
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import (
     CheckpointPosition,
     CompletedCheckpoint,

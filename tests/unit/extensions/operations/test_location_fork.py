@@ -22,7 +22,7 @@ from statelog.extensions.operations import fork, savepoints
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.store import PATHS, LocationStore, open_existing_store, open_store
-from statelog.store.parents import ParentReference
+from statelog.store.fork_parents import ParentReference
 
 ALL = KeyGroupRange(0, 7)
 

@@ -16,7 +16,7 @@ from statelog.extensions.read import joining
 from statelog.extensions.read.differences import Differences
 from statelog.extensions.read.joining import comparable, equal_rows, matching_rows
 from statelog.extensions.read.location_state import LocationState
-from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.checkpoint_chain import as_of_ms
 from statelog.testing.faulty_store import FaultyStore
 
 Values = Callable[[random.Random], Any]

@@ -27,7 +27,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.extensions.read.location_state import LocationState
-from statelog.format.checkpoint_metadata import encode_record
+from statelog.format.checkpoint_record import encode_record
 from statelog.format.segment import SegmentWriter
 from statelog.store import open_store
 

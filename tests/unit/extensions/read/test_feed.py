@@ -27,9 +27,9 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
 from statelog.state.reader import state_reader
-from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.checkpoint_chain import as_of_ms
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.schema.descriptors import StateDescriptor
+from statelog.state.schema import StateDescriptor
 from statelog.store import PATHS
 from statelog.testing.faulty_store import FaultyStore
 

@@ -11,7 +11,7 @@ from statelog.errors import CapacityError
 from statelog.extensions.read.differences import Differences
 from statelog.extensions.read.location_state import LocationState
 from statelog.format import arrow_limits
-from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.checkpoint_chain import as_of_ms
 from statelog.testing.faulty_store import FaultyStore
 
 

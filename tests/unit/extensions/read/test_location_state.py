@@ -35,7 +35,7 @@ from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.keys.state_key import StateKey, key_from_text
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader, location, state_reader
-from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.store import open_store
 from statelog.testing.faulty_store import FaultyStore
 

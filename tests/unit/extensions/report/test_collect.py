@@ -26,7 +26,7 @@ from statelog.extensions.report.skew import largest_of
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, MaterializedHandle, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 from statelog.store import open_store
 
 CHANGES = 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8

@@ -27,7 +27,7 @@ from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 
 SCHEMA = OperatorStateSchema(
     "op",

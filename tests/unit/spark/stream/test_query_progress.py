@@ -10,7 +10,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.stream.query_progress import Observations, ProgressFigures
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 
 VALUE = pa.schema([("n", pa.int64())])
 

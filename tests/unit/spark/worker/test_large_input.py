@@ -53,12 +53,12 @@ from statelog.spark.worker.protocol import (
 )
 from statelog.spark.worker.task import run_task
 from statelog.state import replay
-from statelog.state.backend import StateBackendConfig
+from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.memory import MemoryLimits
+from statelog.state.heap import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
-from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.schema import OperatorStateSchema
 from statelog.store import open_store
 
 pytestmark = pytest.mark.campaign
@@ -629,7 +629,7 @@ from pathlib import Path
 from tests.unit.spark.worker.test_large_input import Counting, counting, numbers, GROUPS
 from statelog.spark.worker import task
 from statelog.spark.worker.kept_states import KeptStates
-from statelog.state.backend import StateBackendConfig
+from statelog.state.columnar.run_files import StateBackendConfig
 
 def anonymous():
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -42,7 +42,7 @@ from statelog.state.columnar import run_files
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.memory import MemoryLimits
+from statelog.state.heap import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
@@ -56,8 +56,7 @@ from statelog.state.objects import (
     Timers,
     ValueState,
 )
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
-from statelog.state.schema.evolution import evolve
+from statelog.state.schema import OperatorStateSchema, StateDescriptor, evolve
 from statelog.store import PATHS, ObjectStore, open_store
 
 pytestmark = pytest.mark.campaign

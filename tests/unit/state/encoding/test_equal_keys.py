@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.zones import REPEATED_HOURS, ZONES
 
-from statelog.state.encoding.python_values import with_equal_floats
+from statelog.state.encoding.converters import with_equal_floats
 from statelog.state.encoding.values import KeyCodec, MapKeyCodec
 
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0001))[0]

@@ -11,10 +11,9 @@ import pytest
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
-from statelog.state.heap.expiry import CLOCK_STEP_MS
-from statelog.state.heap.tables import KeyGroupState
+from statelog.state.heap import CLOCK_STEP_MS, KeyGroupState
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 
 NOW = 1_000_000
 LATER = NOW + 1_000

@@ -23,11 +23,9 @@ from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import migrated
 from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
-from statelog.state.heap.expiry import CLOCK_STEP_MS, IncrementalExpiry
-from statelog.state.heap.tables import KeyGroupState
+from statelog.state.heap import CLOCK_STEP_MS, IncrementalExpiry, KeyGroupState
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
-from statelog.state.schema.evolution import evolve
+from statelog.state.schema import OperatorStateSchema, StateDescriptor, evolve
 
 KEY = pa.schema([("k", pa.int64())])
 GROUPS = KeyGroupRange(0, 0)

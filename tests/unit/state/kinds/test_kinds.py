@@ -15,7 +15,7 @@ from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.kinds import ListDelta, MapDelta, StateKind
 from statelog.state.kinds.kind import OP_CLEAR, Operations
-from statelog.state.schema.descriptors import StateDescriptor
+from statelog.state.schema import StateDescriptor
 
 KEY = pa.schema([("k", pa.int64())])
 VALUE = pa.schema([("n", pa.int64()), ("text", pa.string())])

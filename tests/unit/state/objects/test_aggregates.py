@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from statelog.errors import UsageError
 from statelog.state import objects
 from statelog.state.encoding.values import StructCodec
-from statelog.state.heap.tables import KeyGroupState
+from statelog.state.heap import KeyGroupState
 from statelog.state.kinds import StateKind
 from statelog.state.objects import AggregatingState, ReducingState
 

@@ -11,9 +11,9 @@ import pytest
 from statelog.errors import UsageError
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import KeyGroupState
+from statelog.state.heap import KeyGroupState
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 
 NESTED = pa.schema([("parts", pa.list_(pa.int64())), ("names", pa.map_(pa.string(), pa.int64()))])
 VALUE = ([1, 2], {"a": 1})

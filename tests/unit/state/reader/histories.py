@@ -31,19 +31,19 @@ from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
 from statelog.runtime.clock import IdSource
-from statelog.runtime.driver import system_runtime
+from statelog.runtime.runtime import system_runtime
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.memory import MemoryLimits
+from statelog.state.heap import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import (
+from statelog.state.schema import (
     TIMERS_NAME,
     OperatorStateSchema,
     StateDescriptor,
+    evolve,
 )
-from statelog.state.schema.evolution import evolve
 from statelog.store import PATHS, ObjectStore
 
 GROUPS = 6

@@ -38,7 +38,7 @@ from statelog.errors import (
 from statelog.format.segment import SNAPPY_FRAMED, parse_segment
 from statelog.model import KeyGroupRange
 from statelog.state.reader import StateReader, state_reader
-from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 from statelog.store import ObjectStore, open_store
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore, OddError
 

@@ -17,7 +17,7 @@ from statelog.extensions.columns.aggregation.kind import Parts, replaces
 from statelog.format.arrow_limits import joined_arrays
 from statelog.spark.rows.spark_versions import DATE_AND_TIME_TYPES
 from statelog.spark.rows.types import sql_name
-from statelog.state.encoding.python_values import relabelled
+from statelog.state.encoding.converters import relabelled
 
 _ORDERED: Final = (NumericType, StringType, BinaryType, BooleanType, *DATE_AND_TIME_TYPES)
 _PLAIN_COLLATION: Final = "UTF8_BINARY"

@@ -18,7 +18,7 @@ from statelog.extensions.columns.processor import ColumnarHandle, ColumnarProces
 from statelog.extensions.columns.slots import Keys
 from statelog.format.arrow_limits import one_array
 from statelog.spark.rows.spark_versions import TimerValues
-from statelog.state.schema.descriptors import stored_field
+from statelog.state.schema import stored_field
 
 STATE: Final = "aggregates"
 """Name of the state variable."""

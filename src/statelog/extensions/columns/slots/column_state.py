@@ -14,7 +14,7 @@ from statelog.extensions.columns.slots.slot_table import SlotTable
 from statelog.format.arrow_limits import one_array
 from statelog.spark.rows.types import table_of
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import stored_field
+from statelog.state.schema import stored_field
 
 
 class ColumnState:

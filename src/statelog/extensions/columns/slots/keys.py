@@ -19,7 +19,7 @@ import pyarrow as pa
 from statelog.errors import UsageError
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.schema.descriptors import stored_field
+from statelog.state.schema import stored_field
 
 _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 

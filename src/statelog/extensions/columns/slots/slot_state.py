@@ -23,7 +23,7 @@ from statelog.state.columnar.run_set import contiguous
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import ChangesReader, OperatorCodec
 from statelog.state.encoding.snapshot_file import tables_in_schema
-from statelog.state.heap.memory import MemoryLimits
+from statelog.state.heap import MemoryLimits
 from statelog.state.replay import changes_of
 from statelog.store import ObjectStore
 

@@ -30,8 +30,7 @@ from statelog.state.columnar.sorted_run import (
 )
 from statelog.state.encoding.changes import OperatorCodec, joined
 from statelog.state.encoding.snapshot_file import parquet_of
-from statelog.state.heap.expiry import CLOCK_STEP_MS
-from statelog.state.heap.memory import BLOCK, blocks
+from statelog.state.heap import BLOCK, CLOCK_STEP_MS, blocks
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.keys.slot_index import SlotIndex, are_in
 from statelog.state.kinds.kind import OP_CLEAR, RowNumbers

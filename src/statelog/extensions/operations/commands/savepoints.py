@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from statelog.checkpoint.at_time import given_checkpoint_id
+from statelog.checkpoint.listing import given_checkpoint_id
 from statelog.checkpoint.tags import Tag, TagContent, TagKind, list_tags, read_tag
 from statelog.cli.options import (
     ApplyOption,

@@ -24,7 +24,7 @@ from statelog.errors import FencedError, ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.delivery import Sink, delivered_batch, query_name, writer_id
 from statelog.store import open_store
-from statelog.store.conditional_put import create
+from statelog.store.verified import create
 
 _log = logging.getLogger("statelog.spark")
 

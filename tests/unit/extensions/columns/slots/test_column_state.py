@@ -10,7 +10,7 @@ from statelog.errors import UsageError
 from statelog.extensions.columns.slots import ColumnState, Keys, SlotState
 from statelog.state.encoding.changes import METADATA_KEY_GROUP, OperatorCodec
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, stored_field
+from statelog.state.schema import OperatorStateSchema, StateDescriptor, stored_field
 
 KEY = pa.schema([("k", pa.int64())])
 PAIR = pa.struct([pa.field("by", pa.int32(), nullable=False), pa.field("value", pa.string())])

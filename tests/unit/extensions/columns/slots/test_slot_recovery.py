@@ -32,7 +32,7 @@ from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout
-from statelog.state.heap.memory import MemoryLimits
+from statelog.state.heap import MemoryLimits
 
 pytestmark = pytest.mark.campaign
 

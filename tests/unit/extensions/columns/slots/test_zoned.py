@@ -7,7 +7,7 @@ import pytest
 
 from statelog.extensions.columns.slots.keys import zoned, zoned_field
 from statelog.spark.rows.types import known_zone
-from statelog.state.encoding.python_values import relabelled
+from statelog.state.encoding.converters import relabelled
 
 IN_UTC, IN_BERLIN = pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin")
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 
-from statelog.state.encoding.python_values import to_python
+from statelog.state.encoding.converters import to_python
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "+05:30", "Pacific/Apia")
 LEAST, MOST = dt.datetime(1, 1, 3), dt.datetime(9999, 12, 29)  # in every zone

@@ -11,9 +11,9 @@ from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import ObjectExistsError, StoreError
 from statelog.spark.stream.sinks.idempotent import _Records
 from statelog.store import EncryptedStore
-from statelog.store.conditional_put import create
 from statelog.store.encryption import EncryptionKeys
 from statelog.store.object_store import ObstoreStore
+from statelog.store.verified import create
 
 OURS = [b"ours, ", b"in two pieces"]
 CONTENT = b"".join(OURS)
@@ -120,7 +120,7 @@ def test_no_other_code_creates_objects():
     assert {
         "checkpoint/stream_factory.py",
         "store/cached.py",
-        "store/conditional_put.py",
+        "store/verified.py",
         "store/encryption.py",
         "store/location_store.py",
         "store/probe.py",

@@ -12,12 +12,12 @@ from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_o
 
 import statelog as sl
 from statelog import changelog as cl
-from statelog.changelog.local.registry import LocalFiles
+from statelog.changelog.local_registry import LocalFiles
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.errors import InvalidOptionsError, ObjectNotFoundError
 from statelog.model import FileStateHandle
-from statelog.runtime.driver import system_runtime
 from statelog.runtime.pool import ThreadPool
+from statelog.runtime.runtime import system_runtime
 from statelog.store.paths import LocationPaths
 
 SnapshotOfLog = cl.SnapshotResult[cl.ChangelogStateHandle]
@@ -245,7 +245,7 @@ class FullDisk:
 def test_h8_a_full_disk_means_no_local_copy_and_leaves_nothing(
     storage: cl.FsStateChangelogStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
 ) -> None:
-    monkeypatch.setattr("statelog.changelog.local.registry.open", FullDisk(at), raising=False)
+    monkeypatch.setattr("statelog.changelog.local_registry.open", FullDisk(at), raising=False)
     writer = storage.create_writer("operator", ALL)
     assert persisted(writer, b"one").task_local is None
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]

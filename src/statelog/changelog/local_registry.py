@@ -34,20 +34,12 @@ from statelog.errors import ClosedError, ObjectNotFoundError, StoreError, UsageE
 from statelog.format.buffers import Buffers, pieces_of
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.closing import ClosesAtExit
-from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.runtime import Runtime, system_runtime
+from statelog.store.verified import Source
 
 
-class LocalDisk(Protocol):
+class LocalDisk(Source, Protocol):
     """Files by absolute path.  Thread: any.  Blocks: for the disk, which may hang."""
-
-    @property
-    def url(self) -> str:
-        """Its location, for messages."""
-        ...
-
-    def get(self, path: str) -> memoryview:
-        """Return the whole file, or raise `ObjectNotFoundError`."""
-        ...
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the file ends."""

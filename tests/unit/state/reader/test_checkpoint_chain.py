@@ -5,7 +5,7 @@ from tests.unit.state.reader.histories import GROUPS, Calm, History, rows_of
 
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.reader import LocationReader
-from statelog.state.reader.changes import Changes
+from statelog.state.reader.checkpoint_chain import Changes
 from statelog.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.campaign

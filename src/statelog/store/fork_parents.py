@@ -20,7 +20,7 @@ from statelog.errors import (
     IncompatibleFormatError,
     InvalidOptionsError,
 )
-from statelog.format.bounds import decode_json
+from statelog.format.buffers import decode_json
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.store.api import ObjectStore
 from statelog.store.location import local_path, normalize_url
@@ -81,12 +81,12 @@ def named_parents(options: Mapping[str, object] | None) -> tuple[str, ...]:
         given = os.environ.get(ENVIRONMENT) or ()
     if isinstance(given, str):
         given = given.split(",")
-    if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+    if not isinstance(given, Sequence) or not all(isinstance(url, str) for url in given):
         raise InvalidOptionsError(
             f"store option {OPTION} is {given!r}; give the URLs of the parents of forks, with commas "
             "between them"
         )
-    return tuple(_plain_url(each.strip()) for each in given if each.strip())
+    return tuple(_plain_url(url.strip()) for url in given if url.strip())
 
 
 def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
@@ -106,7 +106,7 @@ def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
 
 def is_named(parent: str, named: Sequence[str]) -> bool:
     """Return whether the caller named the place of a parent."""
-    return any(is_same_location(parent, each) for each in named)
+    return any(is_same_location(parent, url) for url in named)
 
 
 def confirmed_by(parent: ObjectStore, path: str) -> str | None:
@@ -124,7 +124,8 @@ def confirmed_by(parent: ObjectStore, path: str) -> str | None:
 
 def is_same_location(url: str, other: str) -> bool:
     """Return whether two URLs name one location; on local disk, links are followed."""
-    first, second = _plain_url(url), _plain_url(other)
+    first = _plain_url(url)
+    second = _plain_url(other)
     if first == second:
         return True
     paths = local_path(first), local_path(second)

@@ -9,16 +9,16 @@ import pytest
 
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.expiry import (
+from statelog.state.heap import (
     CLOCK_STEP_MS,
     MIN_LOOKED_AT,
     IncrementalExpiry,
+    KeyGroupState,
     choose_groups,
 )
-from statelog.state.heap.tables import KeyGroupState
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import ListDelta, MapDelta, StateKind
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.state.schema import OperatorStateSchema, StateDescriptor
 
 VALUE = pa.schema([("n", pa.int64())])
 STATES = (

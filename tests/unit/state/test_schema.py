@@ -9,7 +9,7 @@ import pytest
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import (
+from statelog.state.schema import (
     Aggregation,
     OperatorStateSchema,
     StateDescriptor,

@@ -16,13 +16,13 @@ from tests.simulation.simulated_runtime import (
     SimulatedTimers,
 )
 from tests.unit.changelog.helpers import ScriptedStore
-from tests.unit.changelog.local.test_download_cache import changelog_file
+from tests.unit.changelog.test_download_cache import changelog_file
 
-from statelog.changelog.local import download_cache
-from statelog.changelog.local.download_cache import DownloadCache
-from statelog.changelog.local.registry import write_file
+from statelog.changelog import download_cache
+from statelog.changelog.download_cache import DownloadCache
+from statelog.changelog.local_registry import write_file
 from statelog.errors import InvariantError, check
-from statelog.runtime.driver import Runtime
+from statelog.runtime.runtime import Runtime
 
 SEEDS = 100
 IDLE_MS = 100

@@ -13,11 +13,11 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 from statelog import changelog as cl
-from statelog.changelog.local.registry import write_file
+from statelog.changelog.local_registry import write_file
 from statelog.errors import InvalidOptionsError, ObjectNotFoundError
 from statelog.format.segment import SegmentWriter
 from statelog.model import ChangeBatch
-from statelog.runtime.driver import system_runtime
+from statelog.runtime.runtime import system_runtime
 
 HOUR = dt.timedelta(hours=1)
 
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_costs_only_the_cache(
         if content:
             raise error
 
-    monkeypatch.setattr("statelog.changelog.local.download_cache.write_file", half)
+    monkeypatch.setattr("statelog.changelog.download_cache.write_file", half)
     cache = cache_of(store, tmp_path)
     if isinstance(error, OSError):
         assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from statelog import arguments
-from statelog.changelog.local.registry import LocalFiles, write_file
+from statelog.changelog.local_registry import LocalFiles, write_file
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
@@ -50,9 +50,9 @@ from statelog.format.segment import parse_segment
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import ClosesAtExit
-from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import ObjectStore
-from statelog.store.opening import as_store
+from statelog.store.location_store import as_store
 from statelog.store.verified import get_again
 
 _log = logging.getLogger("statelog")
@@ -119,7 +119,7 @@ class DownloadCache(ClosesAtExit):
                 f"a download cache needs a directory and a bound of at least 0 bytes, not "
                 f"{list(directories)} and {max_bytes}"
             )
-        self._directories = [os.path.abspath(os.fspath(each)) for each in directories]
+        self._directories = [os.path.abspath(os.fspath(directory)) for directory in directories]
         self._owns_runtime = runtime is None
         self._runtime = system_runtime() if runtime is None else runtime
         self._max_bytes = max_bytes
@@ -347,7 +347,8 @@ class DownloadCache(ClosesAtExit):
             else:
                 self._forget(evicted)
                 file = self._files[path]
-                file.state, file.size_bytes = _State.WRITING, size_bytes
+                file.state = _State.WRITING
+                file.size_bytes = size_bytes
             self._runtime.lock.notify_all()
         self._remove_all(evicted or (), "download_cache_evictions")
         return evicted is not None
@@ -360,7 +361,8 @@ class DownloadCache(ClosesAtExit):
                 del self._files[path]
             else:
                 file = self._files[path]
-                file.state, file.checksum = _State.READY, proof
+                file.state = _State.READY
+                file.checksum = proof
                 self._use(path, file)
             check_ns = self._next_check()
             self._runtime.lock.notify_all()

@@ -9,14 +9,15 @@ import pytest
 
 from statelog.errors import CheckpointError
 from statelog.state.kinds import StateKind
-from statelog.state.schema.descriptors import (
+from statelog.state.schema import (
     Aggregation,
     OperatorStateSchema,
     StateDescriptor,
     TtlChange,
+    evolve,
     field_since,
+    undeclared,
 )
-from statelog.state.schema.evolution import evolve, undeclared
 
 KEY = pa.schema([("k", pa.string())])
 ID = pa.schema([("id", pa.string())])

@@ -20,15 +20,15 @@ from typing import Final
 
 from statelog import arguments
 from statelog.arguments import Seconds, instance, path, seconds, switch, whole_number
-from statelog.changelog.local.registry import LocalDisk, LocalFiles, remove_quietly
+from statelog.changelog.local_registry import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.model.state_change import INT32_MAX
 from statelog.options import LocalRecoveryOptions
 from statelog.runtime.closing import ClosesAtExit
-from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.pool import Pool, ThreadPool
+from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import Buffers
 
 _log = logging.getLogger("statelog")
@@ -74,7 +74,7 @@ class LocalRecoveryConfig:
         switch(self.recovery, "recovery", error=InvalidOptionsError)
         if not self.directories and (self.backup or self.recovery):
             raise InvalidOptionsError(f"local recovery needs a directory: set {DIRECTORIES_KEY}")
-        absolute = tuple(os.path.abspath(os.fspath(each)) for each in self.directories)
+        absolute = tuple(os.path.abspath(os.fspath(directory)) for directory in self.directories)
         object.__setattr__(self, "directories", absolute)
 
     @classmethod
@@ -134,19 +134,20 @@ def discard_local_copies(
     """
     instance(config, "config", LocalRecoveryConfig, "a LocalRecoveryConfig")
     disk = LocalFiles()
-    kept = {
+    needed = {
         entry.handle.path
         for handle in keep
         for entry in handle.handles_and_offsets
         if isinstance(entry.handle, FileStateHandle)
     }
-    folder, removed = config.folder_of(job_id), 0
+    folder = config.folder_of(job_id)
+    removed = 0
     try:
         paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
     except OSError:
         return 0  # no folder, no copies
     for copy in paths:
-        removed += copy not in kept and remove_quietly(disk, copy)
+        removed += copy not in needed and remove_quietly(disk, copy)
     return removed
 
 
@@ -299,7 +300,8 @@ class LocalBackup(ClosesAtExit):
                 except BaseException:  # of a signal handler, which ends the upload
                     copy.state = _State.GIVEN_UP
                     raise
-            state, slow = copy.state, copy.state is _State.WRITING
+            state = copy.state
+            slow = copy.state is _State.WRITING
             if slow or not wanted:
                 copy.state = _State.GIVEN_UP
         if state is _State.COMPLETE and not wanted:

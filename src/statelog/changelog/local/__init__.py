@@ -1,1 +1,0 @@
-"""Local copies of changelog files (`recovery`, `registry`, `files`) and the `download_cache`."""

@@ -1,1 +1,0 @@
-"""State as dicts: `tables` and overlays, `expiry` by time to live, the `memory` budget."""

@@ -1,1 +1,0 @@
-"""State variables: their declarations (`descriptors`), and changes of them (`evolution`)."""
