@@ -52,7 +52,7 @@ from statelog.options import ChangelogOptions
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import ObjectStore
-from statelog.store.location_store import as_store
+from statelog.store.object_store import as_store
 from statelog.store.verified import get_again
 
 _log = logging.getLogger("statelog")

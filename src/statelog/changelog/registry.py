@@ -34,7 +34,7 @@ from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHa
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import ObjectStore
-from statelog.store.location_store import as_store
+from statelog.store.object_store import as_store
 
 _log = logging.getLogger("statelog")
 

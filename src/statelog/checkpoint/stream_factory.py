@@ -35,7 +35,7 @@ from statelog.options import StreamOptions
 from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
 from statelog.store.location import local_path
-from statelog.store.location_store import as_store
+from statelog.store.object_store import as_store
 from statelog.store.verified import create
 
 MAX_ATTEMPTS: Final = 10

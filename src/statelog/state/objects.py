@@ -71,7 +71,7 @@ class Cursor:
             state.enter(group, overlay)
 
     def leave(self) -> None:
-        """Refuse reads and writes until `enter`: there is no current key."""
+        """Refuse reads and writes until `enter`, without a current key."""
         self.group = None
         self.overlay = []
         for state in self._bound:

@@ -8,9 +8,8 @@ from statelog.store.location_store import (
     open_existing_store,
     open_location,
     open_query_files,
-    open_store,
 )
-from statelog.store.object_store import ObstoreStore
+from statelog.store.object_store import ObstoreStore, open_store
 from statelog.store.paths import PATHS, LocationPaths
 from statelog.store.probe import verify_put_if_absent
 from statelog.store.requests import ask_at_once, ask_both, endpoint_of

@@ -1,9 +1,8 @@
 """
-Open a store, or the store of a state location, which may be a fork.
+The store of a state location, which may be a fork.
 
-A store is obstore's where it has a client, else one of fsspec.  A fork refers to objects of its parent by
-names below `parent/<fork id>/`.  They are read in the parent's location, which the object
-`parents/<fork id>` of the fork names, and never written or deleted there.
+A fork refers to objects of its parent by names below `parent/<fork id>/`.  They are read in the parent's
+location, which the object `parents/<fork id>` of the fork names, and never written or deleted there.
 
 That object alone leads nowhere.  Its URL is followed only within the bucket or host of the fork, or to a
 parent that the caller named, which is checked before a connection is made; and the parent must have a
@@ -16,11 +15,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from statelog import arguments
 from statelog.errors import (
     CheckpointError,
     InvalidOptionsError,
@@ -29,7 +27,6 @@ from statelog.errors import (
 )
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore, StoreWrapper
-from statelog.store.client import check_options
 from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, EncryptedStore, split_options
 from statelog.store.fork_parents import ENVIRONMENT as PARENTS_ENVIRONMENT
 from statelog.store.fork_parents import OPTION as PARENTS
@@ -41,8 +38,7 @@ from statelog.store.fork_parents import (
     may_follow,
     named_parents,
 )
-from statelog.store.location import is_known, normalize_url
-from statelog.store.object_store import ObstoreStore
+from statelog.store.object_store import open_store
 from statelog.store.paths import PATHS
 from statelog.store.requests import read_tail
 from statelog.store.verified import get_again
@@ -399,69 +395,3 @@ def _tags_of(parent: ObjectStore, fork_id: str) -> tuple[str, ...]:
 
 def _scheme(url: str) -> str:
     return url.partition(":")[0]
-
-
-if TYPE_CHECKING:
-    from statelog.store.fsspec_store import FsspecStore
-
-
-def open_store(
-    location: str | os.PathLike[str],
-    *,
-    options: Mapping[str, object] | None = None,
-    fsync: bool = True,
-) -> ObstoreStore | FsspecStore:
-    """
-    Return the store rooted at *location*; no request is sent before the first use.
-
-    Args:
-        location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
-            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
-        options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
-            taken from the usual environment variables of the process that uses the store.
-            `backend="fsspec"` uses fsspec for any location; the other options are then arguments
-            of its file system.
-        fsync: On local disk, make every object durable (file and folders) before a put returns.
-            False leaves it to the operating system: a power failure may then lose objects that
-            were acknowledged.
-
-    Raises:
-        InvalidOptionsError: The location is invalid, or an option is unknown.
-    """
-    location = arguments.path(location, "location", error=InvalidOptionsError)
-    arguments.switch(fsync, "fsync", error=InvalidOptionsError)
-    settings = dict(
-        arguments.instance(
-            {} if options is None else options,
-            "options",
-            Mapping,
-            "a mapping of names to values",
-            error=InvalidOptionsError,
-        )
-    )
-    backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
-    if backend == "fsspec":
-        from statelog.store.fsspec_store import open_fsspec_store
-
-        return open_fsspec_store(location, settings)
-    if backend != "obstore":
-        raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")
-    url = normalize_url(location)
-    check_options(url, settings)
-    return ObstoreStore(url, settings, fsync)
-
-
-# Take a location where a store is expected, as Flink takes a path.
-
-
-def as_store(
-    location: str | os.PathLike[str] | ObjectStore, name: str, methods: Sequence[str]
-) -> ObjectStore:
-    """Return the store at *location*, or *location* itself if it is a store."""
-    if isinstance(location, str | os.PathLike):
-        return open_store(arguments.path(location, name))
-    missing = [method for method in methods if not callable(getattr(location, method, None))]
-    if missing:
-        expected = f"an ObjectStore, a path or a URL (it has no {', '.join(missing)})"
-        raise arguments.refused(name, expected, location)
-    return location

@@ -1,5 +1,5 @@
 """
-Stores through obstore: one client for local disk, memory, S3, GCS and Azure.
+Open a store: of obstore, one client for local disk, memory, S3, GCS and Azure, or else of fsspec.
 
 The client is opened in the process that uses it.  Obstore's threads do not exist in a forked child,
 where every store, a new one too, would hang.  So a child refuses every use with an error.
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
 import obstore.exceptions as obstore_errors
 
+from statelog import arguments
 from statelog.errors import (
+    InvalidOptionsError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
@@ -25,9 +27,10 @@ from statelog.errors import (
 )
 from statelog.format.buffers import Buffer, joined
 from statelog.redaction import redacted, without_secrets
-from statelog.store.api import Buffers, ObjectInfo
+from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.client import (
     Client,
+    check_options,
     endpoint,
     fsync_path,
     make_client,
@@ -43,9 +46,12 @@ from statelog.store.local_disk import (
     with_folders,
     write_object,
 )
-from statelog.store.location import kind_of, local_path
+from statelog.store.location import is_known, kind_of, local_path, normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 from statelog.store.requests import Requests
+
+if TYPE_CHECKING:
+    from statelog.store.fsspec_store import FsspecStore
 
 # A listing that continues after a page that failed.
 
@@ -450,3 +456,65 @@ def _content(data: Buffers) -> Buffer | list[Buffer]:
 
 def _info(meta: obstore.ObjectMeta) -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], meta["last_modified"])
+
+
+def open_store(
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+    fsync: bool = True,
+) -> ObstoreStore | FsspecStore:
+    """
+    Return the store rooted at *location*; no request is sent before the first use.
+
+    Args:
+        location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
+            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
+        options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
+            taken from the usual environment variables of the process that uses the store.
+            `backend="fsspec"` uses fsspec for any location; the other options are then arguments
+            of its file system.
+        fsync: On local disk, make every object durable (file and folders) before a put returns.
+            False leaves it to the operating system: a power failure may then lose objects that
+            were acknowledged.
+
+    Raises:
+        InvalidOptionsError: The location is invalid, or an option is unknown.
+    """
+    location = arguments.path(location, "location", error=InvalidOptionsError)
+    arguments.switch(fsync, "fsync", error=InvalidOptionsError)
+    settings = dict(
+        arguments.instance(
+            {} if options is None else options,
+            "options",
+            Mapping,
+            "a mapping of names to values",
+            error=InvalidOptionsError,
+        )
+    )
+    backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
+    if backend == "fsspec":
+        from statelog.store.fsspec_store import open_fsspec_store
+
+        return open_fsspec_store(location, settings)
+    if backend != "obstore":
+        raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")
+    url = normalize_url(location)
+    check_options(url, settings)
+    return ObstoreStore(url, settings, fsync)
+
+
+# Take a location where a store is expected, as Flink takes a path.
+
+
+def as_store(
+    location: str | os.PathLike[str] | ObjectStore, name: str, methods: Sequence[str]
+) -> ObjectStore:
+    """Return the store at *location*, or *location* itself if it is a store."""
+    if isinstance(location, str | os.PathLike):
+        return open_store(arguments.path(location, name))
+    missing = [method for method in methods if not callable(getattr(location, method, None))]
+    if missing:
+        expected = f"an ObjectStore, a path or a URL (it has no {', '.join(missing)})"
+        raise arguments.refused(name, expected, location)
+    return location

@@ -35,7 +35,7 @@ from statelog.runtime.clock import Clock, IdSource, RandomIds, SystemClock
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.fail_points import fail_point
 from statelog.store.api import ObjectStore
-from statelog.store.location_store import as_store, open_store
+from statelog.store.object_store import as_store, open_store
 from statelog.store.paths import LocationPaths
 
 UPLOADER_METHODS = ("upload", "discard", "close")

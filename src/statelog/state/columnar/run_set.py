@@ -76,7 +76,7 @@ class RunSet:
 
         with runs.replaying():
             go_ahead ─▶ place, bound        as often as memory requires it
-                                            then the files are named; those of a failed replay are deleted
+                                            then the files are named, or deleted if the replay failed
 
     The rows of a snapshot become a file too, which is named when the snapshot is stored::
 
@@ -308,7 +308,7 @@ class RunSet:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """Name the files of key groups that went ahead, at the end; delete those of a failed replay."""
+        """Name the files of key groups that went ahead, at the end; delete them after a failure."""
         try:
             yield
             for pending, run in self._end_replay():
