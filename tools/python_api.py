@@ -17,26 +17,15 @@ SECTION = re.compile(
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 ENTRY = re.compile(r"^(\*{0,2}[\w, .*]+?)(?: \([^)]*\))?:\s+(.*)$")
 WIDTH = 92
+INTERNAL = ("after_fork", "refuse_calls")
+"""Methods that only other modules of statelog call."""
 
 
 def module_section(module: ModuleType, names: Iterable[str], level: int = 2) -> str:
-    """Return the public names of a module, grouped by the package that defines them."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        value = getattr(module, name)
-        home = getattr(value, "__module__", None) or module.__name__
-        groups.setdefault(_package(home), []).append(name)
-    parts = []
-    for package in sorted(groups):
-        parts.append(f"{'#' * level} {package}\n\n")
-        parts += [entry(name, getattr(module, name), level + 1) for name in sorted(groups[package])]
+    """Return the public names of a module, below the name that they are imported from."""
+    parts = [f"{'#' * level} {module.__name__}\n\n"]
+    parts += [entry(name, getattr(module, name), level + 1) for name in sorted(names)]
     return "".join(parts)
-
-
-def _package(home: str) -> str:
-    parts = home.split(".")
-    named = parts[0] == "statelog" and len(parts) > 1
-    return ".".join(parts[:2]) if named else "Constants and types"
 
 
 def entry(name: str, value: object, level: int) -> str:
@@ -55,6 +44,8 @@ def _class_parts(name: str, cls: type, level: int) -> Iterator[str]:
     kind = f"class {name}({', '.join(bases)})" if bases else f"class {name}"
     yield code(kind if _is_plain(cls) else signature(name, cls, prefix="class "))
     yield docstring(cls)
+    if issubclass(cls, enum.Enum):
+        yield f"**Members:** {', '.join(f'`{member.name}`' for member in cls)}.\n\n"
     found = dict(members(cls))
     like_spark = [member for member, function in found.items() if _is_like_spark(function)]
     if like_spark:
@@ -95,6 +86,8 @@ def members(cls: type) -> Iterator[tuple[str, Callable[..., object] | property]]
             if name.startswith("_") or name in seen or not is_member or not described:
                 continue
             if described.startswith("Not after a stateful operator"):  # it only raises
+                continue
+            if name in INTERNAL:
                 continue
             seen.add(name)
             yield name, value
@@ -149,6 +142,7 @@ def _default(value: object) -> str:
 
 def annotation_text(annotation: object) -> str:
     """Return an annotation without the packages of its types."""
+    annotation = getattr(annotation, "__forward_arg__", annotation)  # of a named tuple
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return re.sub(r"\b(?:statelog|typing|collections\.abc|pyspark)\.(?:[a-z_]\w*\.)*", "", text)
 
@@ -174,10 +168,18 @@ def docstring(value: object) -> str:
         title, rest = found[1], found[2]
         lines.pop(0)
         inner: list[str] = []
-        while lines and (not lines[0].strip() or lines[0].startswith(" ")):
+        while lines and _continues(lines[0], rest, inner):
             inner.append(lines.pop(0))
         parts.append(_section(title, rest, inspect.cleandoc("\n".join(["", *inner]))))
     return "\n".join([*body, ""]).rstrip() + "\n\n" + "".join(parts)
+
+
+def _continues(line: str, rest: str, before: list[str]) -> bool:
+    """Return whether a line belongs to the section that the lines before it are of."""
+    if not line.strip() or line.startswith(" "):
+        return True
+    # The paragraph of a section that begins in the line of its title is not indented.
+    return bool(rest and SECTION.match(line) is None and (not before or before[-1].strip()))
 
 
 def arguments_of(value: object) -> Iterator[tuple[str, str]]:

@@ -3,12 +3,17 @@
 __version__: str
 
 from statelog.checkpoint.tags import Tag as Tag
+from statelog.errors import BatchGapError as BatchGapError
+from statelog.errors import CheckpointDamagedError as CheckpointDamagedError
 from statelog.errors import CheckpointError as CheckpointError
+from statelog.errors import CheckpointNotFoundError as CheckpointNotFoundError
+from statelog.errors import CheckpointSubsumedError as CheckpointSubsumedError
 from statelog.errors import ClosedError as ClosedError
 from statelog.errors import CorruptionError as CorruptionError
 from statelog.errors import FencedError as FencedError
 from statelog.errors import IncompatibleFormatError as IncompatibleFormatError
 from statelog.errors import ProcessorError as ProcessorError
+from statelog.errors import QueryActiveError as QueryActiveError
 from statelog.errors import StatelogError as StatelogError
 from statelog.errors import StoreError as StoreError
 from statelog.errors import UnavailableError as UnavailableError

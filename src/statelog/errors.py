@@ -24,24 +24,32 @@ A class exists only where a caller would act differently::
     ├── CapacityError                       more data than one task can hold; use more tasks
     ├── FencedError                         another owner took over; stop, never write again
     ├── CheckpointError                     declined, not found, or damaged: see `Reason`
+    │   ├── CheckpointNotFoundError             the location does not contain it
+    │   │   └── CheckpointSubsumedError             it existed, and was deleted
+    │   ├── CheckpointDamagedError              use another checkpoint, or repair
+    │   ├── BatchGapError                       state and sources do not follow each other
+    │   └── QueryActiveError                    stop the query, or repeat the call
     └── ProcessorError                      the user's processor failed; names state, key and batch
     InvariantError (AssertionError)         a bug of statelog; do not catch it
 
-The message is the one positional argument.  Every fact is a keyword and an attribute, so errors
-can be pickled between Spark's processes.  Secrets of URLs are hidden in both, and a message contains
-no character that a terminal would obey (`statelog.plain_text`).
+The message is the one positional argument.  Every fact is an attribute of the class, and a keyword,
+so errors can be pickled between Spark's processes.  Secrets of URLs are hidden in both, and a message
+contains no character that a terminal would obey (`statelog.plain_text`).
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Final, Self, TypeAlias
 
 from statelog.plain_text import plain_text
 from statelog.redaction import redacted
 
+Fact: TypeAlias = str | int | bool | tuple[object, ...] | None
+"""A detail of an error."""
 
-def _rebuild(cls: type[BaseException], message: str, facts: dict[str, object]) -> BaseException:
+
+def _rebuild(cls: type[BaseException], message: str, facts: dict[str, Fact]) -> BaseException:
     return cls(message, **facts)
 
 
@@ -51,23 +59,28 @@ class StatelogError(Exception):
 
     Args:
         message: What went wrong, where, and what to do.
-        facts: Named details (`path`, `offset`, `from_sqn`, `checkpoint_id`, ...); kept as `facts`
-            and readable as attributes.
+        facts: Details, by the names of the attributes below and of the subclass.
     """
 
-    def __init__(self, message: str = "", **facts: Any) -> None:
-        message = plain_text(redacted(message))
-        super().__init__(message)
-        self.message = message
-        self.facts = {
-            name: redacted(fact) if isinstance(fact, str) else fact for name, fact in facts.items()
-        }
+    message: str
+    url: str | None = None
+    """The store or location."""
+    path: str | None = None
+    """The object in the store, or the file."""
+    checkpoint_id: int | None = None
+    batch_id: int | None = None
+    """The micro-batch."""
 
-    def __getattr__(self, name: str) -> Any:
-        facts = self.__dict__.get("facts", {})
-        if name in facts:
-            return facts[name]
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+    def __init__(self, message: str = "", **facts: Fact) -> None:
+        self.message = plain_text(redacted(message))
+        super().__init__(self.message)
+        for name, fact in facts.items():
+            setattr(self, name, redacted(fact) if isinstance(fact, str) else fact)
+
+    @property
+    def facts(self) -> dict[str, Fact]:
+        """The facts of this error, by name."""
+        return {name: fact for name, fact in vars(self).items() if hasattr(type(self), name)}
 
     def __str__(self) -> str:
         return self.message
@@ -79,37 +92,46 @@ class StatelogError(Exception):
 class UsageError(StatelogError, ValueError):
     """The call itself is wrong; fix the call."""
 
+    fields: tuple[str, ...] = ()
+    """The arguments or options that are wrong."""
+
 
 class KeyGroupOutOfRangeError(UsageError):
     """A change names a key group that this writer does not own."""
+
+    key_group: int | None = None
 
 
 class ChangesTruncatedError(UsageError):
     """The requested changes are below the truncation point."""
 
+    from_sqn: int | None = None
+    truncated_to_sqn: int | None = None
+
 
 class ChangesNotAppendedError(UsageError):
     """The requested changes have not been appended yet."""
+
+    from_sqn: int | None = None
+    to_sqn: int | None = None
+    active_sqn: int | None = None
+    """The number of the next change set."""
 
 
 class InvalidOptionsError(UsageError):
     """An option is unknown, has a wrong unit, or contradicts another."""
 
+    key: str | None = None
+    origin: str | None = None
+    """Where the value was read."""
+
 
 class RequirementError(UsageError, ImportError):
-    """
-    A package that a feature needs is missing or too old; the message says how to install it.
+    """A package that a feature needs is missing or too old; the message says how to install it."""
 
-    Args:
-        message: What needs which package, and the command.
-        extra: The extra of statelog that installs it.
-        packages: The packages.
-    """
-
-    def __init__(
-        self, message: str = "", *, extra: str = "", packages: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(message, extra=extra, packages=packages)
+    extra: str = ""
+    """The extra of statelog that installs it."""
+    packages: tuple[str, ...] = ()
 
 
 class ClosedError(StatelogError):
@@ -124,6 +146,8 @@ class ClosedError(StatelogError):
 class WriterClosedError(ClosedError):
     """The changelog writer was closed while, or before, the call was made."""
 
+    log_id: int | None = None
+
 
 class UnavailableError(StatelogError, OSError):
     """A transient fault: the same call may succeed later, and nothing was lost."""
@@ -131,6 +155,8 @@ class UnavailableError(StatelogError, OSError):
 
 class UploadFailedError(UnavailableError):
     """Every attempt of one upload failed; the changes are still held by the writer."""
+
+    log_id: int | None = None
 
 
 class UploadTimeoutError(UploadFailedError, TimeoutError):
@@ -140,9 +166,15 @@ class UploadTimeoutError(UploadFailedError, TimeoutError):
 class BackpressureTimeoutError(UnavailableError, TimeoutError):
     """No upload capacity became free within the allowed time."""
 
+    size_bytes: int | None = None
+
 
 class StoreError(StatelogError, OSError):
     """The object store refused or failed an operation."""
+
+    operation: str | None = None
+    reason: str | None = None
+    """`transfer`: the bytes changed on their way.  `put_if_absent`: the store does not support it."""
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
@@ -155,6 +187,8 @@ class ObjectExistsError(StoreError, FileExistsError):
 
 class CorruptionError(StatelogError):
     """Bytes are damaged or torn; never retried, never skipped silently."""
+
+    offset: int | None = None
 
 
 class IncompatibleFormatError(StatelogError):
@@ -270,21 +304,85 @@ class CheckpointError(StatelogError):
     """
     A checkpoint was declined, cannot be found, or cannot be used.
 
+    As the number of an `OSError` does, the reason chooses the class: `CheckpointError("...",
+    reason="gap")` is a `BatchGapError`.
+
     Args:
         message: What failed, where, and what to do.
         reason: A `Reason` or its text; None where only the text of an error arrived from another process.
         facts: See `StatelogError`.
     """
 
+    reason: Reason | None = None
+    missing: tuple[object, ...] = ()
+    """The objects, or the key groups, that are missing."""
+    usable_id: int | None = None
+    """The newest older checkpoint that can be restored."""
+
+    def __new__(
+        cls, message: str = "", *, reason: Reason | str | None = None, **facts: Fact
+    ) -> Self:
+        kind = cls if reason is None else CLASSES.get(Reason(reason), cls)
+        return super().__new__(kind if issubclass(kind, cls) else cls, message)
+
     def __init__(
-        self, message: str = "", *, reason: Reason | str | None = None, **facts: object
+        self, message: str = "", *, reason: Reason | str | None = None, **facts: Fact
     ) -> None:
-        self.reason = None if reason is None else Reason(reason)
-        super().__init__(message, **facts, **({} if reason is None else {"reason": self.reason}))
+        super().__init__(message, **facts)
+        if reason is not None:
+            self.reason = Reason(reason)
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """The location does not contain such a checkpoint, tag or record."""
+
+    reason = Reason.NOT_FOUND
+
+
+class CheckpointSubsumedError(CheckpointNotFoundError):
+    """The checkpoint existed, and it or what leads to it was deleted."""
+
+    reason = Reason.SUBSUMED
+
+
+class CheckpointDamagedError(CheckpointError):
+    """An object of the checkpoint is damaged."""
+
+    reason = Reason.DAMAGED
+
+
+class BatchGapError(CheckpointError):
+    """Micro-batches are missing between the state and its sources."""
+
+    reason = Reason.GAP
+
+
+class QueryActiveError(CheckpointError):
+    """A query runs, or committed during the call."""
+
+    reason = Reason.ACTIVE
+
+
+CLASSES: Final[dict[Reason, type[CheckpointError]]] = {
+    Reason.NOT_FOUND: CheckpointNotFoundError,
+    Reason.SUBSUMED: CheckpointSubsumedError,
+    Reason.DAMAGED: CheckpointDamagedError,
+    Reason.GAP: BatchGapError,
+    Reason.ACTIVE: QueryActiveError,
+}
+"""The reasons that have a class, because callers act on them."""
 
 
 class ProcessorError(StatelogError):
     """The user's stateful processor raised, or produced values that do not fit its schema."""
+
+    key: str | None = None
+    key_group: int | None = None
+    state: str | None = None
+    """The name of the state variable."""
+    method: str | None = None
+    what: str = ""
+    """What failed, without its place."""
 
 
 class InvariantError(AssertionError):

@@ -14,9 +14,10 @@ import inspect
 import opcode
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import Enum
 from types import FrameType
-from typing import Final, NoReturn, ParamSpec, TypeVar
+from typing import Final, NoReturn, ParamSpec, Protocol, TypeVar
 
 PUBLIC_NAMES: Final = {
     "AvailabilityHelper": "AvailabilityProvider",
@@ -31,12 +32,15 @@ PUBLIC_NAMES: Final = {
     "DuplicatingStateChangeFsUploader": "StateChangeFsUploader(store, backup=LocalBackup(folder))",
     "Duration": "datetime.timedelta of Python",
     "EntropyInjector": "Entropy",
+    "ExecutorService": "the argument upload_threads of BatchingStateChangeUploadScheduler: a number",
     "Executor": "the argument upload_threads of BatchingStateChangeUploadScheduler: a number",
     "FileSystem": "open_store(location)",
     "FixedRetryPolicy": "RetryPolicy.fixed(max_attempts, timeout_s, delay_after_failure_s)",
     "FsStateChangelogOptions": "ChangelogOptions",
     "FsStateChangelogStorageFactory": "FsStateChangelogStorage(path, options=...)",
     "FsStateChangelogStorageForRecovery": "read_changes(store, handle)",
+    "IOException": "OSError of Python",
+    "IllegalArgumentException": "ValueError of Python",
     "InMemoryStateChangelogStorage": 'FsStateChangelogStorage("memory://test")',
     "JobID": "the argument job_id of FsStateChangelogStorage: text, the name of one folder",
     "KeyGroupRangeAssignment": "key_group_range_for_operator, split_key_groups",
@@ -44,6 +48,7 @@ PUBLIC_NAMES: Final = {
     "MailboxExecutorImpl": "TaskMailbox",
     "MailboxProcessor": "TaskMailbox",
     "MemorySize": 'a number of bytes, or text such as "5 mb" in ChangelogOptions.from_mapping',
+    "MetricGroup": "Metrics",
     "Path": "text: a path or URL for open_store, a name in the store elsewhere",
     "ReadableConfig": "ChangelogOptions.from_mapping({key: value}), with Flink's keys",
     "RelativeFileStateHandle": "FileStateHandle",
@@ -55,185 +60,108 @@ PUBLIC_NAMES: Final = {
     "StateChangelogStorageLoader": "FsStateChangelogStorage(path, options=...)",
     "StateChangelogStorageView": "read_changes(store, handle)",
     "StateChangeSetUpload": "UploadTask",
+    "TaskManagerJobMetricGroup": "Metrics",
+    "TimeoutException": "TimeoutError of Python",
+    "UUID": "not needed: a storage numbers its writers",
     "UploadThrottle": "BatchingStateChangeUploadScheduler",
 }
 """Classes of Flink, and what to write after `statelog.changelog.` in their place."""
 
-EXPLAINED: Final = [
-    "AvailabilityProvider",
-    "BatchingStateChangeUploadScheduler",
-    "ByteStreamStateHandle",
-    "ChangelogOptions",
-    "ChangelogStateHandle",
-    "DirectStateChangeUploadScheduler",
-    "FileStateHandle",
-    "FsCheckpointStateOutputStream",
-    "FsCheckpointStreamFactory",
-    "FsStateChangelogStorage",
-    "FsStateChangelogWriter",
-    "HandleAndOffset",
-    "KeyGroupRange",
-    "LocalChangelogRegistry",
-    "LocalRecoveryConfig",
-    "PoolFuture",
-    "SequenceNumber",
-    "SequenceNumberRange",
-    "SnapshotResult",
-    "StateChangeFsUploader",
-    "StateChangeSet",
-    "StateChangeUploadScheduler",
-    "TaskChangelogRegistry",
-    "TaskMailbox",
-    "UploadResult",
-    "UploadTask",
-    "UploadTasksResult",
-]
-"""Classes whose errors of unknown members say what to write."""
-
-MEMBERS: Final[dict[str, dict[str, str]]] = {
-    "AvailabilityProvider": {
-        "available_future": "the attribute `future`",
-        "availability_future": "the attribute `future`",
-        "is_approximately_available": "the attribute `is_available`",
-    },
-    "PoolFuture": {
-        "exceptionally": "`future.exception()`, the error of the future or None",
-        "get": "the method `result(timeout)`",
-        "join": "the method `result(timeout)`",
-        "then_accept": "`future.add_done_callback(f)`: f is called with the future, so `f.result()`",
-        "then_apply": "`future.add_done_callback(f)`: f is called with the future, so `f.result()`",
-        "then_compose": "`future.add_done_callback(f)`: f may call the writer again",
-        "then_run": "`future.add_done_callback(f)`: f is called with the future",
-        "when_complete": "`future.add_done_callback(f)`: `f.exception()` or `f.result()`",
-    },
-    "ByteStreamStateHandle": {
-        "handle_name": "the attribute `name`",
-        "state_size": "the attribute `size_bytes`",
-        "stream_state_handle_id": "the attribute `name`",
-        "open_input_stream": "the attribute `data`",
-        "discard_state": "not needed: the bytes are in the handle",
-    },
-    "ChangelogStateHandle": {
-        "checkpointed_size": "the attribute `incremental_size_bytes`",
-        "discard_state": "done by the registry and by garbage collection",
-        "state_size": "the attribute `size_bytes`",
-        "stream_state_handle": "the attribute `handles_and_offsets`",
-        "stream_state_handles": "the attribute `handles_and_offsets`",
-    },
-    "FileStateHandle": {
-        "file_path": "the attribute `path`",
-        "state_size": "the attribute `size_bytes`",
-        "open_input_stream": "`store.get(handle.path)`",
-        "discard_state": "`store.delete([handle.path])`",
-    },
-    "FsCheckpointStateOutputStream": {"pos": "the method `get_pos()`"},
-    "FsCheckpointStreamFactory": {
-        "FsCheckpointStateOutputStream": "`statelog.changelog.FsCheckpointStateOutputStream`",
-        "file_system": "the argument `store`",
-        "checkpoint_directory": "the argument `exclusive_directory`",
-        "shared_state_directory": "the argument `shared_directory`",
-        "file_state_size_threshold": "the argument `threshold_bytes`",
-        "file_state_threshold": "the argument `threshold_bytes`",
-        "write_buffer_size": "the argument `write_buffer_bytes`",
-    },
-    "FsStateChangelogStorage": {
-        "config": "the argument `options`",
-        "local_recovery_config": "the argument `local_recovery`",
-        "metric_group": "the argument `metrics`",
-        "changelog_registry": "the argument `registry`",
-        "mailbox_executor": "the argument `mailbox`",
-    },
-    "KeyGroupRange": {
-        "start_key_group": "the attribute `start`",
-        "end_key_group": "the attribute `end`",
-        "number_of_key_groups": "`len(key_group_range)`",
-        "contains": "`key_group in key_group_range`",
-    },
-    "LocalRecoveryConfig": {
-        "local_state_directory_provider": "the attribute `directories`",
-        "local_recovery_enabled": "the attribute `recovery`",
-        "local_backup_enabled": "the attribute `backup`",
-    },
-    "SequenceNumber": {"compare_to": "`<`, `==` and `>`"},
-    "SequenceNumberRange": {
-        "from": "the attribute `from_sqn`",
-        "to": "the attribute `to_sqn`",
-        "size": "`len(numbers)`",
-        "contains": "`number in numbers`",
-    },
-    "SnapshotResult": {
-        "job_manager_owned_snapshot": "the attribute `job_manager_owned`",
-        "task_local_snapshot": "the attribute `task_local`",
-        "state_size": "`job_manager_owned.size_bytes`",
-    },
-    "StateChangeSet": {
-        "changes": "an iteration over the set",
-        "sequence_number": "the attribute `sqn`",
-        "size": "the attribute `size_bytes`",
-    },
-    "TaskMailbox": {
-        "yield": "the method `run(until)`",
-        "try_yield": "the method `drain()`",
-        "submit": "the method `execute(command)`",
-    },
-    "UploadResult": {
-        "local_offset": "`local.offset`",
-        "local_stream_handle": "`local.handle`",
-        "offset": "`entry.offset`",
-        "sequence_number": "the attribute `sqn`",
-        "size": "the attribute `size_bytes`",
-        "state_size": "the attribute `size_bytes`",
-        "stream_state_handle": "`entry.handle`",
-    },
-    "UploadTask": {
-        "changeset": "the attribute `change_sets`",
-        "is_finished": "the attribute `finished`",
-        "on_completed": "the argument `on_success` of the class",
-        "on_failed": "the argument `on_failure` of the class",
-        "size": "the attribute `size_bytes`",
-        "success_callback": "the argument `on_success` of the class",
-        "failure_callback": "the argument `on_failure` of the class",
-    },
-    "UploadTasksResult": {
-        "handle": "the attribute `handles`",
-        "stream_state_handle": "the attribute `handles`",
-        "local_handle": "in `tasks`, as `results[0].local.handle`",
-        "tasks_offsets": "the attribute `tasks`",
-    },
-    "StateChangeUploadScheduler": {"availability_provider": "the attribute `availability`"},
-    "DirectStateChangeUploadScheduler": {"availability_provider": "the attribute `availability`"},
-    "BatchingStateChangeUploadScheduler": {
-        "availability_provider": "the attribute `availability`",
-        "max_batch_size": "the argument `batch_threshold_bytes`, a number of bytes",
-        "batch_timeout": "the argument `batch_delay_s`, a timedelta or seconds",
-        "executor": "the argument `upload_threads`, a number",
-        "config": "the argument `options`",
-        "metric_group": "the argument `metrics`",
-        "changelog_registry": "the argument `registry`",
-        "local_recovery_config": "the argument `local_recovery`",
-    },
-    "ChangelogOptions": {
-        "PREEMPTIVE_PERSIST_THRESHOLD": "the field `preemptive_persist_threshold_bytes`",
-        "PERSIST_DELAY": "the field `batch_persist_delay`",
-        "PERSIST_SIZE_THRESHOLD": "the field `batch_persist_size_threshold_bytes`",
-        "UPLOAD_BUFFER_SIZE": "not an option: a file is put whole; `from_mapping` accepts the key",
-        "NUM_UPLOAD_THREADS": "the field `upload_num_threads`",
-        "NUM_DISCARD_THREADS": "the field `discard_num_threads`",
-        "IN_FLIGHT_DATA_LIMIT": "the field `upload_max_in_flight_bytes`",
-        "RETRY_POLICY": "the field `upload_retry_policy`",
-        "UPLOAD_TIMEOUT": "the field `upload_timeout`",
-        "RETRY_MAX_ATTEMPTS": "the field `upload_max_attempts`",
-        "RETRY_DELAY_AFTER_FAILURE": "the field `upload_next_attempt_delay`",
-        "CACHE_IDLE_TIMEOUT": "the field `download_local_cache_idle_timeout`",
-        "BASE_PATH": "the field `base_path`",
-        "COMPRESSION_ENABLED": "the field `compression_enabled`",
-    },
+RENAMED: Final = {
+    "availability_future": "future",
+    "availability_provider": "availability",
+    "available_future": "future",
+    "batch_timeout": "batch_delay_s",
+    "cache_idle_timeout": "download_local_cache_idle_timeout",
+    "change": "value",
+    "changelog_registry": "registry",
+    "changeset": "change_sets",
+    "checkpoint_directory": "exclusive_directory",
+    "checkpointed_size": "incremental_size_bytes",
+    "config": "options",
+    "end_key_group": "end",
+    "executor": "upload_threads",
+    "failure_callback": "on_failure",
+    "file_path": "path",
+    "file_state_size_threshold": "threshold_bytes",
+    "file_state_threshold": "threshold_bytes",
+    "file_system": "store",
+    "from": "from_sqn",
+    "handle": "handles",
+    "handle_name": "name",
+    "in_flight_data_limit": "upload_max_in_flight_bytes",
+    "is_approximately_available": "is_available",
+    "job_manager_owned_snapshot": "job_manager_owned",
+    "local_backup_enabled": "backup",
+    "local_recovery_config": "local_recovery",
+    "local_recovery_enabled": "recovery",
+    "local_state_directory_provider": "directories",
+    "mailbox_executor": "mailbox",
+    "max_batch_size": "batch_threshold_bytes",
+    "metric_group": "metrics",
+    "num_discard_threads": "discard_num_threads",
+    "num_upload_threads": "upload_num_threads",
+    "on_completed": "on_success",
+    "on_failed": "on_failure",
+    "persist_delay": "batch_persist_delay",
+    "persist_size_threshold": "batch_persist_size_threshold_bytes",
+    "pos": "get_pos",
+    "retry_delay_after_failure": "upload_next_attempt_delay",
+    "retry_max_attempts": "upload_max_attempts",
+    "retry_policy": "upload_retry_policy",
+    "sequence_number": "sqn",
+    "shared_state_directory": "shared_directory",
+    "start_key_group": "start",
+    "state_size": "size_bytes",
+    "stream_state_handle_id": "name",
+    "stream_state_handles": "handles_and_offsets",
+    "submit": "execute",
+    "success_callback": "on_success",
+    "task_local_snapshot": "task_local",
+    "tasks_offsets": "tasks",
+    "to": "to_sqn",
+    "try_yield": "drain",
+    "write_buffer_size": "write_buffer_bytes",
+    "yield": "run",
 }
-"""
-Members of Flink's classes, and arguments of their calls, by class here, and what to write.
+"""Members and arguments of Flink, in snake_case and without `get_`, and their names here."""
 
-In snake_case and without `get_`; constants and nested classes as Flink writes them.
-"""
+EXPLAINED: Final = {
+    "ByteStreamStateHandle.discard_state": "not needed: the bytes are in the handle",
+    "ByteStreamStateHandle.open_input_stream": "the attribute `data`",
+    "ChangelogOptions.upload_buffer_size": "not an option: a file is put whole; `from_mapping` accepts the key",
+    "ChangelogStateHandle.discard_state": "done by the registry and by garbage collection",
+    "ChangelogStateHandle.stream_state_handle": "the attribute `handles_and_offsets`",
+    "FileStateHandle.discard_state": "`store.delete([handle.path])`",
+    "FileStateHandle.open_input_stream": "`store.get(handle.path)`",
+    "FsCheckpointStreamFactory.FsCheckpointStateOutputStream": "`statelog.changelog.FsCheckpointStateOutputStream`",
+    "FsCheckpointStreamFactory.to_string": "`str(factory)`",
+    "FsStateChangelogStorage.create_reader": "the method `read(handle)`",
+    "KeyGroupRange.contains": "`key_group in key_group_range`",
+    "KeyGroupRange.number_of_key_groups": "`len(key_group_range)`",
+    "PoolFuture.exceptionally": "`future.exception()`, the error of the future or None",
+    "PoolFuture.get": "the method `result(timeout)`",
+    "PoolFuture.handle": "`future.add_done_callback(f)`: `f.exception()` or `f.result()`",
+    "PoolFuture.join": "the method `result(timeout)`",
+    "PoolFuture.then_accept": "`future.add_done_callback(f)`: f is called with the future, so `f.result()`",
+    "PoolFuture.then_apply": "`future.add_done_callback(f)`: f is called with the future, so `f.result()`",
+    "PoolFuture.then_compose": "`future.add_done_callback(f)`: f may call the writer again",
+    "PoolFuture.then_run": "`future.add_done_callback(f)`: f is called with the future",
+    "PoolFuture.when_complete": "`future.add_done_callback(f)`: `f.exception()` or `f.result()`",
+    "SequenceNumber.compare_to": "`<`, `==` and `>`",
+    "SequenceNumberRange.contains": "`number in numbers`",
+    "SequenceNumberRange.size": "`len(numbers)`",
+    "SnapshotResult.state_size": "`job_manager_owned.size_bytes`",
+    "StateChangeSet.changes": "an iteration over the set",
+    "UploadResult.handle": "`entry.handle`",
+    "UploadResult.local_offset": "`local.offset`",
+    "UploadResult.local_stream_handle": "`local.handle`",
+    "UploadResult.offset": "`entry.offset`",
+    "UploadResult.stream_state_handle": "`entry.handle`",
+    "UploadTasksResult.local_handle": "in `tasks`, as `results[0].local.handle`",
+    "UploadTasksResult.stream_state_handle": "the attribute `handles`",
+}
+"""Members of Flink without such a name here, by class here, and what to write."""
 
 CALLS: Final = {
     "BatchingStateChangeUploadScheduler": "",
@@ -245,12 +173,15 @@ CALLS: Final = {
     "FsStateChangelogWriter": "storage.create_writer(operator_id, key_group_range, mailbox)",
     "LocalRecoveryConfig": "",
     "MailboxExecutor": "TaskMailbox()",
+    "RetryPolicy.fixed": "",
     "StateChangeFsUploader": "",
+    "StateChangeSet": "",
     "StateChangeUploadScheduler.from_config": "BatchingStateChangeUploadScheduler.from_config"
     "(options, base_path, job_id=..., metrics=..., registry=..., local_recovery=...)",
     "TaskChangelogRegistry": "",
     "UploadResult.of": "",
     "UploadTask": "",
+    "UploadTasksResult": "",
 }
 """Calls that Flink writes with other arguments, and what to write; "" for the arguments here."""
 
@@ -264,21 +195,55 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def spelled_here(kind: type, name: str) -> str | None:
-    """Return what to write in place of the member *name* of Flink's class, None if unknown."""
+def spelled_here(kind: type, name: str, arguments: Iterable[str] = ()) -> str | None:
+    """Return what to write in place of the member or argument *name* of Flink, None if unknown."""
     snake = _HUMP.sub(r"_\1", name).lower().strip("_")
     plain = snake.removeprefix("get_")
     for each in kind.__mro__:
-        members = MEMBERS.get(each.__name__, {})
-        for spelling in (name, plain, plain.upper()):
-            if spelling in members:
-                return members[spelling]
-    for candidate in (snake, plain, f"is_{plain}", plain.removeprefix("is_"), f"{plain}_bytes"):
-        member = inspect.getattr_static(kind, candidate, None)
-        if candidate != name and member and not isinstance(member, _FlinkName):
-            is_method = inspect.isroutine(member) or isinstance(member, classmethod | staticmethod)
-            return f"the method `{candidate}()`" if is_method else f"the attribute `{candidate}`"
+        for spelling in (name, plain):
+            if (text := EXPLAINED.get(f"{each.__name__}.{spelling}")) is not None:
+                return text
+    kinds = dict.fromkeys(_arguments(kind), "argument") | _members(kind)
+    kinds |= dict.fromkeys(arguments, "argument")
+    stem = plain.removeprefix("is_")
+    here = (
+        RENAMED.get(plain, ""),
+        snake,
+        plain,
+        f"is_{plain}",
+        stem,
+        f"{plain}_bytes",
+        f"{plain}_s",
+    )
+    for candidate in here:
+        if candidate != name and candidate in kinds:
+            call = "()" if kinds[candidate] == "method" else ""
+            return f"the {kinds[candidate]} `{candidate}{call}`"
     return None
+
+
+def _home(kind: type) -> type:
+    """Return the class that has the members of *kind* and gets the names of Flink."""
+    # The attributes of a protocol are what its objects must have, so they are added to its class.
+    return type(kind) if getattr(kind, "_is_protocol", False) else kind
+
+
+def _members(kind: type) -> dict[str, str]:
+    """Return the members of a class, and for each whether it is an attribute or a method."""
+    members: dict[str, str] = {}
+    for each in {*kind.__mro__[:-1], _home(kind)}:
+        members |= dict.fromkeys(vars(each).get("__annotations__", ()), "attribute")
+        for name, value in vars(each).items():
+            if not isinstance(value, _FlinkName):
+                is_method = inspect.isroutine(value) or isinstance(
+                    value, classmethod | staticmethod
+                )
+                members[name] = "method" if is_method else "attribute"
+    return members
+
+
+def _arguments(kind: type) -> Iterable[str]:
+    return inspect.signature(kind).parameters
 
 
 class _FlinkName:
@@ -301,34 +266,31 @@ class _FlinkName:
         raise AttributeError(text, name=self._name, obj=self._kind if owner is None else owner)
 
 
-def _spellings(member: str, is_method: bool = True) -> Iterator[str]:
-    """Yield how Flink may spell a member of a class here, in camelCase and in snake_case."""
+def _spellings(member: str) -> Iterator[str]:
+    """Yield how Flink may spell a member of a class here: in both cases, and as a constant."""
     if member.startswith("_"):
         return
-    if not member.islower():  # a constant, or a nested class
+    if not member.islower():  # a nested class
         yield member
         return
-    stems = {member, member.removesuffix("_bytes"), member.removeprefix("is_")}
-    prefixes = ("", "get_") if is_method else ("", "get_", "is_")
-    for snake in (prefix + stem for prefix in prefixes for stem in stems):
+    stems = {member.removeprefix("is_"), member.removesuffix("_bytes"), member.removesuffix("_s")}
+    for snake in (prefix + stem for prefix in ("", "get_", "is_") for stem in {member, *stems}):
         yield snake
+        yield snake.upper()
         yield _NEXT_WORD.sub(lambda word: word[1].upper(), snake)
 
 
 def _add_names(kind: type) -> None:
     """Add Flink's names of the members of a class to it; `dir` of an object does not list them."""
-    # The attributes of a protocol are what its objects must have, so they are added to its class.
-    home: type = type(kind) if getattr(kind, "_is_protocol", False) else kind
-    members: dict[str, bool] = {}  # and whether it is a method
-    for each in {*kind.__mro__[:-1], home}:
-        members |= dict.fromkeys(vars(each).get("__annotations__", ()), False)
-        members |= {
-            name: inspect.isroutine(value)
-            for name, value in vars(each).items()
-            if not isinstance(value, _FlinkName)
-        }
-    names = {name for member in members.items() for name in _spellings(*member)}
-    names |= {name for member in MEMBERS.get(kind.__name__, ()) for name in _spellings(member)}
+    home = _home(kind)
+    members = _members(kind)
+    here = {*members, *_arguments(kind)}
+    names = {name for member in members for name in _spellings(member)}
+    names |= {each for flink, name in RENAMED.items() if name in here for each in _spellings(flink)}
+    for text in EXPLAINED:
+        owner, _, flink = text.partition(".")
+        if owner == kind.__name__:
+            names |= set(_spellings(flink))
     added: dict[str, object] = {
         name: _FlinkName(kind, name) for name in names.difference(members, dir(home))
     }
@@ -367,13 +329,14 @@ def _explained(kind: type, call: str, function: Callable[P, T]) -> Callable[P, T
     return explaining
 
 
-def _form(kind: type, call: str, parameters: Iterable[str], keywords: Iterable[str]) -> str:
+def _form(kind: type, call: str, parameters: Collection[str], keywords: Iterable[str]) -> str:
     """Return what to write in place of a call of Flink."""
     names = ", ".join(name for name in parameters if name not in ("self", "cls"))
     hints = [
         f"; {keyword} is {text}"
         for keyword in keywords
-        if keyword not in parameters and (text := spelled_here(kind, keyword)) is not None
+        if keyword not in parameters
+        and (text := spelled_here(kind, keyword, parameters)) is not None
     ]
     return f"Flink's {call} here: {CALLS[call] or f'{call}({names})'}{''.join(hints)}"
 
@@ -430,8 +393,10 @@ def _is_called(frame: FrameType) -> bool:
 def explain_names(classes: Iterable[object]) -> None:
     """Add what Flink writes in place of members and calls to the errors of *classes*."""
     by_name = {kind.__name__: kind for kind in classes if isinstance(kind, type)}
-    for name in EXPLAINED:
-        _add_names(by_name[name])
+    for kind in by_name.values():
+        # The class of most protocols is one of Python, which they share.
+        if not issubclass(kind, Exception | Enum) and _home(kind) is not type(Protocol):
+            _add_names(kind)
     for call in CALLS:
         _explain_call(by_name[call.partition(".")[0]], call)
     for name, attribute in ATTRIBUTES:

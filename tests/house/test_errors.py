@@ -4,9 +4,9 @@ Every error survives pickle with its facts: Spark sends errors from workers to t
 An error that fails to unpickle hides the true one.
 """
 
+import ast
 import copy
 import enum
-import inspect
 import pickle
 import types
 import typing
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.house.sources import breaches, modules, tree_of
 
 from statelog import errors
 
-SAMPLES: dict[type, object] = {bool: True, int: 7, float: 1.5, str: "a fact", bytes: b"\x00\xff"}
-FREE_FACTS = {"path": "a/b", "offset": 7, "checkpoint_id": None}  # for a class that takes any
+SAMPLES: dict[type, object] = {bool: True, int: 7, str: "a fact", object: b"\x00\xff"}
 UNKNOWN = object()
 
 
@@ -48,27 +48,14 @@ def sample(annotation: Any) -> Any:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return next((one for one in map(sample, arguments) if one is not UNKNOWN), UNKNOWN)
-    if origin is typing.Literal:
-        return arguments[0]
-    if origin is tuple and arguments and arguments[-1] is not Ellipsis:
-        values = tuple(map(sample, arguments))
-        return UNKNOWN if any(value is UNKNOWN for value in values) else values
-    return UNKNOWN
+    return (sample(arguments[0]),) if origin is tuple else UNKNOWN
 
 
 def sample_facts(one: type[BaseException]) -> Iterator[tuple[str, object]]:
-    try:
-        parameters = inspect.signature(one).parameters
-        annotations = typing.get_type_hints(one.__init__)
-    except (NameError, TypeError, ValueError):  # a builtin's __init__ says nothing
-        return
-    for name, parameter in parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            yield from FREE_FACTS.items()
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            value = sample(annotations.get(name))
-            if value is not UNKNOWN:
-                yield name, value
+    """Yield a value of each fact that a class declares."""
+    for name, annotation in typing.get_type_hints(one).items():
+        if hasattr(one, name):
+            yield name, sample(annotation)
 
 
 @pytest.mark.parametrize("one", error_classes(), ids=lambda one: one.__name__)
@@ -94,3 +81,29 @@ def test_an_error_takes_one_message_and_says_error(one: type[BaseException]) -> 
     assert one.__name__.endswith("Error")
     assert str(one("what happened")) == "what happened"
     assert issubclass(one, errors.StatelogError) or issubclass(one, AssertionError)
+
+
+def undeclared_facts(tree: ast.AST) -> Iterator[str]:
+    """Yield each fact of an error that its class does not declare."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            kind = getattr(errors, node.func.id, None)
+            if isinstance(kind, type) and issubclass(kind, errors.StatelogError):
+                for keyword in node.keywords:
+                    if keyword.arg is not None and not hasattr(kind, keyword.arg):
+                        yield f"line {node.lineno}: {node.func.id} has no {keyword.arg}"
+
+
+def test_the_facts_of_an_error_are_declared() -> None:
+    assert {} == breaches(modules(), lambda path: undeclared_facts(tree_of(path)))
+    assert 1 == len(list(undeclared_facts(ast.parse("StoreError('', path='a', paths='b')"))))
+
+
+def test_the_reason_chooses_the_class() -> None:
+    for reason in errors.Reason:
+        error = errors.CheckpointError("what happened", reason=reason, path="a")
+        assert errors.CLASSES.get(reason, errors.CheckpointError) is type(error)
+        assert (reason, reason, "a") == (error.reason, str(error.reason), error.path)
+        assert type(error)("what happened").reason in (error.reason, None)
+    assert issubclass(errors.CheckpointSubsumedError, errors.CheckpointNotFoundError)
+    assert errors.CheckpointError("what happened").reason is None

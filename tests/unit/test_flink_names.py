@@ -12,7 +12,7 @@ import pytest
 
 import statelog as sl
 from statelog import changelog as cl
-from statelog.flink_names import CALLS, MEMBERS, PUBLIC_NAMES, spelled_here
+from statelog.flink_names import CALLS, EXPLAINED, PUBLIC_NAMES, RENAMED, spelled_here
 from statelog.runtime.pool import PoolFuture
 
 WRITER_RANGE = sl.KeyGroupRange(0, 127)
@@ -32,7 +32,7 @@ CAMEL: list[tuple[Any, str, str]] = [
     (cl.UploadResult.of(HANDLE, SET, 0), "size", "the attribute `size_bytes`"),
     (TASK, "getSize", "the attribute `size_bytes`"),
     (TASK, "get_change_sets", "the attribute `change_sets`"),
-    (TASK, "onCompleted", "the argument `on_success` of the class"),
+    (TASK, "onCompleted", "the argument `on_success`"),
     (cl.AvailabilityProvider(), "getAvailabilityFuture", "the attribute `future`"),
     (cl.AvailabilityProvider(), "isAvailable", "the attribute `is_available`"),
     (SET, "getChanges", "an iteration over the set"),
@@ -101,22 +101,29 @@ def test_a_name_that_is_not_flinks_is_not_explained() -> None:
         exec("from statelog.changelog import Nothing")
 
 
+def explained_classes() -> list[type]:
+    kinds = [getattr(cl, name) for name in cl.__all__]
+    return [PoolFuture, *(kind for kind in kinds if isinstance(kind, type))]
+
+
 def test_what_the_tables_say_exists() -> None:
-    missing = []
-    for kind, members in MEMBERS.items():
-        home = PoolFuture if kind == "PoolFuture" else getattr(cl, kind)
-        for flink, written in members.items():
-            member = re.fullmatch(r"the (?:attribute|method) `(\w+)(?:\(.*\))?`", written)
-            if member and not hasattr(home, member[1]):
-                missing.append(f"{kind}.{flink}: {written}")
-            assert spelled_here(home, f"get_{flink}" if flink.islower() else flink) == written
-            if hasattr(home, flink):
-                missing.append(f"{kind}.{flink} exists")
-    assert [] == missing
+    members = {name for kind in explained_classes() for name in dir(kind)}
+    arguments = {
+        name for kind in explained_classes() for name in inspect.signature(kind).parameters
+    }
+    factories = (FACTORIES.from_config, cl.FsStateChangelogStorage.create_writer)
+    arguments |= {name for call in factories for name in inspect.signature(call).parameters}
+    assert set() == set(RENAMED.values()) - members - arguments
+    by_name = {kind.__name__: kind for kind in explained_classes()}
+    for member, written in EXPLAINED.items():
+        kind, _, flink = member.partition(".")
+        assert spelled_here(by_name[kind], f"get_{flink}" if flink.islower() else flink) == written
+        assert not hasattr(by_name[kind], flink)
+        named = re.fullmatch(r"the (?:attribute|method) `(\w+)(?:\(.*\))?`", written)
+        assert named is None or hasattr(by_name[kind], named[1])
 
 
 FUTURE = "then_accept thenAccept when_complete whenComplete then_compose thenCompose exceptionally get join then_run thenRun"
-CONSTANTS = "BASE_PATH COMPRESSION_ENABLED PREEMPTIVE_PERSIST_THRESHOLD PERSIST_DELAY PERSIST_SIZE_THRESHOLD UPLOAD_BUFFER_SIZE NUM_UPLOAD_THREADS NUM_DISCARD_THREADS IN_FLIGHT_DATA_LIMIT RETRY_POLICY UPLOAD_TIMEOUT RETRY_MAX_ATTEMPTS RETRY_DELAY_AFTER_FAILURE CACHE_IDLE_TIMEOUT"
 
 
 @pytest.mark.parametrize("name", FUTURE.split())
@@ -126,14 +133,6 @@ def test_the_methods_of_flinks_futures_are_explained(name: str) -> None:
         for future in (writer.persist(0), storage.scheduler.availability.future):
             with pytest.raises(AttributeError, match=f"Flink's {name} here: .*`"):
                 getattr(future, name)
-
-
-@pytest.mark.parametrize("name", CONSTANTS.split())
-def test_the_constants_of_flinks_options_are_explained(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"Flink's {name} here: "):
-        getattr(cl.ChangelogOptions, name)
-    with pytest.raises(TypeError, match="ChangelogOptions here: ChangelogOptions"):
-        cl.ChangelogOptions(**{f"{name.lower()}_of_flink": 1})
 
 
 UPLOADER = cl.StateChangeFsUploader("memory://calls")
@@ -156,8 +155,8 @@ WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: cl.FsStateChangelogStorage("memory://c").create_writer("op", WRITER_RANGE, mailbox_executor=None), "mailbox_executor is the argument `mailbox`"),
     (lambda: cl.FsStateChangelogStorage("memory://c", local_recovery_config=None), "`local_recovery`"),
     (lambda: cl.FsStateChangelogStorage("job", cl.ChangelogOptions(), sl.Metrics()), r"Storage\(base_path, options"),
-    (lambda: cl.ChangelogOptions(upload_num_threads=1, RETRY_POLICY="fixed"), "RETRY_POLICY is the field `upload_retry_policy`"),
-    (lambda: cl.ChangelogOptions(num_upload_threads=1), "num_upload_threads is the field `upload_num_threads`"),
+    (lambda: cl.ChangelogOptions(upload_num_threads=1, RETRY_POLICY="fixed"), "RETRY_POLICY is the argument `upload_retry_policy`"),
+    (lambda: cl.ChangelogOptions(num_upload_threads=1), "num_upload_threads is the argument `upload_num_threads`"),
     (lambda: cl.FsCheckpointStreamFactory(file_system="memory://c", checkpoint_directory="a", shared_state_directory="b"), "file_system is the argument `store`; checkpoint_directory is"),
     (lambda: cl.AvailabilityProvider().is_available(), "the attribute `is_available`, without parentheses"),
 ]  # fmt: skip

@@ -69,11 +69,11 @@ def test_what_has_no_secret_is_shown_as_it_is(typed):
 
 def test_errors_hide_secrets_in_message_and_facts():
     url = f"s3://{KEY}:{SECRET}@bucket"
-    error = StoreError(f"get in {url} failed", url=url, path="chk-1/_metadata", attempts=3)
+    error = StoreError(f"get in {url} failed", url=url, path="chk-1/_metadata", batch_id=3)
     again = pickle.loads(pickle.dumps(error))
     for one in (error, again):
         assert SECRET not in str(one) + repr(one) + repr(one.facts)
-        assert ("s3://***@bucket", "chk-1/_metadata", 3) == (one.url, one.path, one.attempts)
+        assert ("s3://***@bucket", "chk-1/_metadata", 3) == (one.url, one.path, one.batch_id)
 
 
 def test_a_cause_hides_secrets_too():

@@ -32,7 +32,9 @@ def _completed() -> Future[None]:
 
 class AvailabilityProvider:
     """
-    Reports whether a scheduler has upload capacity, and when it has again.
+    Reports whether a scheduler has upload capacity, and when it has capacity again.
+
+    `AvailabilityProvider.AVAILABLE` always has capacity.
 
     Args:
         has_room: Returns whether there is capacity; called under the lock.  None for a scheduler
@@ -71,7 +73,7 @@ class AvailabilityProvider:
         """
         Future that is completed once there is capacity, or on close.
 
-        A callback of it may upload: as after `is_available`, only another thread can come first.
+        Its callbacks may upload; an upload of another thread may take the capacity first.
         """
         # A new one where nothing changes: AVAILABLE is of the process, which may fork.
         return _completed() if self._has_room is None else self._future

@@ -98,8 +98,7 @@ def check_length(length: int) -> None:
     if length > INT32_MAX:
         raise UsageError(
             f"a change of {length:,} bytes is too long: the limit is {INT32_MAX:,} bytes; split "
-            "the value",
-            size_bytes=length,
+            "the value"
         )
 
 

@@ -220,7 +220,6 @@ def _read_sets(
                 f"{handle.checkpoint_id}) is missing in {store.url}: it was deleted, or the handle "
                 "belongs to another store; check the location",
                 path=stream.name,
-                state_handle_id=handle.state_handle_id,
             ) from error
 
 

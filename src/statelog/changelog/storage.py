@@ -345,7 +345,7 @@ class FsStateChangelogStorage(ClosesAtExit):
         report: ReadReport | None = None,
     ) -> Iterator[StateChange]:
         """
-        Yield the changes of *handle* one by one; see `statelog.changelog.reader.read_changes`.
+        Yield the changes of *handle* one by one; see `read_changes`.
 
         Args:
             handle: The handle to read.

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
+    Fact,
     IncompatibleFormatError,
     ObjectNotFoundError,
 )
@@ -300,7 +301,7 @@ class Entries:
             raise unusable(checkpoint_id, "damaged", text, usable_id=None) from error
 
 
-def unusable(checkpoint_id: int, reason: str, message: str, **facts: object) -> CheckpointError:
+def unusable(checkpoint_id: int, reason: str, message: str, **facts: Fact) -> CheckpointError:
     """Return the error for a checkpoint that cannot be used, with its facts."""
     return CheckpointError(
         message,

@@ -62,7 +62,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             threshold.
         entropy: Marker to replace in the folder, or None.
         new_name: Makes unique names.
-        put: Puts the object, by a policy of its own; None for ten attempts at once.
+        put: Puts the object, with its own retries; None for ten attempts at once.
         make_directory: Create a missing folder on local disk.
 
     Raises:
@@ -164,10 +164,10 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             ClosedError: The stream was closed before.
             StoreError: The directory does not exist on local disk; or ten puts under ten names
                 failed, and their objects were deleted as far as possible.
-            UploadFailedError: The same, where the stream has a policy of its own.
+            UploadFailedError: The attempts of *put* failed.
 
         Blocks: On the store, above the threshold.   Thread: the stream's.
-        Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates as the module says.
+        Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates: one put, here, writes all bytes.
         """
         self._end_piece()
         pieces = self._pieces  # `close` of another thread replaces the list
@@ -381,7 +381,7 @@ class FsCheckpointStreamFactory:
     Raises:
         UsageError: A size is out of range, or a folder is empty or not below the root of the store.
 
-    Source: Flink, FsCheckpointStreamFactory; deviates as the module says.
+    Source: Flink, FsCheckpointStreamFactory; deviates: paths are relative to the store.
     """
 
     MAX_FILE_STATE_THRESHOLD: ClassVar = MAX_FILE_STATE_THRESHOLD
@@ -445,7 +445,7 @@ class FsCheckpointStreamFactory:
         put: PutObject | None = None,
     ) -> FsCheckpointStreamFactory:
         """
-        Return the factory for one checkpoint of a location; raises `UsageError` like `cls`.
+        Return the factory for one checkpoint of a location; raises `UsageError` as the class does.
 
         Its folders are created on local disk with the first object.
 

@@ -381,9 +381,7 @@ class ChangeLog:
         if from_sqn > to_sqn or to_sqn > self._active:
             raise UsageError(
                 f"confirm of [{from_sqn}, {to_sqn}): the range is reversed or ends above the next "
-                f"number, {self._active}",
-                from_sqn=from_sqn,
-                to_sqn=to_sqn,
+                f"number, {self._active}"
             )
         confirmed = []
         for sqn in range(max(from_sqn, self._lowest), to_sqn):

@@ -141,9 +141,7 @@ class JobProcess(ClosesAtExit):
             what = f"failed: {failure}" if failure else f"ended with status {status}"
             text = self._log.read_text(encoding="utf-8", errors="replace")
             tail = "\n  ".join(text.splitlines()[-_LOG_LINES:])
-            raise StatelogError(
-                f"the job {what}\nthe last lines of its log:\n  {tail}", exit_status=status
-            )
+            raise StatelogError(f"the job {what}\nthe last lines of its log:\n  {tail}")
 
     def kill(self) -> dict[int, str]:
         """Kill every process of the job, and return their ids and names; further calls return none."""

@@ -265,7 +265,7 @@ def build(
         keys = {declared.field: declared.key for declared in options_of(kind, section)}
         origins = [
             f"{keys[field]} comes from {chosen[field][1] if field in chosen else 'the defaults'}"
-            for field in error.facts.get("fields", ())
+            for field in error.fields
         ]
         origin = f" ({', '.join(origins)})" if origins else ""
         raise InvalidOptionsError(f"{error}{origin}", **error.facts) from None

@@ -167,12 +167,11 @@ class Requests:
 
 
 def _conflict(error: StoreError, attempts: int) -> StoreError:
-    facts = error.facts
     return StoreError(
-        f"{facts.get('operation')} {facts.get('path')} in {facts.get('url')} failed: the store "
+        f"{error.operation} {error.path} in {error.url} failed: the store "
         f"answered {attempts} times that another request for the name is in progress (409 "
         "ConditionalRequestConflict); repeat the call, or restart the job",
-        **facts,
+        **error.facts,
     )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from statelog.arguments import acting, whole_number
 from statelog.changelog.api import AvailabilityProvider
@@ -38,7 +39,7 @@ from statelog.format.segment import SegmentWriter
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.options import ChangelogOptions
 from statelog.runtime.clock import IdSource, RandomIds
-from statelog.runtime.closing import ClosesAtExit
+from statelog.runtime.closing import ClosesAtExit, close_after
 from statelog.store.api import ObjectStore
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ class _Factories(_ProtocolMeta):
 @runtime_checkable
 class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
     """
-    Uploads tasks; each of them ends exactly once.
+    Uploads tasks; each task ends exactly once.
 
+    A subclass defines `upload` and `close`, and `availability` if `upload` may wait.
     `StateChangeUploadScheduler.direct_scheduler(uploader)` and `.from_config(options, base_path)`
     make the two schedulers of statelog, as in Flink.
     """
@@ -100,12 +102,23 @@ class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Reports whether `upload` would wait; without an own definition, that it never does."""
+        """Reports whether `upload` would wait; by default, that it never does."""
         return AvailabilityProvider.AVAILABLE
 
     def close(self) -> None:
         """Fail every open task with `ClosedError`.  May be called more than once."""
         ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        close_after(error, self.close)
 
 
 class DirectStateChangeUploadScheduler(ClosesAtExit):
@@ -212,7 +225,7 @@ class InlineStateChangeUploader(ClosesAtExit):
         self._delegate.close()
 
 
-class InlineStateChangeUploadScheduler:
+class InlineStateChangeUploadScheduler(ClosesAtExit):
     """
     Stores small tasks in their handles at once, and passes large ones to another scheduler.
 

@@ -28,7 +28,7 @@ _log = logging.getLogger("statelog")
 
 class UploadTask:
     """
-    Change sets to upload together, and the callbacks at their end.
+    Change sets to upload together, with callbacks for success and failure.
 
     A task ends once: the first `complete` or `fail` counts, later ones are ignored.
 
@@ -122,7 +122,7 @@ class UploadTasksResult:
     """
     One file (or one piece of inline state) with the sets of several tasks.
 
-    Made as in Flink, of the first three arguments, or of the other three.
+    Pass the first three arguments, as in Flink, or the other three.
 
     Args:
         tasks_offsets: For each task, the place of each of its sets, as for `of`; or Flink's pair of

@@ -43,6 +43,7 @@ PREFIX_SIZE = 4
 """Encoded bytes of a change beyond its value, at least."""
 
 
+@runtime_checkable
 class StateChangeUploader(Protocol):
     """Writes batches of tasks.  May be called from several threads at once."""
 
@@ -95,7 +96,7 @@ class StateChangeFsUploader(ClosesAtExit):
     Args:
         store: The store of the files, or its path or URL.
         job_id: Folder of the job: files are stored in `<job_id>/dstl/`.  "" for none.
-        paths: Makes their paths; None: the job's.
+        paths: Names the files; None for `<job_id>/dstl/<unique name>`.
         ids: Makes unique names; None for random ones.
         compress: Snappy-frame the payload.
         registry: Tracks the files; None if the clean-up alone deletes files.

@@ -355,7 +355,7 @@ class IsolatingRun:
             _merge(before, run.overlays)
             self._keep()
         else:
-            if len(calls) == 1 and failure.__cause__ is None and "method" not in failure.facts:
+            if len(calls) == 1 and failure.__cause__ is None and failure.method is None:
                 raise failure  # it is of the whole output
             self._roll_back()
         run.overlays = before

@@ -123,8 +123,7 @@ def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) 
         marked = reachable_objects(store)
     except CheckpointError as error:
         problems.append(f"{error}. Objects of the log are kept: their use is unknown")
-        usable_id = error.facts.get("usable_id")
-        usable = usable_id if isinstance(usable_id, int) else None
+        usable = error.usable_id
     candidates: list[tuple[str, ObjectInfo]] = []
     for info in listed:
         kind = _kind(store, info, marked, newest_id)

@@ -14,7 +14,7 @@ from statelog.checkpoint.listing import LATEST, CheckpointName, given_checkpoint
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, find_tag, list_tags, read_tag
-from statelog.errors import CheckpointError, UsageError
+from statelog.errors import CheckpointError, CheckpointNotFoundError, UsageError
 from statelog.extensions.operations.position_files import position_files
 from statelog.model import Json
 from statelog.redaction import redacted
@@ -225,15 +225,14 @@ def finished_source(
     for attempt in range(_SINK_ATTEMPTS + 1):
         try:
             return fork_source(store, now_id, open_query)
+        except CheckpointNotFoundError:
+            if attempt == _SINK_ATTEMPTS or checkpoint_id is not None:
+                raise
+            now_id = _newest_id(store)  # the query went on meanwhile
         except CheckpointError as error:
-            if attempt == _SINK_ATTEMPTS:
+            if attempt == _SINK_ATTEMPTS or error.reason != "in_progress":
                 raise
-            if error.reason == "in_progress":
-                pause(_SINK_PAUSE_S)
-            elif checkpoint_id is None and error.reason in ("subsumed", "not_found"):
-                now_id = _newest_id(store)  # the query went on meanwhile
-            else:
-                raise
+            pause(_SINK_PAUSE_S)
     raise AssertionError("the last attempt returns or raises")
 
 

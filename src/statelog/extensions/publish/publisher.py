@@ -27,6 +27,7 @@ from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
 from statelog.errors import (
     CheckpointError,
+    CheckpointNotFoundError,
     StatelogError,
     StoreError,
     UnavailableError,
@@ -260,9 +261,8 @@ class TablePublisher:
                         f"{error}; other processes publish to the table {self._table.name} at the same "
                         "time: let one do it"
                     ) from error
-            except CheckpointError as error:
-                is_gone = error.reason in ("subsumed", "not_found")
-                if given is not None or not is_gone or attempt == _ATTEMPTS - 1:
+            except CheckpointNotFoundError:
+                if given is not None or attempt == _ATTEMPTS - 1:
                     raise  # else the query went on meanwhile, and has a newer checkpoint
         raise AssertionError("the last attempt returns or raises")
 
@@ -451,9 +451,8 @@ class TablePublisher:
             if all(pin.checkpoint_id != checkpoint_id for pin in pins):
                 pin = Tag(kind=TagKind.READER, name=self._pin, checkpoint_id=checkpoint_id)
                 put_tag(self._store, pin, clock_ms=wall_clock_ms)
-        except CheckpointError as error:
-            if error.reason not in ("subsumed", "not_found"):
-                raise  # else it is gone, and the next call replaces all rows
+        except CheckpointNotFoundError:
+            pass  # the next call replaces all rows
         for pin in pins:
             if pin.checkpoint_id < checkpoint_id:
                 delete_tag(self._store, pin)

@@ -6,17 +6,15 @@ The history of one key: its state as of each retained checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
-from statelog.errors import CheckpointError
+from statelog.errors import CheckpointError, CheckpointNotFoundError
 from statelog.state.reader.location import LocationReader, has_variable, state_of_key
 
 _UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
-_GONE: Final = ("not_found", "subsumed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +79,7 @@ def key_history(
     for entry in listed:
         if not entry.is_retained:
             continue
-        with _unless_gone():
+        with suppress(CheckpointNotFoundError):  # it was deleted since it was listed
             reader = state.reader(entry.checkpoint_id, variable=variable)
             time_ms = reader.as_of_ms if now_ms is None else now_ms
             present = has_variable(reader, variable)
@@ -98,13 +96,3 @@ def key_history(
     if not was_present:
         state.reader(variable=variable).arrow_schema(variable)  # raises: it names the variables
     return KeyHistory(versions, tuple(entry for entry in listed if entry.state in _UNREADABLE))
-
-
-@contextmanager
-def _unless_gone() -> Iterator[None]:
-    """Pass over a checkpoint that was deleted since it was listed."""
-    try:
-        yield
-    except CheckpointError as error:
-        if error.reason not in _GONE:
-            raise

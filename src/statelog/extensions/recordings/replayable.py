@@ -42,7 +42,7 @@ def replayable(
 
 
 def _with_advice(error: ProcessorError, advice: Callable[[], str]) -> ProcessorError:
-    if error.facts.get("key") is None:
+    if error.key is None:
         return error
     return cast("ProcessorError", with_message(error, f"{error.message}. {advice()}"))
 

@@ -215,8 +215,7 @@ def recorded_steps(
     if len(names) > 1:
         raise UsageError(
             f"the key {key!r:.200} was recorded at several operators: name one of "
-            f"{', '.join(names)} (--operator)",
-            operators=tuple(names),
+            f"{', '.join(names)} (--operator)"
         )
     return steps
 

@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from statelog import errors
-from statelog.errors import ProcessorError, StatelogError, UnavailableError
+from statelog.errors import Fact, ProcessorError, StatelogError, UnavailableError
 from statelog.spark.jvm.gateway import is_connect, query_of
 from statelog.spark.jvm.queries import is_running
 from statelog.spark.query.face import AnyProcessor
@@ -55,7 +55,7 @@ def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> Statel
     )
 
 
-def reported_in(text: str, **facts: object) -> StatelogError | None:
+def reported_in(text: str, **facts: Fact) -> StatelogError | None:
     """Return the error that another process reported in the text of Spark's error, or None."""
     report = _REPORT.search(text)
     if report is None:

@@ -177,6 +177,5 @@ class _Parser:
     def _failed(self, why: str) -> UsageError:
         return UsageError(
             f"the schema {self._text!r:.200} cannot be read: {why}. Write it as in "
-            "'id long, total decimal(10,2), tags array<string>'",
-            schema=self._text,
+            "'id long, total decimal(10,2), tags array<string>'"
         )

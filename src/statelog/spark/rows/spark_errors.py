@@ -7,8 +7,6 @@ an error of its own for a wrong use, statelog's error is an instance of both.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark.errors import (
     IllegalArgumentException,
     PySparkAssertionError,
@@ -17,7 +15,7 @@ from pyspark.errors import (
     PySparkValueError,
 )
 
-from statelog.errors import UsageError
+from statelog.errors import Fact, UsageError
 from statelog.spark.rows.spark_versions import ERROR_READER, begin_error
 
 _ERROR_READER: object = vars(PySparkException(""))[ERROR_READER]
@@ -30,16 +28,17 @@ class _SparkUsageError(UsageError):
     The fact `condition` is Spark's error class, shown before the message.
     """
 
-    def __init__(self, message: str = "", **facts: Any) -> None:
+    condition: str | None = None
+
+    def __init__(self, message: str = "", **facts: Fact) -> None:
         UsageError.__init__(self, message, **facts)
         if isinstance(self, PySparkException):
-            begin_error(self, message, facts.get("condition"))
+            begin_error(self, message, self.condition)
             # Shared by all errors, so that a copy is equal.
             vars(self)[ERROR_READER] = _ERROR_READER
 
     def __str__(self) -> str:
-        condition = self.facts.get("condition")
-        return f"[{condition}] {self.message}" if condition else self.message
+        return f"[{self.condition}] {self.message}" if self.condition else self.message
 
 
 class DeletedStateError(_SparkUsageError, PySparkRuntimeError):

@@ -35,6 +35,9 @@ class UnfitOutputError(ProcessorError):
     The run of the processor, which knows the call, reports it with method and key.
     """
 
+    at: int | None = None
+    """Its index in the output."""
+
 
 def unfit_output(what: str, batch_id: int, at: int | None = None) -> UnfitOutputError:
     """Return the error for an item that does not fit."""

@@ -398,7 +398,7 @@ class ProcessorRun:
         failure = self._failure(call.method, call.key, error.what)
         self.failed = call.key_group, call.key
         if self._in_parts and call.is_over:
-            failure.facts["key"] = None  # it cannot be recorded: the rows of its part are gone
+            failure.key = None  # it cannot be recorded: the rows of its part are gone
         else:
             self._note_failure(call.key_group, call.key, call.method, call.timer_ms)
         return failure

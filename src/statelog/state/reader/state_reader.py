@@ -464,7 +464,7 @@ def explained(store: ObjectStore, checkpoint_id: int) -> Iterator[None]:
             retained_now = retained_checkpoints(store)
         except StatelogError:
             retained_now = ()
-        facts = {"checkpoint_id": checkpoint_id, "path": error.facts.get("path", "")}
+        path = error.path or ""
         if retained_now and checkpoint_id not in retained_now:
             retained = ", ".join(map(str, retained_now))
             raise CheckpointError(
@@ -473,13 +473,15 @@ def explained(store: ObjectStore, checkpoint_id: int) -> Iterator[None]:
                 "let the query retain more checkpoints (retainedCheckpoints), or keep one by "
                 "`statelog tag`",
                 reason="subsumed",
-                **facts,
+                checkpoint_id=checkpoint_id,
+                path=path,
             ) from error
         raise CheckpointError(
             f"checkpoint {checkpoint_id} of {store.url} cannot be read: {error}",
             reason="objects_missing",
-            missing=(facts["path"],),
-            **facts,
+            missing=(path,),
+            checkpoint_id=checkpoint_id,
+            path=path,
         ) from error
 
 

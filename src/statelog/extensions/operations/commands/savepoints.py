@@ -27,7 +27,7 @@ from statelog.cli.output import (
     size_text,
     utc,
 )
-from statelog.errors import CheckpointError, StatelogError, UsageError
+from statelog.errors import CheckpointNotFoundError, StatelogError, UsageError
 from statelog.extensions.operations.copy_location import CopyProgress, copy_location
 from statelog.extensions.operations.fork import fork as make_fork
 from statelog.extensions.operations.savepoints import tag as make_tag
@@ -100,9 +100,7 @@ def tag(
 def _remove(location: str, name: str, kind: str, *, apply: bool, as_json: bool) -> None:
     try:
         removed = untag(location, name, kind=kind, apply=apply)
-    except CheckpointError as error:
-        if error.reason != "not_found":
-            raise
+    except CheckpointNotFoundError as error:
         if as_json:
             facts = {"kind": kind, "name": name, "checkpoint_id": None}
             print_json({**facts, "dry_run": not apply})
