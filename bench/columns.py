@@ -54,5 +54,5 @@ def aggregated(grouped: Any, report: Any, delivery: str) -> Any:
         F.count().alias("n"),
         F.sum("value").alias("total"),
         delivery=delivery,
-        onProgress=report,
+        on_progress=report,
     )

@@ -87,7 +87,7 @@ def run(session: SparkSession, work: Path, name: str, arguments: Any) -> dict[st
         tasks=2,
         memoryBudget=arguments.budget,
         localDirectory=str(place / "local"),
-        onProgress=progress.append,
+        on_progress=progress.append,
     )
     watch = WorkerMemory()
     start = time.perf_counter()

@@ -218,7 +218,7 @@ def run(
             "None",
             delivery=delivery,
             tasks=int(tasks) if tasks else None,
-            onProgress=progress.append,
+            on_progress=progress.append,
         )
         writer = stream.writeStream.foreachBatch(noop)
         state = work / "statelog"

@@ -104,7 +104,7 @@ def feeds(spark: SparkSession, work: Path, arguments: argparse.Namespace) -> dic
     for _ in range(10):
         last = writer.change(rng.choice(keys + keys // 10, keys // 5, replace=False))
     writer.close()
-    options = {"view": "changes", "sinceCheckpoint": first, "checkpoint": last}
+    options = {"view": "changes", "since": first, "checkpoint": last}
     counts = []
 
     def in_python() -> None:

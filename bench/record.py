@@ -63,7 +63,7 @@ def run(
         "Update",
         "None",
         record=record,
-        onProgress=progress.append,
+        on_progress=progress.append,
     )
     writer = stream.writeStream.foreachBatch(noop).option("checkpointLocation", str(work))
     query = writer.trigger(availableNow=True).start()

@@ -112,7 +112,7 @@ class Bench:
                 tasks=2,
                 memoryBudget=self.arguments.budget,
                 localDirectory=str(self.work / "local"),
-                onProgress=self.progress.append,
+                on_progress=self.progress.append,
             )
             writer: Any = stream.writeStream.foreachBatch(noop)
         else:

@@ -68,9 +68,10 @@ def _is_like_spark(value: object) -> bool:
 
 
 def _is_plain(cls: type) -> bool:
-    """Whether the constructor of a class says nothing: protocols, enums, errors, typed dicts."""
+    """Whether a caller never calls a class, or its arguments are not described."""
     special = getattr(cls, "_is_protocol", False) or getattr(cls, "__total__", None) is not None
-    return bool(special or issubclass(cls, enum.Enum | BaseException | dict))
+    is_described = "\nArgs:\n" in (inspect.getdoc(cls) or "")
+    return bool(special or not is_described or issubclass(cls, enum.Enum | BaseException | dict))
 
 
 def members(cls: type) -> Iterator[tuple[str, Callable[..., object] | property]]:

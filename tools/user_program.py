@@ -55,7 +55,7 @@ def run(spark: SparkSession, folder: Path, found: dict[str, Row]) -> list[BatchP
         "None",
         stateLocation=str(folder / "state"),
         tasks=2,
-        onProgress=progress.append,
+        on_progress=progress.append,
     )
     query = (
         out.writeStream.foreachBatch(keep)

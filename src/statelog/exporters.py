@@ -33,8 +33,7 @@ class PrometheusCollector:
     """
     A collector for a registry of prometheus-client.
 
-    ::
-
+    Example:
         prometheus_client.REGISTRY.register(PrometheusCollector(storage.metrics))
 
     Args:

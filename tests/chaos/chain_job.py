@@ -79,9 +79,9 @@ def work(config: JobConfig, send: Send) -> None:
         Totals(),
         TOTALS,
         stateLocation=config.location,
-        operatorId="customers",
+        operator="customers",
         snapshotPolicy=SNAPSHOTS,
-        onProgress=lambda progress: send("batch", progress=progress.to_json()),
+        on_progress=lambda progress: send("batch", progress=progress.to_json()),
         **config.operator,
     )
     regions = transform_with_state(
@@ -89,7 +89,7 @@ def work(config: JobConfig, send: Send) -> None:
         totals.where("total >= 0").groupBy((col("customer") % REGIONS).alias("region")),
         Regions(),
         OUTPUT,
-        operatorId="regions",
+        operator="regions",
     )
     query = (
         regions.writeStream.foreachBatch(BatchFiles(Path(config.folder) / "output", "region"))

@@ -57,7 +57,7 @@ def main(asked: dict[str, Any]) -> None:
         storageOptions=asked["options"],
         tasks=asked["tasks"],
         delivery=asked["delivery"],
-        onProgress=progress.append,
+        on_progress=progress.append,
     )
 
     def write(frame: DataFrame, batch_id: int) -> None:

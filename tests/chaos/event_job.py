@@ -147,9 +147,9 @@ def run_once(session: SparkSession, config: JobConfig, send: Send) -> int:
         outputStructType=OUTPUT,
         outputMode="Update",
         stateLocation=config.location,
-        operatorId="reminders",
+        operator="reminders",
         snapshotPolicy=SNAPSHOTS,
-        onProgress=note,
+        on_progress=note,
         **config.operator,
     )
     query = (

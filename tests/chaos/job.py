@@ -113,9 +113,9 @@ def work(config: JobConfig, send: Send) -> None:
         RestlessTotals(),
         f"{OUTPUT}, token string",
         stateLocation=config.location,
-        operatorId="customer-totals",
+        operator="customer-totals",
         snapshotPolicy=SNAPSHOTS,
-        onProgress=lambda progress: send("batch", progress=progress.to_json()),
+        on_progress=lambda progress: send("batch", progress=progress.to_json()),
         **config.operator,
     )
     query = (

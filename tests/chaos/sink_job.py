@@ -131,7 +131,7 @@ def target_sink(sink: str, folder: Path, name: str, servers: dict[str, str]) -> 
         properties = catalog_of(folder)
         with load_catalog("chaos", **properties) as catalog:
             catalog.create_namespace_if_not_exists("chaos")
-        return IcebergSink(table_of(name), catalog="chaos", properties=properties)
+        return IcebergSink(table_of(name), catalog="chaos", catalog_options=properties)
     connect = connection_of(sink, folder / name / "output", servers)
     with contextlib.closing(connect()) as connection:
         connection.cursor().execute(

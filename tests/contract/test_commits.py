@@ -32,7 +32,7 @@ def proxy(s3_server: S3Server):
 def place(proxy: S3Proxy, s3_bucket: str) -> ObjectStore:
     """A store behind the proxy, at a URL that no test has used."""
     return open_store(
-        f"s3://{s3_bucket}/job-{os.getpid()}-{next(PLACES)}", options=proxy.server.options
+        f"s3://{s3_bucket}/job-{os.getpid()}-{next(PLACES)}", storage_options=proxy.server.options
     )
 
 
@@ -207,7 +207,7 @@ def test_a_claim_whose_answer_was_lost_is_a_claim(proxy, place):
 def test_a_lost_answer_is_not_mistaken_for_somebody_elses_commit(proxy, place):
     one = started(place)
     commit(one, 1)
-    other = open_store(place.url, options=proxy.server.options)
+    other = open_store(place.url, storage_options=proxy.server.options)
     other.put_if_absent("chk-2/_metadata", b"somebody else's")
     lose_first(proxy, "chk-2/_metadata")
     with pytest.raises(FencedError, match="exists and this owner did not write it"):

@@ -20,17 +20,17 @@ FSSPEC = {"backend": "fsspec"}
 class TestLocal(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
-        return open_store(f"file://{tmp_path}/job", options=FSSPEC)
+        return open_store(f"file://{tmp_path}/job", storage_options=FSSPEC)
 
 
 class TestMemory(StoreContract):
     @pytest.fixture
     def store(self) -> ObjectStore:
-        return open_store(f"memory://{uuid.uuid4()}", options=FSSPEC)
+        return open_store(f"memory://{uuid.uuid4()}", storage_options=FSSPEC)
 
 
 def test_a_changelog_lives_in_it(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path), options=FSSPEC)
+    store = open_store(str(tmp_path), storage_options=FSSPEC)
     with cl.FsStateChangelogStorage(store, job_id="job") as storage:
         writer = storage.create_writer("operator", sl.KeyGroupRange(0, 9))
         writer.append(3, b"value")
@@ -42,7 +42,7 @@ def test_a_changelog_lives_in_it(tmp_path: Path) -> None:
 def test_a_file_system_that_overwrites_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(str(tmp_path), options=FSSPEC)
+    store = open_store(str(tmp_path), storage_options=FSSPEC)
     kind = type(store.file_system)
     real = kind.open
     monkeypatch.setattr(
@@ -59,7 +59,7 @@ def test_a_file_system_without_the_mode_is_refused(
     def refuse(self: object, path: str, mode: str = "rb") -> object:
         raise ValueError(f"unsupported mode {mode!r}")
 
-    store = open_store(str(tmp_path), options=FSSPEC)
+    store = open_store(str(tmp_path), storage_options=FSSPEC)
     monkeypatch.setattr(type(store.file_system), "open", refuse)
     with pytest.raises(StoreError, match=r"unsupported mode 'xb'.*keep checkpoints in another"):
         store.put_if_absent("chk-1/_metadata", b"x")
@@ -70,7 +70,7 @@ def test_a_scheme_that_obstore_does_not_know_goes_to_fsspec() -> None:
     with pytest.raises(InvalidOptionsError, match="unknown scheme 'nosuch'"):
         open_store("nosuch://x")
     with pytest.raises(InvalidOptionsError, match="backend"):
-        open_store("memory://x", options={"backend": "other"})
+        open_store("memory://x", storage_options={"backend": "other"})
 
 
 def test_without_fsspec_the_error_says_what_to_install() -> None:

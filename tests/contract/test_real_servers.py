@@ -22,10 +22,10 @@ def place(request: pytest.FixtureRequest) -> ObjectStore:
         server: S3Server = request.getfixturevalue("seaweedfs")
         bucket = f"races-{os.urandom(8).hex()}"  # an id of an object comes again
         server.make_bucket(bucket)
-        return open_store(f"s3://{bucket}/job", options=server.options)
+        return open_store(f"s3://{bucket}/job", storage_options=server.options)
     azure: AzureServer = request.getfixturevalue("azurite")
     container = request.getfixturevalue("azure_container")
-    return open_store(f"az://{container}/job", options=azure.options)
+    return open_store(f"az://{container}/job", storage_options=azure.options)
 
 
 def test_the_server_passes_the_probe(place: ObjectStore):

@@ -63,7 +63,7 @@ def test_checkpoints_by_url_alone(s3_environment: S3Server, s3_bucket: str):
 
 def test_the_command_line_by_url_alone(s3_server: S3Server, s3_bucket: str):
     location = f"s3a://{s3_bucket}/job"
-    commit(started(open_store(location, options=s3_server.options)), 1)
+    commit(started(open_store(location, storage_options=s3_server.options)), 1)
     for command in (["checkpoints"], ["verify"], ["gc"]):
         done = subprocess.run(
             [sys.executable, "-m", "statelog.cli.main", *command, location],
@@ -82,9 +82,9 @@ def test_credentials_may_come_from_a_function(s3_server: S3Server, s3_bucket: st
         "region": "us-east-1",
         "credential_provider": credentials_with_expiry,
     }
-    store = open_store(f"s3://{s3_bucket}/job", options=options)
+    store = open_store(f"s3://{s3_bucket}/job", storage_options=options)
     store.put("name", b"x")
-    assert bytes(open_store(store.url, options=options).get("name")) == b"x"
+    assert bytes(open_store(store.url, storage_options=options).get("name")) == b"x"
 
 
 def credentials_with_expiry() -> dict[str, object]:
@@ -123,20 +123,20 @@ def assert_explained(store: ObstoreStore, hint: str, *marks: str) -> None:
 
 
 def test_a_missing_bucket_is_not_a_missing_object(s3_server: S3Server):
-    store = open_store("s3://no-such-bucket/job", options=s3_server.options)
+    store = open_store("s3://no-such-bucket/job", storage_options=s3_server.options)
     assert_explained(store, "statelog does not create buckets", "NoSuchBucket")
 
 
 def test_a_job_on_a_missing_bucket_does_not_start(s3_server: S3Server):
     with pytest.raises(StoreError, match="create it, or correct the URL"):
-        started(open_store("s3://no-such-bucket/job", options=s3_server.options))
+        started(open_store("s3://no-such-bucket/job", storage_options=s3_server.options))
 
 
 def test_wrong_credentials_say_so():
     with moto_server() as server:
         server.make_bucket("bucket")
         server.ask_for_credentials()
-        store = open_store("s3://bucket/job", options=server.options)
+        store = open_store("s3://bucket/job", storage_options=server.options)
         assert_explained(store, "check the credentials", "InvalidAccessKeyId")
 
 
@@ -146,7 +146,7 @@ def test_no_credentials_say_so(s3_environment: S3Server, s3_bucket: str, monkeyp
     # Nobody answers there, in place of the address that tells machines their own identity.
     nobody = f"http://127.0.0.1:{free_port()}"
     options = {"max_retries": 0, "metadata_endpoint": nobody}
-    store = open_store(f"s3://{s3_bucket}/job", options=options)
+    store = open_store(f"s3://{s3_bucket}/job", storage_options=options)
     with pytest.raises(StoreError, match="credentials"):
         store.get("name")
 
@@ -159,7 +159,7 @@ def test_an_identity_that_is_refused_is_no_lack_of_rights(
     with S3Proxy(s3_environment) as proxy:  # in place of the address of identities, which refuses
         proxy.faults = lambda exchange: Fault.FORBIDDEN
         options = {"max_retries": 0, "metadata_endpoint": proxy.server.endpoint}
-        store = open_store(f"s3://{s3_bucket}/job", options=options)
+        store = open_store(f"s3://{s3_bucket}/job", storage_options=options)
         assert_explained(store, "no credentials were found")
         assert proxy.exchanges
 
@@ -172,18 +172,18 @@ def test_an_endpoint_that_is_not_there_is_given_up_in_bounded_time():
         "max_retries": 1,
     }
     began = time.monotonic()
-    assert_explained(open_store("s3://bucket/job", options=options), "cannot be reached")
+    assert_explained(open_store("s3://bucket/job", storage_options=options), "cannot be reached")
     assert time.monotonic() - began < 30
 
 
 def test_plain_http_that_was_forbidden_says_so(s3_server: S3Server, s3_bucket: str):
     options = {**s3_server.options, "allow_http": False, "max_retries": 0}
-    store = open_store(f"s3://{s3_bucket}/job", options=options)
+    store = open_store(f"s3://{s3_bucket}/job", storage_options=options)
     assert_explained(store, "set 'allow_http' to true")
 
 
 def test_conditional_puts_that_were_switched_off_are_named(s3_server: S3Server, s3_bucket: str):
     options = {**s3_server.options, "conditional_put": "disabled"}
-    store = open_store(f"s3://{s3_bucket}/off", options=options)
+    store = open_store(f"s3://{s3_bucket}/off", storage_options=options)
     with pytest.raises(StoreError, match="leave the option 'conditional_put' out"):
         started(store)

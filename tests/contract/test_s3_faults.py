@@ -43,7 +43,7 @@ def proxy(s3_server: S3Server, request: pytest.FixtureRequest):
 
 def opened(server: S3Server, bucket: str, place: int, **options: object) -> ObstoreStore:
     given = {**server.options, "max_retries": 10, **options}
-    store = open_store(f"s3://{bucket}/faults-{os.getpid()}-{place}", options=given)
+    store = open_store(f"s3://{bucket}/faults-{os.getpid()}-{place}", storage_options=given)
     assert isinstance(store, ObstoreStore)
     return store
 

@@ -113,7 +113,7 @@ class TestPostgres(DatabaseContract):
 
     def another_sink(self) -> DatabaseSink:
         batches = f"{self.schema}.batches"
-        return DatabaseSink(self.connect, f"{self.schema}.totals", batches=batches)
+        return DatabaseSink(self.connect, f"{self.schema}.totals", batches_table=batches)
 
     def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
         with self.connect() as connection:
@@ -147,7 +147,7 @@ class TestPostgres(DatabaseContract):
                 self.connect,
                 f"{self.schema}.t",
                 key=["k"],
-                batches=f"{self.schema}.batches",
+                batches_table=f"{self.schema}.batches",
             )
         ) as upsert:
             first = pa.table({"k": [1, 2, 1], "v": ["a", "b", "c"]})
@@ -192,7 +192,7 @@ class TestIceberg(SinkContract):
             yield sink
 
     def another_sink(self, table: str = "sales.totals") -> IcebergSink:
-        return IcebergSink(table, catalog="test", properties=self.properties)
+        return IcebergSink(table, catalog="test", catalog_options=self.properties)
 
     def catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog

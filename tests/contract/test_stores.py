@@ -89,7 +89,7 @@ class TestS3(S3Contract):
 
     @pytest.fixture
     def store(self, s3_server: S3Server, s3_bucket: str) -> ObstoreStore:
-        return open_store(f"s3://{s3_bucket}/team a/jobs/", options=s3_server.options)
+        return open_store(f"s3://{s3_bucket}/team a/jobs/", storage_options=s3_server.options)
 
 
 class TestS3ByEnvironment(S3Contract):
@@ -120,7 +120,7 @@ class TestAzure(StoreContract):
         options = azurite.options
         client = {name: options[name] for name in ("account_name", "account_key", "endpoint")}
         self.container = AzureStore(azure_container, client_options={"allow_http": True}, **client)
-        return open_store(f"az://{azure_container}/team a/jobs/", options=options)
+        return open_store(f"az://{azure_container}/team a/jobs/", storage_options=options)
 
     def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
         pages = list(obstore.list(self.container))

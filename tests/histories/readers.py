@@ -183,7 +183,7 @@ class SourceReader:
             stream.commit(end)
 
     def _chosen(self, rng: random.Random) -> dict[str, str]:
-        options = {"view": "changes", "stateVarName": TIMERS_NAME}
+        options = {"view": "changes", "variable": TIMERS_NAME}
         if rng.random() < 0.5:
             options["reader"] = f"copy-{self._begun}-{rng.randrange(10**9)}"
         if rng.random() < 0.4:

@@ -149,7 +149,7 @@ def iceberg_target(folder: Path) -> Target:
         return table.scan(selected_fields=("key",)).to_arrow().column("key").to_pylist()
 
     return _exactly_once(
-        lambda: IcebergSink("rows.rows", catalog="courses", properties=properties), stored
+        lambda: IcebergSink("rows.rows", catalog="courses", catalog_options=properties), stored
     )
 
 

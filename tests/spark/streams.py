@@ -102,7 +102,7 @@ class Job:
     ) -> StreamingQuery:
         """Start the query over all batches there are, with changed arguments if wanted."""
         arguments = {
-            "onProgress": self.progress.append,
+            "on_progress": self.progress.append,
             "stateLocation": str(self.state),
             **self.options,
             **changes,

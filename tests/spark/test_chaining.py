@@ -85,7 +85,7 @@ class Chain:
     def first(self, **settings: Any) -> DataFrame:
         settings = {
             "stateLocation": str(self.state),
-            "onProgress": self.progress.append,
+            "on_progress": self.progress.append,
             **settings,
         }
         return transform_with_state(

@@ -62,7 +62,7 @@ def test_changes_of_a_batch_give_the_state_of_every_checkpoint(
                 continue
             options = {"view": "changes", "checkpoint": upto, "partitions": 3}
             if after is not None:
-                options["sinceCheckpoint"] = after
+                options["since"] = after
             rows = read(spark, run.state, **options).collect()
             assert applied(rows, start) == wanted
             begun = -1 if after is None else after
@@ -113,9 +113,7 @@ def test_a_stream_reads_what_is_there_in_limited_micro_batches(
     run = totals(spark, tmp_path, 5)
     run.run()
     ids = retained(run.state)
-    follower = Follower(
-        spark, run.state, tmp_path / "a", sinceCheckpoint=ids[0], maxCheckpointsPerTrigger=2
-    )
+    follower = Follower(spark, run.state, tmp_path / "a", since=ids[0], maxCheckpointsPerTrigger=2)
     batches = follower.run()
     assert [sorted({row.checkpoint_id for row in rows}) for rows in batches] == [ids[1:3], ids[3:]]
     state = state_at(spark, run.state, ids[0])
@@ -164,19 +162,19 @@ def test_a_named_reader_keeps_what_it_has_not_read_within_a_bound(
 def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_path: Path) -> None:
     run = job(spark, tmp_path)
     run.run()
-    some = read(spark, run.state, stateVarName="total", columns="key, value.n")
+    some = read(spark, run.state, variable="total", columns="key, value.n")
     assert some.schema.simpleString() == (
         "struct<key:struct<customer:string>,value:struct<n:bigint>>"
     )
-    whole = read(spark, run.state, stateVarName="total").select("key", "value.n")
+    whole = read(spark, run.state, variable="total").select("key", "value.n")
     assert sorted((row.key.customer, row.value.n) for row in some.collect()) == sorted(
         (row.key.customer, row.n) for row in whole.collect()
     )
     with pytest.raises(PySparkException, match=r"there is no column value\.x; the columns are"):
-        read(spark, run.state, stateVarName="total", columns="value.x")
+        read(spark, run.state, variable="total", columns="value.x")
     for name in ("items", "recent", "by_day", "$timers", "total"):
-        rows = flat(read(spark, run.state, stateVarName=name))
-        nested = read(spark, run.state, stateVarName=name, flattenCollections="false").collect()
+        rows = flat(read(spark, run.state, variable=name))
+        nested = read(spark, run.state, variable=name, flattenCollectionTypes="false").collect()
         assert len(nested) == len({row["key.customer"] for row in rows}) == 7
         if name == "by_day":
             sizes = sum(len(row.value) for row in nested)
@@ -193,13 +191,11 @@ def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_pat
     ids = retained(run.state)
     for at, one in enumerate(ids):
         time = dt.datetime.fromtimestamp(created[one] / 1000, dt.UTC)
-        frame = read(spark, run.state, stateVarName="items", checkpoint=time.isoformat())
-        assert frame.count() == read(spark, run.state, stateVarName="items", checkpoint=one).count()
+        frame = read(spark, run.state, variable="items", checkpoint=time.isoformat())
+        assert frame.count() == read(spark, run.state, variable="items", checkpoint=one).count()
         assert frame.count() == 10 * (at + 2)
         bare = time.replace(tzinfo=None).isoformat()
-        assert (
-            read(spark, run.state, stateVarName="items", checkpoint=bare).count() == frame.count()
-        )
+        assert read(spark, run.state, variable="items", checkpoint=bare).count() == frame.count()
     with pytest.raises(PySparkException, match="has no retained checkpoint that was created at or"):
-        read(spark, run.state, stateVarName="items", checkpoint="2001-01-01")
+        read(spark, run.state, variable="items", checkpoint="2001-01-01")
     assert sl.open(run.state).get("total", "c1") is not None

@@ -180,7 +180,7 @@ def test_the_observers_of_an_enabled_session_see_its_unmodified_queries(
 ) -> None:
     seen: list[BatchProgress] = []
     metrics = Metrics()
-    enable(session, onProgress=seen.append, metrics=metrics)
+    enable(session, on_progress=seen.append, metrics=metrics)
     for name, keys in (("a", 2), ("b", 3)):
         source = BatchSource(session, tmp_path / name / "in", INPUT)
         source.add([(key, 1) for key in range(keys)])

@@ -67,7 +67,7 @@ def test_an_encrypted_location_is_used_like_any_other(
     assert (
         sl.open(state, storage_options=encryption).get("total", ("customer-0007",))["total"] == 42
     )
-    frame = spark.read.format("statelog").option("stateVarName", "total")
+    frame = spark.read.format("statelog").option("variable", "total")
     read = frame.option("storageOptions.encryption", f"file:{keys}").load(state)
     assert read.count() == len(model.totals)
 

@@ -158,7 +158,7 @@ class Wider(Totals):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"operatorId": "other"}, "belongs to operator 'transform_with_state', not 'other'"),
+        ({"operator": "other"}, "belongs to operator 'transform_with_state', not 'other'"),
         ({"processor": Wider()}, "state 'total': field 'total' is int64 there, double here"),
         ({"keys": ["key", "amount"]}, "its key is .*, the query's is"),
         ({"maxParallelism": 64}, "128 key groups, the query asks for 64"),

@@ -115,7 +115,10 @@ def test_a_tag_is_gone_on_from_after_the_query_was_deleted(
     parent.take()
     child = job_of(tmp_path / "child", source)
     statelog.fork(
-        parent.state, child.state, tag="release", new_checkpoint_location=child.folder / "query"
+        parent.state,
+        child.state,
+        checkpoint="release",
+        new_checkpoint_location=child.folder / "query",
     )
     wait(child.start())
     model = TotalsModel()

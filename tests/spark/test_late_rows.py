@@ -92,7 +92,7 @@ def run(
         Counting(),
         "n bigint",
         timeMode=time_mode,
-        onProgress=progress.append,
+        on_progress=progress.append,
         noDataBatches=False,
         tasks=1,
         **settings,
@@ -131,7 +131,7 @@ def test_of_a_window_its_end_counts(source: BatchSource, tmp_path: Path) -> None
         Counting(),
         "n bigint",
         timeMode="EventTime",
-        onProgress=progress.append,
+        on_progress=progress.append,
         noDataBatches=False,
     )
     writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "q")).format("noop")

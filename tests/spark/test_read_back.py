@@ -84,10 +84,10 @@ def read_back(spark: SparkSession, location: Path, checkpoint_id: int) -> Model:
     """Return the state that Spark reads, in the form of the model."""
 
     def of(name: str, **options: Any) -> list[Any]:
-        found = read(spark, location, stateVarName=name, checkpoint=checkpoint_id, **options)
+        found = read(spark, location, variable=name, checkpoint=checkpoint_id, **options)
         return found.collect()
 
-    counts = of("counts", flattenCollections="false")
+    counts = of("counts", flattenCollectionTypes="false")
     items: dict[int, list[int]] = {}
     for row in sorted(of("items"), key=lambda one: one.position):
         items.setdefault(row.key.key, []).append(row.value.n)
@@ -137,7 +137,7 @@ def test_state_read_back_is_that_of_dictionaries(
     state: dict[int, Any] = {}
     for checkpoint_id, wanted in zip(ids, models, strict=True):
         assert read_back(spark, run.state, checkpoint_id) == wanted
-    feed = read(spark, run.state, view="changes", sinceCheckpoint=ids[0]).collect()
+    feed = read(spark, run.state, view="changes", since=ids[0]).collect()
     first = read_back(spark, run.state, ids[0])
     keys = {*first["value"], *first["items"], *first["counts"]}
     state = {key: {name: first[name].get(key) for name in first} for key in keys}

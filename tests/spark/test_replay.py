@@ -179,9 +179,9 @@ def test_each_operator_of_a_query_is_recorded(spark: "SparkSession", tmp_path: P
     state = tmp_path / "state"
     first = transform_with_state(
         source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), record=[(1,)],
-        operatorId="totals",
+        operator="totals",
     )  # fmt: skip
-    second = transform_with_state(first.groupBy("rows"), Marks(), TOTALS, operatorId="marks")
+    second = transform_with_state(first.groupBy("rows"), Marks(), TOTALS, operator="marks")
     query = second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
     wait(query.foreachBatch(lambda *_: None).trigger(availableNow=True).start())
     assert 2 == len(replay(str(state), 1, operator="totals", processor=Totals()))

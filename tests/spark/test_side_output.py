@@ -92,7 +92,7 @@ def test_rows_are_kept_and_delivered_with_their_micro_batch(
     transform: Any = transform_with_state_in_pandas if kind is FrameSides else transform_with_state
     stream = transform(
         source.frame().groupBy("key"), kind(), TOTALS, stateLocation=str(tmp_path / "state"),
-        delivery=delivery, tasks=2, metrics=metrics, onProgress=progress.append,
+        delivery=delivery, tasks=2, metrics=metrics, on_progress=progress.append,
     )  # fmt: skip
     delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {"sevens": {}, "first": {}}
     writers = set()

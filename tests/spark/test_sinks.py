@@ -508,8 +508,8 @@ def test_an_idempotent_function_skips_what_it_has_written(job: SinkJob, delivery
     rows: list[Any] = []
     records = job.folder / "records"
 
-    def run_with(sink: Callable[[DataFrame, int], object], record: Any = "after") -> None:
-        function = idempotent(sink, str(records), record=record)
+    def run_with(sink: Callable[[DataFrame, int], object], record_first: bool = False) -> None:
+        function = idempotent(sink, str(records), record_first=record_first)
         wait(job.writer(delivery=delivery).foreachBatch(function).start())
 
     job.add(3)
@@ -529,12 +529,14 @@ def test_an_idempotent_function_skips_what_it_has_written(job: SinkJob, delivery
     with pytest.raises(StreamingQueryException, match="no room"):
         run_with(fail)
     run_with(collected(rows))
-    assert 2 == len([row for row in rows if row[:2] == (3, 1)]), "the window of record='after'"
+    assert 2 == len([row for row in rows if row[:2] == (3, 1)]), (
+        "the window of a record after the rows"
+    )
     job.add(1)
     with pytest.raises(StreamingQueryException, match="no room"):
-        run_with(lambda frame, batch_id: fail(frame.limit(0), batch_id), "before")
+        run_with(lambda frame, batch_id: fail(frame.limit(0), batch_id), True)
     run_with(collected(rows))
-    assert [] == [row for row in rows if row[0] == 4], "the window of record='before'"
+    assert [] == [row for row in rows if row[0] == 4], "the window of a record before the rows"
 
 
 def test_an_idempotent_function_asks_the_target(job: SinkJob) -> None:
@@ -635,7 +637,7 @@ def test_what_is_wrong_with_idempotent_is_said_when_it_is_typed() -> None:
     for wrong, said in (
         (lambda: idempotent(print), "either a location"),
         (lambda: idempotent(print, "x", written=lambda *_: True), "either a location"),
-        (lambda: idempotent(print, "x", record="never"), "'after' or 'before'"),  # type: ignore[arg-type]
+        (lambda: idempotent(print, "x", record_first="no"), "record_first"),  # type: ignore[arg-type]
         (lambda: idempotent(3, "x"), "takes a function"),  # type: ignore[arg-type]
     ):
         with pytest.raises(UsageError, match=said):

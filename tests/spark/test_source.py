@@ -130,7 +130,7 @@ def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
             assert {*VARIABLES, "$timers"} == set(found)
             # The older ones differ by their rows only.
             for name in found if checkpoint_id == ids[-1] else ["items"]:
-                options = {"stateVarName": name, "checkpoint": checkpoint_id, "partitions": 2}
+                options = {"variable": name, "checkpoint": checkpoint_id, "partitions": 2}
                 wanted = expected(reader.table(name))
                 assert flat(read(spark, run.state, **options)) == wanted, name
                 assert bool(wanted) == (name != "gone"), "expired values are left out"
@@ -141,7 +141,7 @@ def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
     assert 20 == by_batch.count()
     with pytest.raises(Exception, match="does not retain a checkpoint of micro-batch 99"):
         read(spark, run.state, variable="items", batchId=99)
-    latest = read(spark, run.state, stateVarName="by_day", checkpoint="latest")
+    latest = read(spark, run.state, variable="by_day", checkpoint="latest")
     assert latest.schema.simpleString() == (
         "struct<key_group:int,key:struct<customer:string>,user_key:struct<day:date,n:int>,"
         "value:struct<counts:map<string,bigint>,ats:array<timestamp>>>"
@@ -182,7 +182,7 @@ def test_a_frame_keeps_its_checkpoint_while_the_query_runs(
     frames: list[DataFrame] = []
 
     def sink(_: DataFrame, batch: int) -> None:
-        frames.append(read(spark, run.state, stateVarName="items"))
+        frames.append(read(spark, run.state, variable="items"))
         if batch == 1:
             with StateReader.open(run.state) as reader:
                 seen.append((flat(frames[1]), expected(reader.table("items"))))
@@ -205,10 +205,10 @@ def test_of_two_operators_one_is_named(spark: SparkSession, tmp_path: Path) -> N
     source.add([(key, key) for key in range(20)])
     state = tmp_path / "state"
     first = transform_with_state(
-        source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), operatorId="a"
+        source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), operator="a"
     )
     steps = first.selectExpr("key % 3 as key", "total as amount")
-    second = transform_with_state(steps.groupBy("key"), Totals(), TOTALS, operatorId="b")
+    second = transform_with_state(steps.groupBy("key"), Totals(), TOTALS, operator="b")
     writer = second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
     wait(writer.foreachBatch(lambda *_: None).trigger(availableNow=True).start())
     with pytest.raises(PySparkException, match="has several operators; name one of a, b"):
@@ -216,12 +216,12 @@ def test_of_two_operators_one_is_named(spark: SparkSession, tmp_path: Path) -> N
     for operator, rows in (("a", 20), ("b", 3)):
         with StateReader.open(state, operator=operator) as reader:
             wanted = expected(reader.table("total"))
-        frame = read(spark, state, operatorId=operator)  # its only variable
+        frame = read(spark, state, operator=operator)  # its only variable
         assert flat(frame) == wanted
         assert len(wanted) == rows
         one = wanted[0]
         session = with_filter_pushdown(spark)
-        pushed = read(session, state, operatorId=operator, partitions=8, filterPushdown=True)
+        pushed = read(session, state, operator=operator, partitions=8, filterPushdown=True)
         assert flat(pushed.where(f"key.key = {one['key.key']}")) == [one]
     (row,) = read(spark, state, view="checkpoints").collect()
     assert (row.operators, row.rows, row.keys) == (["a", "b"], 20, 23)
@@ -247,12 +247,12 @@ def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_pat
     run.run()
     with StateReader.open(run.state) as reader:
         wanted = expected(reader.table("total"))
-    some = read(spark, run.state, stateVarName="total", keyGroups="0-3", partitions=99)
+    some = read(spark, run.state, variable="total", keyGroups="0-3", partitions=99)
     assert partitions_of(some) == 4
     assert flat(some) == [row for row in wanted if row["key_group"] <= 3]
     assert 0 < some.count() < 7
     session = with_filter_pushdown(spark)
-    pushed = read(session, run.state, stateVarName="total", partitions=8, filterPushdown=True)
+    pushed = read(session, run.state, variable="total", partitions=8, filterPushdown=True)
     assert partitions_of(pushed) == 8
     for row in wanted[:3]:
         one = pushed.where(f"key.customer = '{row['key.customer']}'")
@@ -261,7 +261,7 @@ def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_pat
     none = pushed.where("key.customer = 'c1' and key_group = 99")
     assert (partitions_of(none), none.count()) == (1, 0)
     assert pushed.where("key.customer > 'c1'").count() == 5
-    plain = read(spark, run.state, stateVarName="total", partitions=8)
+    plain = read(spark, run.state, variable="total", partitions=8)
     assert partitions_of(plain.where("key.customer = 'c1'")) == 8
     assert plain.where("key.customer = 'c1'").count() == 1
 
@@ -273,7 +273,7 @@ def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path
     run.run()
     spark.sql(
         "create temporary view state_of_totals using statelog options "
-        f"(path '{run.state}', stateVarName 'total')"
+        f"(path '{run.state}', variable 'total')"
     )
     try:
         assert spark.sql("select sum(value.n) from state_of_totals").collect() == [(40,)]
@@ -281,15 +281,15 @@ def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path
         spark.sql("drop view state_of_totals")
     for options, message in (
         ({}, "has the state variables total, seen, items, recent, by_day, gone"),
-        ({"stateVarName": "other"}, "has no state variable 'other'; it has 'total'"),
-        ({"stateVarName": "total", "checkpoint": 99}, "checkpoint 99"),
-        ({"stateVarName": "total", "operatorId": "x"}, "has no operator 'x'"),
-        ({"stateVarName": "total", "keyGroups": 8}, "is not inside"),
-        ({"stat": "total"}, "unknown option 'stat'; there are path, view, stateVarName"),
+        ({"variable": "other"}, "has no state variable 'other'; it has 'total'"),
+        ({"variable": "total", "checkpoint": 99}, "checkpoint 99"),
+        ({"variable": "total", "operator": "x"}, "has no operator 'x'"),
+        ({"variable": "total", "keyGroups": 8}, "is not inside"),
+        ({"stat": "total"}, "unknown option 'stat'; there are path, view, variable"),
     ):
         with pytest.raises(PySparkException, match=message) as raised:
             read(spark, run.state, **options)
         assert "Traceback" not in str(raised.value).split(message)[0]
-    own = spark.read.format("statelog").option("stateVarName", "total").schema("n int")
+    own = spark.read.format("statelog").option("variable", "total").schema("n int")
     with pytest.raises(PySparkException, match="leave the schema out"):
         own.load(str(run.state)).collect()

@@ -300,7 +300,7 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
         ({"checkpoint": 17}, "checkpoint 17 does not exist"),
         ({"checkpoint": there, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
         (
-            {"checkpoint": there, "timeMode": "ProcessingTime", "operatorId": "x"},
+            {"checkpoint": there, "timeMode": "ProcessingTime", "operator": "x"},
             "belongs to operator",
         ),
     ):

@@ -178,7 +178,7 @@ def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes:
         sizes.append(sum((job.state / name).stat().st_size for name in now - seen[-1]))
         seen.append(now)
 
-    job.run(look, delivery=delivery, inlineBytes=inline_bytes, tasks=2, onProgress=count)
+    job.run(look, delivery=delivery, inlineBytes=inline_bytes, tasks=2, on_progress=count)
     first, second = job.progress
     assert (0, 1, 2, 3, 2, 2) == (
         first.batch_id,

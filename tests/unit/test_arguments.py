@@ -97,7 +97,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: cl.FsStateChangelogStorage("a", local_recovery=["x"]), "LocalRecoveryConfig"),
     (lambda: open_store(5), "location .*path"),
     (lambda: open_store("a", fsync="no"), "fsync .*True or False"),
-    (lambda: open_store("a", options=["x"]), "options .*mapping"),
+    (lambda: open_store("a", storage_options=["x"]), "options .*mapping"),
     (lambda: LocationPaths("../a"), "root"),
     (lambda: LocationPaths("/a"), "root"),
     (lambda: PATHS.checkpoint(1.5), "checkpoint id .*whole number"),

@@ -55,7 +55,7 @@ USES = [
     (
         ["fsspec"],
         "import statelog\n"
-        "statelog.open_store('/tmp/nowhere', options={'backend': 'fsspec'}).file_system",
+        "statelog.open_store('/tmp/nowhere', storage_options={'backend': 'fsspec'}).file_system",
         "'file:///tmp/nowhere' needs fsspec",
         "fsspec",
     ),

@@ -109,7 +109,7 @@ OPTIONS = {
     ],
 )
 def test_a_store_never_shows_a_secret(url, options):
-    store = open_store(url, options=options)
+    store = open_store(url, storage_options=options)
     assert SECRET not in repr(store) + store.url + CachedStore(store, 1).url
     copy = pickle.loads(pickle.dumps(store))
     assert copy._url == url if hasattr(copy, "_url") else copy._location == url

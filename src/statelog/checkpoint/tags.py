@@ -68,7 +68,8 @@ class Tag:
         kind: What pins the checkpoint.
         name: Its name, unique among the tags of its kind.
         checkpoint_id: The pinned checkpoint.
-        newest: See `statelog.model.checkpoint.Pin`; 0 but for readers.
+        newest: Of a reader: this checkpoint and later ones are pinned while they are among this
+            many newest checkpoints.  0 for the other kinds.
         path: Its object.
     """
 

@@ -27,7 +27,7 @@ KeyArgument = Annotated[list[str], typer.Argument(metavar="KEY...", help=KEY_FOR
 OperatorOption = Annotated[
     str | None,
     typer.Option(
-        help="operatorId. Needed if the query has several operators and the variable does not "
+        help="Name of the operator. Needed if the query has several operators and the variable does not "
         "identify one."
     ),
 ]

@@ -128,8 +128,8 @@ def start_job(
         CustomerTotals(),
         OUTPUT,
         stateLocation=config.location,
-        operatorId="customer-totals",
-        onProgress=on_progress,
+        operator="customer-totals",
+        on_progress=on_progress,
         **config.operator,
     )
     writer = totals.writeStream.foreachBatch(write).trigger(availableNow=True)

@@ -97,7 +97,7 @@ def transform_with_state(
     initialState: GroupedData | None = None,
     eventTimeColumnName: str = "",
     *,
-    onProgress: OnProgress | None = None,
+    on_progress: OnProgress | None = None,
     metrics: Metrics | None = None,
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
@@ -128,7 +128,7 @@ def transform_with_state(
             `handleInitialState` is called with its rows in the first micro-batch of an empty state.
         eventTimeColumnName: Output column that holds the event time; rows older than the
             watermark are an error.  A stateful operator after this one uses it.  Empty for none.
-        onProgress: Called on the driver after each micro-batch of the query.
+        on_progress: Called on the driver after each micro-batch of the query.
         metrics: Where the driver counts checkpoints, snapshots and micro-batches; see
             `statelog.exporters`.
         settings: See `OperatorSettings`.
@@ -149,7 +149,7 @@ def transform_with_state(
         timeMode,
         initialState,
         eventTimeColumnName,
-        observers=Observers(onProgress, metrics),
+        observers=Observers(on_progress, metrics),
     )
     return stateful_frame(arguments, face_of(statefulProcessor).row_format, settings)
 
@@ -164,7 +164,7 @@ def transform_with_state_in_pandas(
     initialState: GroupedData | None = None,
     eventTimeColumnName: str = "",
     *,
-    onProgress: OnProgress | None = None,
+    on_progress: OnProgress | None = None,
     metrics: Metrics | None = None,
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
@@ -185,7 +185,7 @@ def transform_with_state_in_pandas(
         timeMode: As for `transform_with_state`.
         initialState: As for `transform_with_state`; `handleInitialState` gets DataFrames.
         eventTimeColumnName: As for `transform_with_state`.
-        onProgress: As for `transform_with_state`.
+        on_progress: As for `transform_with_state`.
         metrics: As for `transform_with_state`.
         settings: See `OperatorSettings`.
 
@@ -204,7 +204,7 @@ def transform_with_state_in_pandas(
         timeMode,
         initialState,
         eventTimeColumnName,
-        observers=Observers(onProgress, metrics),
+        observers=Observers(on_progress, metrics),
     )
     return stateful_frame(arguments, pandas_face_of(statefulProcessor).row_format, settings)
 

@@ -40,7 +40,7 @@ _OPERATORS: Final[dict[str, Callable[..., DataFrame]]] = {
 
 
 def enable(
-    spark: SparkSession, *, onProgress: OnProgress | None = None, metrics: Metrics | None = None
+    spark: SparkSession, *, on_progress: OnProgress | None = None, metrics: Metrics | None = None
 ) -> None:
     """
     Run `transformWithState` on statelog in one session.
@@ -51,8 +51,8 @@ def enable(
     docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call replaces the
     observers.
 
-    Spark 4.0 does not have a `transformWithState` of Rows, and Spark 3.5 of frames neither.  They are
-    added for as long as a session is enabled.
+    Spark 4.0 lacks `transformWithState`, and Spark 3.5 lacks `transformWithStateInPandas` too.  `enable`
+    adds them, and `disable` of the last session removes them.
 
     Example:
         from statelog.spark import enable
@@ -65,7 +65,7 @@ def enable(
     Args:
         spark: A session.  Sessions made from it by `newSession` are not enabled: each needs a call of
             its own, and a warning names the first call of `transformWithState` in one without.
-        onProgress: Called on the driver after each micro-batch of each query of the session; see
+        on_progress: Called on the driver after each micro-batch of each query of the session; see
             `transform_with_state`.
         metrics: Where the driver counts for all queries of the session; see `transform_with_state`.
 
@@ -79,7 +79,7 @@ def enable(
         if not hasattr(method, _SESSIONS):
             method = _switch(method, operator)
             setattr(kind, name, method)
-        getattr(method, _SESSIONS)[_id_of(spark)] = {"onProgress": onProgress, "metrics": metrics}
+        getattr(method, _SESSIONS)[_id_of(spark)] = {"on_progress": on_progress, "metrics": metrics}
         getattr(method, _CHOSEN).add(_id_of(spark))
 
 

@@ -318,7 +318,7 @@ def open_location(
     keys of an encrypted location; see `EncryptedStore`.
     """
     client, keys = split_options(options)
-    store = _encrypted(open_store(location, options=client, fsync=fsync), keys)
+    store = _encrypted(open_store(location, storage_options=client, fsync=fsync), keys)
     return LocationStore(store, options)
 
 
@@ -365,7 +365,7 @@ def open_query_files(
 def _open_existing(
     location: str | os.PathLike[str], *, options: Mapping[str, object] | None, shown: str = ""
 ) -> ObjectStore:
-    store = open_store(location, options=options)
+    store = open_store(location, storage_options=options)
     if store.local_root is not None and not os.path.isdir(store.local_root):
         raise UsageError(f"{shown or location}: no such directory")
     return store

@@ -461,7 +461,7 @@ def _info(meta: obstore.ObjectMeta) -> ObjectInfo:
 def open_store(
     location: str | os.PathLike[str],
     *,
-    options: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
     fsync: bool = True,
 ) -> ObstoreStore | FsspecStore:
     """
@@ -470,7 +470,7 @@ def open_store(
     Args:
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
             (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
-        options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
+        storage_options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
             taken from the usual environment variables of the process that uses the store.
             `backend="fsspec"` uses fsspec for any location; the other options are then arguments
             of its file system.
@@ -485,8 +485,8 @@ def open_store(
     arguments.switch(fsync, "fsync", error=InvalidOptionsError)
     settings = dict(
         arguments.instance(
-            {} if options is None else options,
-            "options",
+            {} if storage_options is None else storage_options,
+            "storage_options",
             Mapping,
             "a mapping of names to values",
             error=InvalidOptionsError,

@@ -189,7 +189,7 @@ def test_spark_rejects_a_wrong_step_when_it_is_typed(job: ConnectJob) -> None:
     ("arguments", "reason"),
     [
         ({"delivery": "direct"}, "use.*staged"),
-        ({"onProgress": print}, "query.lastBatch"),
+        ({"on_progress": print}, "query.lastBatch"),
         ({"metrics": Metrics()}, "query.lastBatch"),
         ({"stateLocation": "state"}, "absolute path"),
     ],

@@ -31,8 +31,8 @@ def test_the_versions_of_all_checkpoints_are_listed(
     assert ["rules"] * 3 == [each["name"] for each in listed]
     first, second, third = listed
     assert first["version"] == second["version"] != third["version"]
-    assert (first["since"], third["since"]) == (second["since"], third["checkpoint"])
-    newest = str(third["checkpoint"])
+    assert (first["since"], third["since"]) == (second["since"], third["checkpoint_id"])
+    newest = str(third["checkpoint_id"])
     assert 0 == cli.run(["broadcasts", job.location, "--checkpoint", newest])
     shown = capsys.readouterr().out.split()
     assert {"rules", third["version"], "1", "row"} <= set(shown)

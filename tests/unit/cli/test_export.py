@@ -225,5 +225,5 @@ def test_names_beyond_ascii_work_with_every_verb(call, stored, tmp_path):
     ):
         assert call(arguments[0], stored.location, *arguments[1:])
     with LocationState(open_store(stored.location)) as state:
-        assert state.follow(interval=None).checkpoint == stored.history.checkpoint_id
+        assert state.follow(interval_s=None).checkpoint == stored.history.checkpoint_id
     assert call("changelog", f"{stored.location}/chk-{stored.history.checkpoint_id}/_metadata")

@@ -65,7 +65,7 @@ def test_steps_and_differences_in_json(
     assert [] == first["differences"] == second["differences"]
     assert {"total": [3, "t3"], "short": [3]} == first["after"]
     assert [1100] == second["timers_before"]
-    words = ["replay", job.location, "k1", "--json", "--from-checkpoint", "earliest"]
+    words = ["replay", job.location, "k1", "--json", "--since", "0"]
     assert 1 == cli.run([*words, "--processor", f"{PROCESSORS}:OtherSteps"])
     first, second = lines(capsys.readouterr().out)
     assert ["output"] == [one["what"] for one in first["differences"]]
@@ -87,11 +87,8 @@ def test_a_failure_exits_with_1_and_says_so(
     [
         (["nobody"], "has no recording of the key ('nobody',)"),
         (["k1", "k2"], "a key needs a value for each of (k string); 2 given"),
-        (
-            ["k1", "--from-checkpoint", "stable"],
-            "from_checkpoint is 'stable', which is no id, no tag of",
-        ),
-        (["k1", "--from-checkpoint", "9"], "has no recording of the key ('k1',) from checkpoint 9"),
+        (["k1", "--since", "stable"], "since is 'stable', which is no id, no tag of"),
+        (["k1", "--since", "9"], "has no recording of the key ('k1',) after checkpoint 9"),
         (["k1", "--processor", "Steps"], "is named module:Class or file.py:Class"),
         (["k1", "--processor", "no_such_module:X"], "'no_such_module' cannot be imported"),
         (["k1", "--processor", "no/file.py:X"], "there is no file no/file.py"),

@@ -65,7 +65,7 @@ def test_no_operation_passes_a_folder_that_leads_out(
     (root / "secret").symlink_to(victim / "secret")
     (root / "real").mkdir()
     (root / "real" / "object").write_bytes(b"ours")
-    store = open_store(url.format(root), options=options)
+    store = open_store(url.format(root), storage_options=options)
     for path in ("taskowned/secret", "secret"):
         for read in (store.get, store.head, lambda name: store.get_range(name, 0, 4)):
             with pytest.raises(StoreError, match="leads out"):

@@ -146,19 +146,19 @@ def test_obstore_knows_every_client_option_we_let_through(key):
 )
 def test_an_unknown_option_is_refused_with_a_hint(options, hint):
     with pytest.raises(InvalidOptionsError, match=hint) as caught:
-        open_store("s3://bucket/x", options=options)
+        open_store("s3://bucket/x", storage_options=options)
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("location", ["/data/job", "memory://job"])
 def test_options_where_there_are_none_are_refused(location):
     with pytest.raises(InvalidOptionsError, match="has no store options, but got region"):
-        open_store(location, options={"region": "x"})
+        open_store(location, storage_options={"region": "x"})
 
 
 def test_options_are_those_of_one_kind_of_store():
     with pytest.raises(InvalidOptionsError, match="account_name"):
-        open_store("s3://bucket/x", options={"account_name": "x"})
+        open_store("s3://bucket/x", storage_options={"account_name": "x"})
 
 
 def test_options_reach_the_client():
@@ -199,10 +199,10 @@ def test_https_stays_https(monkeypatch):
 
 def test_a_wrong_value_is_an_error_of_one_line():
     with pytest.raises(OSError, match=r"cannot open store s3://bucket/x: .*boolean") as caught:
-        open_store("s3://bucket/x", options={"skip_signature": "maybe"}).head("name")
+        open_store("s3://bucket/x", storage_options={"skip_signature": "maybe"}).head("name")
     assert "\n" not in str(caught.value)
 
 
 def test_secrets_are_not_shown():
-    store = open_store("s3://bucket/x", options={"secret_access_key": SECRET})
+    store = open_store("s3://bucket/x", storage_options={"secret_access_key": SECRET})
     assert SECRET not in repr(store) + store.url

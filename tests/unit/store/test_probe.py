@@ -225,7 +225,7 @@ def test_a_failure_is_no_verdict():
 
 def test_the_server_is_known_through_every_wrapper():
     options = {"endpoint": "http://user:secret@127.0.0.1:9", "region": "x"}
-    store = open_store("s3://bucket/team/job", options=options)
+    store = open_store("s3://bucket/team/job", storage_options=options)
     assert endpoint_of(store) == "s3://bucket at http://***@127.0.0.1:9"
     encrypted = EncryptedStore(store, EncryptionKeys({"k": bytes(32)}))
     for wrapper in (CachedStore(store, 10), LocationStore(encrypted), encrypted):
@@ -238,14 +238,17 @@ def test_the_server_of_the_environment_is_another_one(monkeypatch):
     assert endpoint_of(open_store("s3a://bucket/job")) == "s3://bucket"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert endpoint_of(open_store("s3a://bucket/job")) == "s3://bucket at http://127.0.0.1:9"
-    assert endpoint_of(open_store("az://c/job", options={"account_name": "a"})) == "az://c of a"
+    assert (
+        endpoint_of(open_store("az://c/job", storage_options={"account_name": "a"}))
+        == "az://c of a"
+    )
 
 
 def test_local_disk_and_memory_have_no_server(tmp_path):
     places = (str(tmp_path), "memory://probe")
     fsspec = {"backend": "fsspec"}
     stores = [open_store(place) for place in places]
-    stores += [open_store(place, options=fsspec) for place in places]
+    stores += [open_store(place, storage_options=fsspec) for place in places]
     assert [endpoint_of(store) for store in stores] == [None] * 4
 
 

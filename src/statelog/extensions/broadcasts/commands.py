@@ -21,7 +21,7 @@ from statelog.errors import UsageError
 from statelog.extensions.broadcasts.stored import broadcast_table, broadcast_versions
 from statelog.state.reader.location import stored_with_attachments
 
-_LISTED: Final = ("checkpoint", "name", "version", "since", "rows", "size_bytes")
+_LISTED: Final = ("checkpoint_id", "name", "version", "since", "rows", "size_bytes")
 
 
 def broadcasts(

@@ -25,7 +25,7 @@ class BroadcastVersion:
     The version of a broadcast table that a micro-batch saw.
 
     Args:
-        checkpoint: The checkpoint of the micro-batch.
+        checkpoint_id: The checkpoint of the micro-batch.
         name: The table.
         version: A digest of its content.
         since: The first checkpoint whose micro-batch saw this version.
@@ -33,7 +33,7 @@ class BroadcastVersion:
         size_bytes: Bytes of its object.
     """
 
-    checkpoint: int
+    checkpoint_id: int
     name: str
     version: str
     since: int
@@ -56,7 +56,7 @@ def broadcast_versions(checkpoint: CompletedCheckpoint) -> tuple[BroadcastVersio
     entries = _seen(checkpoint)
     return tuple(
         BroadcastVersion(
-            checkpoint=checkpoint.checkpoint_id,
+            checkpoint_id=checkpoint.checkpoint_id,
             name=name,
             version=stored_version(entry),
             since=entry.newest,

@@ -243,7 +243,7 @@ def _started(writer: Any) -> SparkQuery:
 
 def refuse_observers(observers: Observers) -> None:
     """Reject functions and objects that the server would have to call in the client."""
-    given = {"onProgress": observers.on_progress, "metrics": observers.metrics}
+    given = {"on_progress": observers.on_progress, "metrics": observers.metrics}
     for name, observer in given.items():
         if observer is not None:
             raise UsageError(

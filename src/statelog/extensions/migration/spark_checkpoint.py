@@ -67,12 +67,12 @@ _LEFT_OUT: Final = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateSt
 
 def spark_checkpoint(
     spark: SparkSession,
-    checkpointLocation: str,
-    stateLocation: str | os.PathLike[str],
-    path: str,
+    checkpoint_location: str,
+    location: str | os.PathLike[str],
+    new_checkpoint_location: str,
     *,
     checkpoint: CheckpointName | None = None,
-    storageOptions: Mapping[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Offsets:
     """
     Write a checkpointLocation in which Spark's query begins after a checkpoint of statelog.
@@ -87,11 +87,11 @@ def spark_checkpoint(
 
     Args:
         spark: The session, with the settings of the new query.
-        checkpointLocation: That of the query on statelog, which must have been stopped.
-        stateLocation: Its state location.
-        path: The checkpointLocation of the new query; it is empty or does not exist.
+        checkpoint_location: That of the query on statelog, which must have been stopped.
+        location: Its state location.
+        new_checkpoint_location: The checkpointLocation of the new query; it is empty or does not exist.
         checkpoint: The checkpoint, as for `to_spark`; default: the newest one.
-        storageOptions: Options of the store's client, as given to the query.
+        storage_options: Options of the store's client, as given to the query.
 
     Returns:
         JSON of the offset of each source, None for one that has not been read.  A file source needs
@@ -99,23 +99,23 @@ def spark_checkpoint(
         `startingOffsets`.
 
     Raises:
-        UsageError: *path* is not empty, or the state is of another query.
+        UsageError: *new_checkpoint_location* is not empty, or the state is of another query.
         CheckpointError: There is no such checkpoint (`reason` "not_found"), or it is damaged; its
             offsets are no longer stored ("not_found") or do not match the state ("gap"), or its
             output may not have been delivered ("undelivered").
         IncompatibleFormatError: The offset log has named sources, or is from a newer Spark.
     """
     refuse_connect("statelog.spark.spark_checkpoint", spark)
-    if checkpoint_files(spark, path).names(""):
-        raise UsageError(f"{path} is not empty: pass a new checkpointLocation")
+    if checkpoint_files(spark, new_checkpoint_location).names(""):
+        raise UsageError(f"{new_checkpoint_location} is not empty: pass a new checkpointLocation")
     if int(spark.conf.get(_COMPACT_INTERVAL, "10") or 10) < _LEAST_INTERVAL:
         raise UsageError(f"{_COMPACT_INTERVAL} is less than {_LEAST_INTERVAL}; set a higher number")
-    store = open_state(stateLocation, options=storageOptions)
+    store = open_state(location, options=storage_options)
     record = BatchRecord.of(find_checkpoint(store, given_checkpoint_id(store, checkpoint)))
-    old = checkpoint_files(spark, checkpointLocation)
+    old = checkpoint_files(spark, checkpoint_location)
     offsets, written = new_files(old, record, lambda name, value: spark.conf.get(name, value))
     for name, data in written.items():
-        write_file(spark, path, name, data)
+        write_file(spark, new_checkpoint_location, name, data)
     return offsets
 
 

@@ -24,11 +24,11 @@ _COLUMNS = {"ValueState": "value", "ListState": "list_value", "MapState": "map_v
 
 def spark_state(
     spark: SparkSession,
-    checkpointLocation: str,
+    checkpoint_location: str,
     *,
     variables: Sequence[str] | None = None,
-    operatorId: int = 0,
-    batchId: int | None = None,
+    operator_id: int = 0,
+    batch_id: int | None = None,
 ) -> DataFrame:
     """
     Read the state of a query on Spark's own state store.
@@ -38,10 +38,10 @@ def spark_state(
 
     Args:
         spark: The session.
-        checkpointLocation: The checkpointLocation of the query, which must not be running.
+        checkpoint_location: The checkpointLocation of the query, which must not be running.
         variables: The state variables to read; default: all.
-        operatorId: Number of the stateful operator in the query; 0 for the only one.
-        batchId: The micro-batch whose state is read; default: the last committed one.
+        operator_id: Number of the stateful operator in the query; 0 for the only one.
+        batch_id: The micro-batch whose state is read; default: the last committed one.
 
     Returns:
         One row for each key: its columns, `statelog_state` (a struct with a field for each variable:
@@ -56,12 +56,12 @@ def spark_state(
     refuse_before((4, 0), "statelog.spark.spark_state")
 
     def read(**options: str | bool) -> DataFrame:
-        reader = spark.read.format("statestore").options(operatorId=operatorId, **options)
-        if batchId is not None:
-            reader = reader.option("batchId", batchId)
-        return reader.load(checkpointLocation)
+        reader = spark.read.format("statestore").options(operatorId=operator_id, **options)
+        if batch_id is not None:
+            reader = reader.option("batchId", batch_id)
+        return reader.load(checkpoint_location)
 
-    kept = _variables(spark, checkpointLocation, operatorId, variables)
+    kept = _variables(spark, checkpoint_location, operator_id, variables)
     parts: list[DataFrame] = []
     names: list[str] = []
     for name, (kind, expires) in kept.items():

@@ -188,13 +188,13 @@ def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
 
 def to_spark(
     spark: SparkSession,
-    stateLocation: str | os.PathLike[str],
+    location: str | os.PathLike[str],
     path: str,
     *,
     checkpoint: CheckpointName | None = None,
     variables: Sequence[str] | None = None,
-    storageOptions: Mapping[str, object] | None = None,
-    operatorId: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    operator: str | None = None,
 ) -> DataFrame:
     """
     Write the state of a query on statelog as Parquet, one row for each key.
@@ -207,12 +207,12 @@ def to_spark(
 
     Args:
         spark: The session.
-        stateLocation: The state location, as given to the query.
+        location: The state location, as given to the query.
         path: The folder to write; it is empty or does not exist.
         checkpoint: The checkpoint to read: an id, "latest", a tag or a time; default: the newest one.
         variables: The state variables to write; default: all.  Timers are always written.
-        storageOptions: Options of the store's client, as given to the query.
-        operatorId: Name of the operator, where the query has several.
+        storage_options: Options of the store's client, as given to the query.
+        operator: Name of the operator, where the query has several.
 
     Returns:
         What was written: the key's columns, `statelog_state` (a struct with a field for each
@@ -232,13 +232,11 @@ def to_spark(
     use_this_python(spark)
     if checkpoint_files(spark, path).names(""):
         raise UsageError(f"{path} is not empty: to_spark writes a new folder; pass another path")
-    options = dict(storageOptions or {})
-    reader = StateReader.open(
-        stateLocation, checkpoint, storage_options=options, operator=operatorId
-    )
+    options = dict(storage_options or {})
+    reader = StateReader.open(location, checkpoint, storage_options=options, operator=operator)
     with reader:
         read = _Read(
-            os.fspath(stateLocation),
+            os.fspath(location),
             options,
             reader.schema.operator_id,
             reader.checkpoint_id,

@@ -122,7 +122,7 @@ def copy_location(
 
 def copy(
     location: str | os.PathLike[str],
-    new: str | os.PathLike[str],
+    new_location: str | os.PathLike[str],
     *,
     checkpoint: CheckpointName | None = None,
     parallelism: int = 4,
@@ -133,27 +133,35 @@ def copy(
     """
     Copy a state location to another folder, bucket or store.
 
-    See `copy_location`, which has the errors too.
+    The copy contains the retained checkpoints and all that they refer to.  A query may run in
+    *location* meanwhile: call again to copy what it committed since.  To move a query, stop it before the
+    last call.  Objects that an interrupted call copied are verified, and not copied again.
 
     Example:
         statelog.copy("s3://bucket/jobs/totals", "s3://bucket/backup/totals")
 
     Args:
         location: Path or URL of the location.
-        new: Path or URL of the copy.
+        new_location: Path or URL of the copy.
         checkpoint: The newest checkpoint of the copy: its id, "latest", "earliest", a tag, or a time of
             ISO 8601; None for the newest there is.
         parallelism: Objects copied at once, >= 1.
         on_progress: Called after each object.
         storage_options: Options of the client of *location*, as for `open_store`.
-        new_storage_options: Options of the client of *new*.
+        new_storage_options: Options of the client of *new_location*.
+
+    Raises:
+        CheckpointError: *location* does not have the checkpoint (`reason` "not_found").
+        UsageError: *location* does not exist, or *new_location* contains a different location.
+        CorruptionError: An object is damaged.
+        StoreError: A store failed; repeat the call.
 
     Blocks: On both stores.
     """
     source = open_state(location, options=storage_options)
     return copy_location(
         source,
-        open_location(new, options=new_storage_options),
+        open_location(new_location, options=new_storage_options),
         checkpoint_id=given_checkpoint_id(source, checkpoint),
         parallelism=parallelism,
         on_progress=on_progress,

@@ -115,7 +115,7 @@ def forget(
     Remove a key from all state of an operator, and report what still holds it.
 
     A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
-    same source position.  Rows of the source, and of the sink, are the caller's.
+    same source position.  The caller deletes the key's rows in the source and in the sink.
 
     Example:
         report = statelog.forget("s3://bucket/jobs/totals", "c1", apply=True)

@@ -35,7 +35,7 @@ from statelog.checkpoint.edit import EditSession, edit_session
 from statelog.checkpoint.history import exists, open_state, present_ids, readable
 from statelog.checkpoint.listing import LATEST, CheckpointName, given_checkpoint_id
 from statelog.checkpoint.query_files import StoredQuery
-from statelog.checkpoint.tags import Tag, TagKind, find_tag, list_tags
+from statelog.checkpoint.tags import Tag, TagKind, list_tags
 from statelog.errors import FencedError, StatelogError, UsageError
 from statelog.extensions.operations.copy_plan import needed_objects, own_record, with_names
 from statelog.extensions.operations.position_files import missing_inputs, write_query
@@ -106,7 +106,6 @@ def fork(
     new_location: Location,
     *,
     checkpoint: CheckpointName | None = None,
-    tag: str | None = None,
     checkpoint_location: Location | None = None,
     new_checkpoint_location: Location | None = None,
     state_only: bool = False,
@@ -114,11 +113,11 @@ def fork(
     storage_options: Mapping[str, object] | None = None,
 ) -> Fork:
     """
-    Make a location from which a second query goes on, in constant time.
+    Make a location from which a second query continues, without copying state.
 
     The new location refers to objects of the first, which a tag keeps there.  A query with the new
     checkpointLocation and stateLocation reads what the first query reads after the checkpoint.  Both
-    run next to each other.  The same call repeated goes on where an interrupted one ended.
+    run next to each other.  Repeat an interrupted call: it continues where it ended.
 
     Example:
         statelog.fork(
@@ -132,7 +131,7 @@ def fork(
         location: Path or URL of the state location.
         new_location: Path or URL of the new one, which must be empty.
         checkpoint: Its id, "latest", "earliest", a tag, or a time of ISO 8601; None for the newest one.
-        tag: Instead of *checkpoint*: the name of a tag, whose position of the sources is used.
+            A tag has the position of the sources, so its fork does not read the query's files.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
         new_checkpoint_location: The checkpointLocation of the new query.  May be left out if
             *new_location* is its folder `statelog`.
@@ -156,8 +155,8 @@ def fork(
     new = open_location(new_location, options=storage_options)
     new_query = None
     if place is not None:
-        new_query = open_store(place, options=client_options(place, new, storage_options))
-    named, forked_id = _asked_for(store, checkpoint, tag)
+        new_query = open_store(place, storage_options=client_options(place, new, storage_options))
+    named, forked_id = _asked_for(store, checkpoint)
     begun = _begun(new, store, forked_id)
     if begun is not None and begun.checkpoint is not None:
         return _finished(begun, store, new, new_query, copy=copy)
@@ -171,18 +170,13 @@ def fork(
 
 
 def _asked_for(
-    store: LocationStore, checkpoint: CheckpointName | None, tag: str | None
+    store: LocationStore, checkpoint: CheckpointName | None
 ) -> tuple[Tag | None, int | None]:
     """Return the tag and the checkpoint that a caller names; None for the newest one."""
-    checkpoint = None if checkpoint == LATEST else checkpoint
-    if checkpoint is not None and tag is not None:
-        raise UsageError("give a checkpoint or a tag, not both")
-    if checkpoint in {each.name for each in list_tags(store) if each.kind is TagKind.TAG}:
-        tag = str(checkpoint)
-    if tag is None:
-        return None, given_checkpoint_id(store, checkpoint)
-    named = find_tag(store, tag, TagKind.TAG)
-    return named, named.checkpoint_id
+    for tag in list_tags(store):
+        if tag.kind is TagKind.TAG and tag.name == checkpoint:
+            return tag, tag.checkpoint_id
+    return None, given_checkpoint_id(store, None if checkpoint == LATEST else checkpoint)
 
 
 def _source(

@@ -214,14 +214,14 @@ def what_if(
     Run a changed query over the rows that the running one read after a fork, and compare.
 
     The micro-batches of the running query are repeated in the fork one by one, with their rows,
-    processing times and watermarks.  The running query goes on meanwhile and is not disturbed: a tag
-    keeps the checkpoint that is compared.  Afterwards a query can be started on the fork.
+    processing times and watermarks.  The running query continues meanwhile, undisturbed: a tag keeps
+    the checkpoint that is compared.  Afterwards a query can be started on the fork.
 
     Example:
         trial = statelog.fork(
             "s3://bucket/jobs/totals",
             "s3://bucket/trial/totals",
-            tag="before-release",
+            checkpoint="before-release",
             checkpoint_location="s3://bucket/queries/totals",
             new_checkpoint_location="s3://bucket/trial/query",
         )

@@ -49,7 +49,7 @@ class DeltaTable:
         self, folder: str | os.PathLike[str], options: Mapping[str, object] | None = None
     ) -> None:
         require("publishing to Delta", "delta", "deltalake")
-        self.name = open_store(folder, options=options).url
+        self.name = open_store(folder, storage_options=options).url
         self._options = {"allow_http": "true"} | {
             key: str(value) for key, value in (options or {}).items()
         }

@@ -182,7 +182,7 @@ class ChangeFeed:
 
 def feed_of(
     state: LocationReader,
-    since_checkpoint: CheckpointName | None,
+    since: CheckpointName | None,
     checkpoint: CheckpointName | None,
     variable: str | None,
     key_groups: KeyGroupRange | None,
@@ -192,9 +192,9 @@ def feed_of(
     if variable is not None:
         last.arrow_schema(variable)  # raises: it names the variables
     names = None if variable is None else [variable]
-    if since_checkpoint is None:
+    if since is None:
         return ChangeFeed(last, [], names).batches(key_groups)
-    after = checkpoint_id_of(state.store, since_checkpoint, "since_checkpoint")
+    after = checkpoint_id_of(state.store, since, "since")
     if after == last.checkpoint_id:
         return iter(())
     first = find_checkpoint(state.store, after)

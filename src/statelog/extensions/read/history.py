@@ -25,7 +25,7 @@ class KeyVersion:
     Args:
         checkpoint_id: The checkpoint.
         batch_id: Number of the micro-batch that made it.
-        as_of_ms: The time for which it is told what has expired, in milliseconds since 1970.
+        as_of_ms: What expires at or before this time is left out, in milliseconds since 1970.
         value: The state, as `LocationState.get` returns it; None too where the checkpoint does not
             have the variable.
     """

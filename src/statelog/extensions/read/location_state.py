@@ -121,7 +121,7 @@ class LocationState(LocationReader):
 
     def feed(
         self,
-        since_checkpoint: CheckpointName | None = None,
+        since: CheckpointName | None = None,
         checkpoint: CheckpointName | None = None,
         variable: str | None = None,
         *,
@@ -132,7 +132,7 @@ class LocationState(LocationReader):
 
         One row for each key that a checkpoint changed, with the columns `change` (insert, update or
         delete), `checkpoint_id`, `key_group`, `key.<name>`, then `before.<variable>` and
-        `after.<variable>`, as `changes` has them.  The state of *since_checkpoint* with the rows
+        `after.<variable>`, as `changes` has them.  The state of *since* with the rows
         applied in their order is the state of *checkpoint*.  Rows of one key are in the order of
         checkpoints.
 
@@ -141,7 +141,7 @@ class LocationState(LocationReader):
         of the state lets them expire too.  All is shown in the schema of *checkpoint*.
 
         Args:
-            since_checkpoint: A checkpoint, as for `reader`, whose state is known; None for the whole
+            since: A checkpoint, as for `reader`, whose state is known; None for the whole
                 state of *checkpoint*, as inserts.
             checkpoint: The last checkpoint; None for the newest one.
             variable: The only variable to show; None for all.
@@ -151,28 +151,28 @@ class LocationState(LocationReader):
             Batches, read from the store as they are taken.  Closing this state ends them.
 
         Raises:
-            UsageError: There is no such variable; *since_checkpoint* is newer than *checkpoint*.
+            UsageError: There is no such variable; *since* is newer than *checkpoint*.
             CheckpointError: A checkpoint in between was deleted (`reason` "subsumed"), or *checkpoint* does
-                not continue *since_checkpoint*, because the query was rewound ("not_newer").
+                not continue *since*, because the query was rewound ("not_newer").
             CorruptionError: An object is damaged.
 
         Blocks: On the store, here and between batches.  Held are a few key groups of the state
-            *since_checkpoint*, once, and the changes of some checkpoints in them.
+            *since*, once, and the changes of some checkpoints in them.
         """
-        return feed_of(self, since_checkpoint, checkpoint, variable, key_groups)
+        return feed_of(self, since, checkpoint, variable, key_groups)
 
     def follow(
-        self, *, key_groups: KeyGroupRange | None = None, interval: float | None = 1.0
+        self, *, key_groups: KeyGroupRange | None = None, interval_s: float | None = 1.0
     ) -> Replica:
         """
         Return a live replica: a copy in memory of the newest state, which follows the query.
 
-        It comes to each newer checkpoint by the log of that checkpoint alone, and asks the query
-        nothing.  Closing this state does not close it.
+        It reads the log of each newer checkpoint, and sends nothing to the query.  Closing this state
+        does not close it.
 
         Args:
             key_groups: Which key groups to hold; None for all.
-            interval: Seconds between two looks for a newer checkpoint, on a thread of the replica;
+            interval_s: Seconds between two looks for a newer checkpoint, on a thread of the replica;
                 None for none: then `Replica.refresh` looks.
 
         Raises:
@@ -190,7 +190,7 @@ class LocationState(LocationReader):
             self.store,
             operator=self._operator,
             key_groups=key_groups,
-            interval_s=interval,
+            interval_s=interval_s,
         )
 
     def sql(
@@ -229,7 +229,7 @@ class LocationState(LocationReader):
         self,
         checkpoint: CheckpointName | None = None,
         *,
-        since_checkpoint: CheckpointName | None = None,
+        since: CheckpointName | None = None,
         unreadable: list[UnreadableRecording] | None = None,
     ) -> pa.Table:
         """
@@ -242,7 +242,7 @@ class LocationState(LocationReader):
 
         Args:
             checkpoint: As for `reader`; None for the newest one.
-            since_checkpoint: Only what failed after this checkpoint, which may be deleted by now; None
+            since: Only what failed after this checkpoint, which may be deleted by now; None
                 for all.
             unreadable: Receives the objects that are damaged, and the others are read.
 
@@ -254,14 +254,14 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        stored, since = stored_with_attachments(self, checkpoint, since_checkpoint)
+        stored, since = stored_with_attachments(self, checkpoint, since)
         return letters_table(ChosenLetters(self.store, stored, self._operator, since, unreadable))
 
     def dead_letter_rows(
         self,
         checkpoint: CheckpointName | None = None,
         *,
-        since_checkpoint: CheckpointName | None = None,
+        since: CheckpointName | None = None,
         unreadable: list[UnreadableRecording] | None = None,
     ) -> pa.Table:
         """
@@ -276,7 +276,7 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        stored, since = stored_with_attachments(self, checkpoint, since_checkpoint)
+        stored, since = stored_with_attachments(self, checkpoint, since)
         return letters_rows(ChosenLetters(self.store, stored, self._operator, since, unreadable))
 
     def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
@@ -292,7 +292,7 @@ class LocationState(LocationReader):
         name: str,
         checkpoint: CheckpointName | None = None,
         *,
-        since_checkpoint: CheckpointName | None = None,
+        since: CheckpointName | None = None,
     ) -> pa.Table:
         """
         Return the rows of a side output that are kept, in the order of their micro-batches.
@@ -303,7 +303,7 @@ class LocationState(LocationReader):
         Args:
             name: The side output, as `handle.sideOutput` has it.
             checkpoint: As for `reader`; None for the newest one.
-            since_checkpoint: Only rows of micro-batches after this checkpoint, which may be deleted by
+            since: Only rows of micro-batches after this checkpoint, which may be deleted by
                 now; None for all.
 
         Raises:
@@ -315,7 +315,7 @@ class LocationState(LocationReader):
 
         Blocks: On the store.
         """
-        stored, since = stored_with_attachments(self, checkpoint, since_checkpoint)
+        stored, since = stored_with_attachments(self, checkpoint, since)
         return side_output_rows(self.store, stored, name, self._operator, since)
 
     def broadcasts(self, checkpoint: CheckpointName | None = None) -> tuple[BroadcastVersion, ...]:
@@ -364,7 +364,7 @@ def open(
     Args:
         location: Path or URL of the state location, or of the checkpointLocation of a query whose
             state is in it.
-        operator: Name of the operator (its operatorId), where the query has several.
+        operator: Name of the operator where the query has several.
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:

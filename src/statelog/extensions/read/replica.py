@@ -55,8 +55,8 @@ class ReplicaStatus:
         checked_s: Seconds since this checkpoint was last known to be the newest one; what the
             query committed since is not in the replica.
         error: Why the last look for a newer checkpoint failed; None if it did not.
-        checkpoints: How many checkpoints it came to, the first one included.
-        replayed: Change sets read from the log, all in all.
+        checkpoints: How many checkpoints it has held, the first one included.
+        replayed: Change sets read from the log, in total.
         snapshots: Snapshots read.
         reloads: How often key groups were restored again, because the log did not lead on from
             what was held.
@@ -125,7 +125,7 @@ class Replica:
         self._poller: Poller | None = None
         self.refresh()
         if interval_s is not None:
-            interval_s = number(interval_s, "interval", low=0.001)
+            interval_s = number(interval_s, "interval_s", low=0.001)
             self._poller = Poller(self._poll, interval_s, "statelog-replica")
 
     def __repr__(self) -> str:
@@ -198,7 +198,7 @@ class Replica:
 
     def refresh(self) -> int:
         """
-        Come to the newest checkpoint; return its id.
+        Read the changes up to the newest checkpoint; return its id.
 
         Without a newer one, two requests are made, at once.  After an error the state is the
         checkpoint held before, and a later call tries again.
@@ -228,41 +228,41 @@ class Replica:
                 self._lock.notify_all()
                 return self._held().checkpoint_id
 
-    def wait_for(self, checkpoint: int, timeout: float = 60.0) -> int:
+    def wait_for(self, checkpoint_id: int, timeout_s: float = 60.0) -> int:
         """
         Wait until the state of a checkpoint, or of a newer one, is held; return its id.
 
         Args:
-            checkpoint: Its id.
-            timeout: Seconds to wait at most.
+            checkpoint_id: Its id.
+            timeout_s: Seconds to wait at most.
 
         Raises:
             UnavailableError: It was not committed in time; the message has the last error.
             CheckpointError: The location no longer has a checkpoint.
             ClosedError: The replica is closed, before or meanwhile.
 
-        Blocks: Up to *timeout*, and for a refresh under way.
+        Blocks: Up to *timeout_s*, and for a refresh under way.
         """
-        checkpoint = whole_number(checkpoint, "checkpoint", low=0)
-        timeout = number(timeout, "timeout", low=0)
-        until_ns = self._clock.now_ns() + int(timeout * 1e9)
+        checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
+        timeout_s = number(timeout_s, "timeout_s", low=0)
+        until_ns = self._clock.now_ns() + int(timeout_s * 1e9)
         while True:
             if self._poller is None:
                 self._poll()
             left_s = (until_ns - self._clock.now_ns()) / 1e9
             step_s = left_s if self._poller is not None else min(left_s, _OWN_INTERVAL_S)
             with self._lock:
-                if self._lock.wait_for(lambda: self._is_over(checkpoint), max(step_s, 0)):
+                if self._lock.wait_for(lambda: self._is_over(checkpoint_id), max(step_s, 0)):
                     held = self._held().checkpoint_id
-                    if held >= checkpoint:
+                    if held >= checkpoint_id:
                         return held
                     raise self._error or ClosedError("the replica is closed")
             if self._clock.now_ns() >= until_ns:
                 status = self.status()
                 why = f"; the last look for one failed: {status.error}" if status.error else ""
                 raise UnavailableError(
-                    f"checkpoint {checkpoint} of {self._store.url} was not committed in "
-                    f"{timeout:g} s; the newest one is {status.checkpoint_id}{why}",
+                    f"checkpoint {checkpoint_id} of {self._store.url} was not committed in "
+                    f"{timeout_s:g} s; the newest one is {status.checkpoint_id}{why}",
                     checkpoint_id=status.checkpoint_id,
                 )
 

@@ -41,9 +41,9 @@ def replay(
         ),
     ] = None,
     *,
-    from_checkpoint: Annotated[
+    since: Annotated[
         str | None,
-        typer.Option(help=f"Skip the micro-batches before this checkpoint: {CHECKPOINT_FORMS}."),
+        typer.Option(help=f"Only micro-batches after this checkpoint: {CHECKPOINT_FORMS}."),
     ] = None,
     operator: OperatorOption = None,
     processor: Annotated[
@@ -76,7 +76,7 @@ def replay(
         show_recordings(_recorded_keys(store, unreadable), as_json=as_json)
         return report_unreadable(unreadable)
     extras.require_spark("the replay of a processor")
-    steps = _recorded_steps(store, key, unreadable, operator, from_checkpoint)
+    steps = _recorded_steps(store, key, unreadable, operator, since)
     gaps = report_unreadable(unreadable)
     if processor is None:
         _refuse_no_processor(steps)
@@ -107,7 +107,7 @@ def _recorded_steps(
     key: Sequence[str],
     unreadable: list[UnreadableRecording],
     operator: str | None,
-    from_checkpoint: str | None,
+    since: str | None,
 ) -> list[RecordedStep]:
     """Return the steps of a key in text form."""
     from statelog.extensions.testing.replay import recorded_steps
@@ -130,9 +130,7 @@ def _recorded_steps(
     if not values and refused is not None:
         raise refused
     values = values or [tuple(key)]
-    return recorded_steps(
-        store, values[0], unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
-    )
+    return recorded_steps(store, values[0], unreadable=unreadable, operator=operator, since=since)
 
 
 def _processor(name: str, location: str) -> StatefulProcessor:

@@ -22,7 +22,7 @@ from statelog.errors import UsageError
 from statelog.extensions.side_outputs.stored import kept_side_outputs, side_output_rows
 from statelog.state.reader.location import stored_with_attachments
 
-_LISTED: Final = ("name", "operator", "rows", "objects", "checkpoint")
+_LISTED: Final = ("name", "operator", "rows", "objects", "checkpoint_id")
 
 
 def side_outputs(

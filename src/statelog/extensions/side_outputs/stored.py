@@ -39,14 +39,14 @@ class KeptSideOutput:
         operator: The operator that declares it.
         rows: Number of rows that are kept.
         objects: Number of objects that have them.
-        checkpoint: The newest checkpoint with rows.
+        checkpoint_id: The newest checkpoint with rows.
     """
 
     name: str
     operator: str
     rows: int
     objects: int
-    checkpoint: int
+    checkpoint_id: int
 
 
 def kept_side_outputs(
@@ -63,7 +63,7 @@ def kept_side_outputs(
             operator=operator_id,
             rows=sum(each.count for each in some),
             objects=len(some),
-            checkpoint=max(each.newest for each in some),
+            checkpoint_id=max(each.newest for each in some),
         )
         for (name, operator_id), some in sorted(entries.items())
     )
@@ -90,7 +90,7 @@ def side_output_rows(
     except pa.ArrowException as error:
         raise UsageError(
             f"the side output {name!r} has rows of different types: {error}. Read the newer ones only, "
-            "by since_checkpoint"
+            "by since"
         ) from error
     if not rows.num_rows:
         return rows

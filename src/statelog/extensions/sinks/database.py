@@ -85,7 +85,7 @@ class DatabaseSink:
             On Spark Connect it is pickled.
         table: The table, perhaps with its schema: "sales.totals".
         key: Columns of the key; empty to append.
-        batches: The table of the records of micro-batches, which the sink creates.
+        batches_table: The table of the records of micro-batches, which the sink creates.
         paramstyle: "qmark", "format" or "pyformat"; None for the one of the driver.
 
     Raises:
@@ -98,7 +98,7 @@ class DatabaseSink:
         table: str,
         *,
         key: Sequence[str] = (),
-        batches: str = "statelog_batches",
+        batches_table: str = "statelog_batches",
         paramstyle: str | None = None,
     ) -> None:
         if not callable(connect):
@@ -113,7 +113,7 @@ class DatabaseSink:
         self._connect = connect
         self._table = table
         self._key = tuple(key)
-        self._batches = batches
+        self._batches = batches_table
         self._paramstyle = paramstyle
         self._connection: Connection | None = None
 

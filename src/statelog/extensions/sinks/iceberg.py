@@ -62,13 +62,13 @@ class IcebergSink:
     attempt that was killed are in no snapshot; Iceberg's removal of orphan files deletes them.
 
     Example:
-        properties = {"uri": "sqlite:////tmp/catalog.db", "warehouse": "file:///tmp/warehouse"}
-        sink = IcebergSink("sales.totals", catalog="local", properties=properties)
+        options = {"uri": "sqlite:////tmp/catalog.db", "warehouse": "file:///tmp/warehouse"}
+        sink = IcebergSink("sales.totals", catalog="local", catalog_options=options)
 
     Args:
         table: Namespace and name of the table.
         catalog: Name of the catalog, as PyIceberg's configuration has it.
-        properties: Properties of the catalog; PyIceberg's configuration has the defaults.
+        catalog_options: Properties of the catalog; PyIceberg's configuration has the defaults.
 
     Raises:
         UsageError: The name of the table lacks a namespace.
@@ -79,13 +79,13 @@ class IcebergSink:
         table: str,
         *,
         catalog: str = "default",
-        properties: Mapping[str, str] | None = None,
+        catalog_options: Mapping[str, str] | None = None,
     ) -> None:
         if "." not in arguments.text(table, "table"):
             raise UsageError(f"name the table with its namespace: 'sales.{table}', not {table!r}")
         self._table = table
         self._catalog_name = catalog
-        self._properties = dict(properties or {})
+        self._catalog_options = dict(catalog_options or {})
         self._catalog: Catalog | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -122,7 +122,7 @@ class IcebergSink:
 
     def _open(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = load_catalog(self._catalog_name, **self._properties)
+            self._catalog = load_catalog(self._catalog_name, **self._catalog_options)
         return self._catalog
 
     def _load_or_create(self, schema: pa.Schema) -> Table:

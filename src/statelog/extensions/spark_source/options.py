@@ -96,19 +96,17 @@ class SourceOptions:
         path: The state location; `load(path)` sets it.
         view: "state" for the rows of one state variable, "changes" for what checkpoints changed,
             "checkpoints" for one row per checkpoint.
-        stateVarName: The state variable; None for the only one, and for all in the view "changes".
-            Also `variable`.
-        operatorId: The operator; None for the only one. Also `operator`.
+        variable: The state variable; None for the only one, and for all in the view "changes".
+        operator: The operator; None for the only one.
         keyGroups: The key groups to read, as "3" or "0-15"; None for all.
         partitions: Number of partitions; None for one per 32 MiB of stored bytes.
         checkpoint: The checkpoint whose state, or up to which changes are read; None for the newest
             one ("latest").
-        sinceCheckpoint: Changes after this one; None for the whole state first, as inserts.
+        since: Changes after this one; None for the whole state first, as inserts.
         batchId: The micro-batch whose checkpoint is read, in place of `checkpoint`; it must be
             retained.
         columns: The columns to read, separated by commas; None for all.
-        flattenCollections: One row for each element, entry and timer; False for one row per key.
-            Also `flattenCollectionTypes`.
+        flattenCollectionTypes: One row for each element, entry and timer; False for one row per key.
         filterPushdown: Read only the key groups that filters on the key leave; needs Spark's
             setting spark.sql.python.filterPushdown.enabled (Spark 4.1 and later).
         maxCheckpointsPerTrigger: Checkpoints of a micro-batch of a stream; None for all.
@@ -122,19 +120,15 @@ class SourceOptions:
 
     path: str = option("", "path", AS_GIVEN)
     view: str = option(STATE_VIEW, "view", _VIEW)
-    stateVarName: str | None = option(
-        None, "stateVarName", AS_GIVEN, also=("variable",), only=_ROWS
-    )
-    operatorId: str | None = option(None, "operatorId", AS_GIVEN, also=("operator",), only=_ROWS)
+    variable: str | None = option(None, "variable", AS_GIVEN, only=_ROWS)
+    operator: str | None = option(None, "operator", AS_GIVEN, only=_ROWS)
     keyGroups: KeyGroupRange | None = option(None, "keyGroups", _KEY_GROUPS, only=_ROWS)
     partitions: int | None = option(None, "partitions", COUNT, only=_ROWS, least=1)
     checkpoint: str | None = option(None, "checkpoint", _CHECKPOINT_OR_NEWEST, only=_ROWS)
-    sinceCheckpoint: str | None = option(None, "sinceCheckpoint", _CHECKPOINT, only=_CHANGES)
+    since: str | None = option(None, "since", _CHECKPOINT, only=_CHANGES)
     batchId: int | None = option(None, "batchId", COUNT, only=_STATE)
     columns: tuple[str, ...] | None = option(None, "columns", _COLUMNS, only=_STATE)
-    flattenCollections: bool = option(
-        True, "flattenCollections", SWITCH, also=("flattenCollectionTypes",), only=_STATE
-    )
+    flattenCollectionTypes: bool = option(True, "flattenCollectionTypes", SWITCH, only=_STATE)
     filterPushdown: bool = option(False, "filterPushdown", SWITCH, only=_STATE)
     maxCheckpointsPerTrigger: int | None = option(
         None, "maxCheckpointsPerTrigger", COUNT, only=_CHANGES, least=1
@@ -167,7 +161,7 @@ class SourceOptions:
 _OPTIONS: Final = options_of(SourceOptions)
 _NAMES: Final = Names(
     str.lower,
-    {name.lower(): each for each in _OPTIONS for name in (each.name, *each.also)},
+    {each.name.lower(): each for each in _OPTIONS},
     f"there are {', '.join(each.name for each in _OPTIONS)}, and {STORAGE_OPTIONS}<name> for an option "
     "of the store",
 )

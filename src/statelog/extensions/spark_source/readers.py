@@ -77,7 +77,7 @@ def only_variable(reader: StateReader) -> str:
         texts = ", ".join(each.name for each in variables) or "none"
         raise InvalidOptionsError(
             f"operator {reader.schema.operator_id} has the state variables {texts}; name one by "
-            "the option stateVarName"
+            "the option variable"
         )
     return names[0]
 

@@ -92,13 +92,13 @@ class StateSource:
 
 def _state(options: SourceOptions, location: Location) -> _View:
     """Return what is read of state."""
-    with location.open(options.operatorId) as state:
+    with location.open(options.operator) as state:
         chosen: int | str | None = options.checkpoint
         if options.batchId is not None:
             chosen = checkpoint_of_batch(state, options.batchId)
         reader = state.reader(chosen)
-        variable = options.stateVarName or only_variable(reader)
-        flatten = options.flattenCollections
+        variable = options.variable or only_variable(reader)
+        flatten = options.flattenCollectionTypes
         columns = selected_columns(reader.arrow_schema(variable, flatten=flatten), options.columns)
         read = StateRead(
             location=location,
@@ -118,18 +118,18 @@ def _state(options: SourceOptions, location: Location) -> _View:
 
 def _changes(options: SourceOptions, location: Location) -> _View:
     """Return what is read of changes."""
-    with location.open(options.operatorId) as state:
+    with location.open(options.operator) as state:
         reader = state.reader(options.checkpoint)
-        after = given_checkpoint_id(state.store, options.sinceCheckpoint)
-        if options.stateVarName is not None:
-            reader.arrow_schema(options.stateVarName)  # raises: it names the variables
-        names = None if options.stateVarName is None else [options.stateVarName]
+        after = given_checkpoint_id(state.store, options.since)
+        if options.variable is not None:
+            reader.arrow_schema(options.variable)  # raises: it names the variables
+        names = None if options.variable is None else [options.variable]
         columns = ChangeFeed(reader, [], names).schema
         last = reader.checkpoint_id
         read = ChangesRead(
             location=location,
             operator=reader.schema.operator_id,
-            variable=options.stateVarName,
+            variable=options.variable,
             ranges=ranges_of(reader, options.keyGroups, options.partitions),
             columns=columns,
         )
@@ -142,8 +142,7 @@ def _changes(options: SourceOptions, location: Location) -> _View:
     def stream(target: pa.Schema) -> DataSourceStreamReader:
         if _given(options, "checkpoint"):
             raise InvalidOptionsError(
-                "checkpoint is an option of spark.read: a stream goes on; sinceCheckpoint is where "
-                "it begins"
+                "checkpoint is an option of spark.read: a stream goes on; since is where it begins"
             )
         reader = None if options.reader is None else (options.reader, options.readerMaxCheckpoints)
         return ChangeStream(

@@ -75,7 +75,7 @@ class ProcessorTester:
     """
     Tests a `StatefulProcessor` key by key, or a `ColumnarProcessor` with `testColumns`.
 
-    The module lists the deviations from PySpark's tester.
+    docs/reference/processor-tester.md lists the deviations from PySpark's tester.
 
     Example:
         tester = ProcessorTester(Totals(), keySchema="customer string")
@@ -276,7 +276,7 @@ class ProcessorTester:
         """
         return self._in_form(self._run([], []))
 
-    def typedOutput(self, produced: object, *, timezone: str = "UTC") -> list[Row]:
+    def typedOutput(self, produced: object, *, timeZone: str = "UTC") -> list[Row]:
         """
         Return rows, or a frame, as the sink gets them: converted to *outputStructType*.
 
@@ -284,7 +284,7 @@ class ProcessorTester:
 
         Args:
             produced: What a test of this tester returned.
-            timezone: The zone of times without one in a frame.
+            timeZone: The zone of times without one in a frame.
 
         Raises:
             UsageError: The tester has no *outputStructType*.
@@ -292,7 +292,7 @@ class ProcessorTester:
         """
         if self._output is None or self._columns is None:
             raise UsageError("typedOutput needs a tester with an outputStructType")
-        return typed_rows(produced, self._columns, self._batch_id, timezone)
+        return typed_rows(produced, self._columns, self._batch_id, timeZone)
 
     def sideOutput(self, name: str) -> list[Row]:
         """

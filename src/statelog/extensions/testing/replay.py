@@ -134,7 +134,7 @@ def replay(
     *,
     processor: StatefulProcessor | str | None = None,
     operator: str | None = None,
-    from_checkpoint: CheckpointName | None = None,
+    since: CheckpointName | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> list[ReplayedStep]:
     """
@@ -150,8 +150,8 @@ def replay(
         processor: The processor, or `module:Class` or `file.py:Class` of it.  Without one the
             error tells which processor the recording names.
         operator: Name of the operator, where the query has several.
-        from_checkpoint: Leave out the micro-batches before this checkpoint: an id, "latest",
-            "earliest", a tag, or a time.
+        since: Only micro-batches after this checkpoint: an id, "latest", "earliest", a tag, or a
+            time; None for all.
         storage_options: Options of the store's client.
 
     Returns:
@@ -160,9 +160,9 @@ def replay(
 
     Raises:
         UsageError: The key was not recorded, or the processor cannot be found or made, or
-            *from_checkpoint* names no checkpoint.
+            *since* names no checkpoint.
         CheckpointError: The processor cannot continue from the recorded state, or no checkpoint is as
-            old as *from_checkpoint*.
+            old as *since*.
         CorruptionError: A recording has settings that no query has.
         StoreError: The store failed.
 
@@ -171,9 +171,7 @@ def replay(
     """
     store = open_state(location, options=storage_options)
     unreadable: list[UnreadableRecording] = []
-    steps = recorded_steps(
-        store, key, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
-    )
+    steps = recorded_steps(store, key, unreadable=unreadable, operator=operator, since=since)
     for recording in unreadable:
         _log.warning(
             "the recording %s is left out of the replay: %s", recording.path, recording.problem
@@ -191,24 +189,24 @@ def recorded_steps(
     *,
     unreadable: list[UnreadableRecording],
     operator: str | None = None,
-    from_checkpoint: CheckpointName | None = None,
+    since: CheckpointName | None = None,
 ) -> list[RecordedStep]:
     """
     Return what was recorded of a key; arguments and errors: see `replay`.
 
     *unreadable* receives the recordings that are left out.
     """
-    first = 0
-    if from_checkpoint is not None:
-        first = checkpoint_id_of(store, from_checkpoint, "from_checkpoint")
+    after = -1
+    if since is not None:
+        after = checkpoint_id_of(store, since, "since")
     every = steps_of_key(store, key, unreadable=unreadable, operator=operator)
-    recorded = [each for each in every if each.task.checkpoint_id >= first]
+    recorded = [each for each in every if each.task.checkpoint_id > after]
     steps = list(_with_broadcasts(store, recorded, unreadable))
     if not steps:
-        since = "" if from_checkpoint is None or not every else f" from checkpoint {first}"
+        range_text = "" if since is None or not every else f" after checkpoint {after}"
         gaps = "".join(f"; {each.path} cannot be read: {each.problem}" for each in unreadable[:1])
         raise UsageError(
-            f"{store.url} has no recording of the key {key!r:.200}{since}{gaps}. `statelog replay "
+            f"{store.url} has no recording of the key {key!r:.200}{range_text}{gaps}. `statelog replay "
             f"{store.url}` lists the recorded keys; the setting `record` chooses what is recorded"
         )
     names = dict.fromkeys(step.task.operator_id for step in steps)

@@ -33,7 +33,7 @@ _FIRST: Final = ("batch_id", "checkpoint_id", "replayed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProgress(BatchFigures):
     """
-    One micro-batch.
+    The figures of one micro-batch; `on_progress` is called with them.
 
     Of a query with several operators, *rows* are those into the first operator and *output_rows* those
     out of the last; the other numbers are sums over all operators.  The figures of extensions are attributes
@@ -145,7 +145,7 @@ class Observers:
     def after(self, before: Observers) -> Observers:
         """Return them and the observers of earlier operators together; raise `UsageError` for two of a kind."""
         pairs = {
-            "onProgress": (self.on_progress, before.on_progress),
+            "on_progress": (self.on_progress, before.on_progress),
             "metrics": (self.metrics, before.metrics),
         }
         for name, pair in pairs.items():

@@ -30,6 +30,7 @@ from statelog.state.schema import OperatorStateSchema
 
 TIME_MODES: Final = ("none", "processingtime", "eventtime")
 OUTPUT_MODES: Final = ("append", "update", "complete")
+_SPELLED: Final = {"processingtime": "ProcessingTime", "eventtime": "EventTime"}
 
 
 def mode_of(
@@ -37,7 +38,8 @@ def mode_of(
 ) -> str:
     """Return a mode in lower case, if it is one of *allowed*; else raise *error*."""
     if not isinstance(value, str) or value.lower() not in allowed:
-        raise error(f"{name} is one of {', '.join(allowed)}; got {value!r}")
+        modes = ", ".join(f'"{_SPELLED.get(mode, mode.capitalize())}"' for mode in allowed)
+        raise error(f"{name} must be one of {modes}, not {value!r}")
     return value.lower()
 
 

@@ -42,9 +42,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("statelog.spark")
 
-_OF_ONE_OPERATOR: Final = frozenset(["operatorid", "inputcolumns"])
+_OF_ONE_OPERATOR: Final = frozenset(["operator", "inputcolumns"])
 """Settings that each operator of a query has for itself, by their plain names."""
-_OBSERVERS: Final = {"onprogress": "onProgress", "metrics": "metrics"}
+_OBSERVERS: Final = {"onprogress": "on_progress", "metrics": "metrics"}
 """Arguments that are objects, by the plain names under which they are given as settings."""
 _REFUSAL: Final = {
     Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",

@@ -40,7 +40,7 @@ def session_of(grouped: object) -> SparkSession:
     )
     if not is_grouped:
         raise UsageError(
-            "transform_with_state takes what df.groupBy(...) returns; got "
+            'transform_with_state takes a grouped frame, such as events.groupBy("customer"), not '
             f"{kind.__module__}.{kind.__name__}"
         )
     frame: DataFrame = grouped._df  # type: ignore[attr-defined]

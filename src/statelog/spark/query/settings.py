@@ -116,7 +116,7 @@ class QuerySettings:
     max_parallelism: int = option(
         DEFAULT_MAX_PARALLELISM, "maxParallelism", COUNT, only=_NOT_BY_WRITER, least=1
     )
-    operator_id: str | None = option(None, "operatorId", TEXT, only=_CODE)
+    operator_id: str | None = option(None, "operator", TEXT, only=_CODE)
     input_columns: str | tuple[str, ...] = option(AUTO, "inputColumns", INPUT_COLUMNS, only=_CODE)
     checkpoint: int | str = option("latest", "checkpoint", _CHECKPOINT, only=_NOT_BY_SESSION)
     adopt: bool = option(False, "adopt", SWITCH, only=_NOT_BY_SESSION)
@@ -257,7 +257,7 @@ class OperatorSettings(TypedDict, total=False):
         minTasks: Fewest tasks of a micro-batch, where tasks is not set.
         maxTasks: Most tasks of a micro-batch, where tasks is not set. Default: the number of cores.
         maxParallelism: Number of key groups; fixed for the lifetime of the state.
-        operatorId: Name of the operator; the state of another one is rejected. Default:
+        operator: Name of the operator; the state of another one is rejected. Default:
             `transform_with_state`.
         inputColumns: The columns of the input that the processor reads; the others are not read,
             shuffled or sent. Keys and event time are always sent. auto: what the code of a processor of
@@ -305,7 +305,7 @@ class OperatorSettings(TypedDict, total=False):
     minTasks: int | None
     maxTasks: int | None
     maxParallelism: int | None
-    operatorId: str | None
+    operator: str | None
     inputColumns: str | Sequence[str] | None
     checkpoint: int | str | None
     adopt: bool | None

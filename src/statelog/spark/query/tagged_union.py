@@ -26,6 +26,9 @@ def tagged_union(
     """
     Unite inputs by their keys, each with its other columns in a struct of its name.
 
+    The processor is called once for a key and micro-batch, with the rows of all inputs.  (Flink's
+    `KeyedCoProcessFunction` has a method for each input, and no fixed order of the calls.)
+
     Example:
         orders, refunds = events.where("amount > 0"), events.where("amount < 0")
         both = tagged_union({"order": orders, "refund": refunds}, ["customer"])
@@ -45,8 +48,6 @@ def tagged_union(
     Raises:
         UsageError: *inputs* is empty, a name is taken, a column is missing, or the types of a key differ.
 
-    Deviation: Flink's `KeyedCoProcessFunction` calls a method for each input, in an order that is not
-        fixed.  Here one call has the rows of all inputs of a micro-batch for a key.
     """
     shared = [*keys, *([] if event_time is None else [event_time])]
     _check(inputs, shared)

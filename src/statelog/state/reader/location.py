@@ -84,7 +84,7 @@ class LocationReader:
         self.close()
 
     def close(self) -> None:
-        """Forget what was read; no more can be read.  Further calls do nothing."""
+        """Close the state: later reads raise `ClosedError`.  Further calls do nothing."""
         readers = self._readers or {}
         self._readers = None
         for reader in readers.values():
@@ -242,7 +242,7 @@ def stored_with_attachments(
     name = None if checkpoint is None else checkpoint_id_of(state.store, checkpoint)
     first = -1
     if since is not None:
-        first = checkpoint_id_of(state.store, since, "since_checkpoint")
+        first = checkpoint_id_of(state.store, since, "since")
     stored = find_checkpoint(state.store, name)
     if state._operator is not None:  # raises: it names the operators
         operator_index(state._operator, BatchRecord.of(stored), state.store.url)

@@ -106,7 +106,7 @@ class StateReader:
             location: Path or URL of the state location, or of the checkpointLocation that has it.
             checkpoint: An id, "latest", "earliest", a tag or a time; None for the newest one.
             storage_options: Options of the store's client, as for `open_store`.
-            operator: Name of the operator (its operatorId), where the query has several.
+            operator: Name of the operator, where the query has several.
 
         Raises:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"; the message

@@ -127,7 +127,7 @@ def letters_rows(chosen: ChosenLetters) -> pa.Table:
     except pa.ArrowException as error:
         raise UsageError(
             f"the rows of the dead letters cannot be one table: {error}. Read those after the change of "
-            "the columns (since_checkpoint=, on the command line --since)"
+            "the columns (since=, on the command line --since)"
         ) from error
 
 

@@ -57,7 +57,7 @@ def _sink(frame: object, batch_id: int) -> None:
 
 
 def test_an_idempotent_function_can_be_pickled(tmp_path: Path) -> None:
-    function = idempotent(_sink, str(tmp_path), options={})
+    function = idempotent(_sink, str(tmp_path), storage_options={})
     copy = pickle.loads(pickle.dumps(function))
     assert copy._records._location == str(tmp_path)
     batch = DeliveredBatch("aa", 0, 4, "bb")

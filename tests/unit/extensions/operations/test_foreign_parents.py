@@ -275,8 +275,11 @@ def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> N
     tag = Tag(kind=TagKind.TAG, name="forged", checkpoint_id=5)
     put_tag(query.state, tag, clock_ms=lambda: 0, files={"offsets/4": b"v1", name: b"evil"})
     with pytest.raises(CorruptionError):
-        forked(query, tag="forged")
-    assert run(["fork", str(root / "state"), str(root / "q2" / "statelog"), "--tag", "forged"]) == 1
+        forked(query, checkpoint="forged")
+    assert (
+        run(["fork", str(root / "state"), str(root / "q2" / "statelog"), "--checkpoint", "forged"])
+        == 1
+    )
     for folder in (root / "new-query", root / "q2"):
         written = [path for path in folder.rglob("*") if path.is_file()]
         assert [] == [path for path in written if "statelog" not in path.parts]

@@ -31,7 +31,7 @@ def test_a_rewind_stays_in_the_folder_of_the_sources(
     [log] = job.record().to_properties()["source_logs"]  # type: ignore[misc]
     forged = [name] if field == "source_folders" else [{**log, "folder": name}]  # type: ignore[dict-item]
     forge_checkpoints(tmp_path / "state", partial(with_properties, {field: forged}))
-    query = StoredQuery(open_store(str(job.folder), options=options))
+    query = StoredQuery(open_store(str(job.folder), storage_options=options))
     for use in (
         partial(plan_rewind, query, job.store, 0),
         partial(rewind_points, query, job.store),

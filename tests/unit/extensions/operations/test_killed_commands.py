@@ -121,7 +121,7 @@ def with_independent_fork(place: Place) -> None:
 COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
     "fork": (nothing, fork),
     "fork the newest": (nothing, lambda place: fork(place)),
-    "fork a tag": (with_tag, lambda place: fork(place, "--tag", "before")),
+    "fork a tag": (with_tag, lambda place: fork(place, "--checkpoint", "before")),
     "fork --copy": (nothing, lambda place: fork(place, "--copy", "--checkpoint", "3")),
     "fork --state-only": (
         nothing,

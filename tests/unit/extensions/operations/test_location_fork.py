@@ -325,7 +325,7 @@ def test_a_tag_is_forked_without_the_files_of_the_query(query: Query) -> None:
     query.run(5, 9)
     query.driver.clean_up()
     shutil.rmtree(query.folder)
-    made = forked(query, tag="before")
+    made = forked(query, checkpoint="before")
     assert made.batch_id == 3
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]
     assert made.query is not None
@@ -370,10 +370,8 @@ def test_what_a_fork_refuses(query: Query, capsys: pytest.CaptureFixture[str]) -
     root = query.folder.parent
     with pytest.raises(CheckpointError, match="does not exist"):
         forked(query, checkpoint=99)
-    with pytest.raises(UsageError, match="not both"):
-        forked(query, checkpoint=5, tag="x")
-    with pytest.raises(CheckpointError, match="no tag 'x'"):
-        forked(query, tag="x")
+    with pytest.raises(UsageError, match="'x', which is no id, no tag"):
+        forked(query, checkpoint="x")
     with pytest.raises(UsageError, match="ends with /statelog"):
         statelog.fork(root / "state", root / "other")
     (query.folder / "commits" / "4").rename(query.folder / "commits" / "kept")
@@ -403,7 +401,7 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not have tags" in capsys.readouterr().out
     assert run(["tag", state, "v1", "--checkpoint", "4", "--comment", "before [bold]7[/bold]"]) == 0
     assert "Checkpoint 4" in capsys.readouterr().out
-    assert run(["fork", state, new, "--tag", "v1"]) == 0
+    assert run(["fork", state, new, "--checkpoint", "v1"]) == 0
     shown = capsys.readouterr().out
     assert f"stateLocation       file://{new}" in shown
     assert f"checkpointLocation  file://{root}/q2\n" in shown

@@ -136,7 +136,7 @@ def test_a_replica_follows_a_query_in_another_process(tmp_path: Path) -> None:
     assert writer.stdout is not None
     try:
         counts = dict([tuple(map(int, writer.stdout.readline().split()))])
-        with sl.open(tmp_path / "state").follow(interval=0.01) as replica:
+        with sl.open(tmp_path / "state").follow(interval_s=0.01) as replica:
             seen: dict[int, int] = {}
             for line in writer.stdout:
                 checkpoint_id, count = map(int, line.split())
@@ -147,7 +147,7 @@ def test_a_replica_follows_a_query_in_another_process(tmp_path: Path) -> None:
                     seen[before] = rows
             assert writer.wait(60) == 0
             last = max(counts)
-            assert replica.wait_for(last, timeout=30) == last
+            assert replica.wait_for(last, timeout_s=30) == last
             seen[last] = replica.table("$timers").num_rows
             assert replica.status().error is None
         assert {one: counts[one] for one in seen} == seen
@@ -248,7 +248,7 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
     for use in (
         lambda state: state.table("total"),
         lambda state: state.get("total", "c42"),
-        lambda state: state.follow(interval=None),
+        lambda state: state.follow(interval_s=None),
         lambda state: state.sql("select 1"),
     ):
         with sl.open(tmp_path / "state") as state, pytest.raises(StatelogError) as caught:
@@ -288,7 +288,7 @@ def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys:
     (tmp_path / "state" / "chk-3" / "_metadata").write_bytes(newer)
     for use in (
         lambda state: state.table("total"),
-        lambda state: state.follow(interval=None),
+        lambda state: state.follow(interval_s=None),
     ):
         with sl.open(tmp_path / "state") as state, pytest.raises(IncompatibleFormatError) as caught:
             use(state)
@@ -319,7 +319,7 @@ def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
         assert state.get("total", key_of(1)) is None
         assert state.changes(1, 2).num_rows == 0
         assert state.sql("select count(*) as n from total").to_pylist() == [{"n": 0}]
-        with state.follow(interval=None) as replica:
+        with state.follow(interval_s=None) as replica:
             assert replica.get("counts", key_of(1)) == {}
             assert replica.table("total").num_rows == 0
     for verb in VERBS:
@@ -335,6 +335,6 @@ def test_wrong_arguments_of_follow_are_refused(tmp_path: Path) -> None:
     with sl.open(tmp_path) as state:
         for wrong in (0, -1, "1", True):
             with pytest.raises(UsageError):
-                state.follow(interval=wrong)  # type: ignore[arg-type]
+                state.follow(interval_s=wrong)  # type: ignore[arg-type]
         with pytest.raises(UsageError):
             state.follow(key_groups=3)  # type: ignore[arg-type]

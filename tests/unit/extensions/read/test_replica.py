@@ -133,7 +133,7 @@ def test_a_replica_holds_the_model_of_each_checkpoint(seed: int) -> None:
     rng = random.Random(seed)
     history = History(f"replica {seed}", FaultyStore(), retained=3)
     history.run(2)
-    replica = LocationState(history.store).follow(interval=None)
+    replica = LocationState(history.store).follow(interval_s=None)
     found = check(replica, history)
     for _ in range(14):
         for _ in range(rng.choice([1, 1, 1, 2, 5])):
@@ -157,7 +157,7 @@ def test_a_failed_refresh_leaves_what_was_held(seed: int) -> None:
     history = History(f"faults {seed}", FaultyStore(), retained=3)
     history.run(2)
     store = FlakyStore(history.store, rng)  # type: ignore[arg-type]
-    replica = LocationState(store).follow(interval=None)  # type: ignore[arg-type]
+    replica = LocationState(store).follow(interval_s=None)  # type: ignore[arg-type]
     failed = 0
     for _ in range(15):
         history.run(1)
@@ -183,7 +183,7 @@ def test_what_expires_while_the_query_is_idle_is_left_out(clock: list[int]) -> N
     for seed in range(4):
         history = History(f"idle {seed}", FaultyStore())
         history.run(8)
-        replica = LocationState(history.store).follow(interval=None)
+        replica = LocationState(history.store).follow(interval_s=None)
         before = check(replica, history)
         time_ms = history.taken_at_ms[replica.checkpoint]
         for now_ms in (time_ms + TTL_MS // 3, time_ms + 2 * TTL_MS):
@@ -200,7 +200,7 @@ def test_only_some_key_groups_are_held() -> None:
     history = History("some groups", FaultyStore())
     history.run(3)
     groups = KeyGroupRange(2, 3)
-    with LocationState(history.store).follow(key_groups=groups, interval=None) as replica:
+    with LocationState(history.store).follow(key_groups=groups, interval_s=None) as replica:
         for _ in range(8):
             history.run(1)
             replica.refresh()
@@ -218,7 +218,7 @@ def test_a_micro_batch_costs_its_own_changes() -> None:
     history = Calm("only the log", inner)
     history.micro_batch()
     store = FlakyStore(inner, random.Random(1))
-    replica = LocationState(store).follow(interval=None)  # type: ignore[arg-type]
+    replica = LocationState(store).follow(interval_s=None)  # type: ignore[arg-type]
     for _ in range(12):
         before, objects = replica.status(), set(inner.objects)
         store.gets.clear()
@@ -241,7 +241,7 @@ def test_unchanged_key_groups_are_not_made_anew(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(held_state, "blocks", lambda part: [KeyGroupRange(kg, kg) for kg in part])
     history = Calm("blocks", FaultyStore())
     history.micro_batch()
-    replica = LocationState(history.store).follow(interval=None)
+    replica = LocationState(history.store).follow(interval_s=None)
     replica.table("$timers")
     made: list[KeyGroupRange] = []
     original = held_state.KeyedState.table
@@ -266,7 +266,7 @@ def test_unchanged_key_groups_are_not_made_anew(monkeypatch: pytest.MonkeyPatch)
 def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
     history = History("truncated", FaultyStore(), retained=1)
     history.run(1)
-    replica = LocationState(history.store).follow(interval=None)
+    replica = LocationState(history.store).follow(interval_s=None)
     for _ in range(12):
         history.run(6)  # the log of most of them is gone when the replica looks
         replica.refresh()
@@ -280,7 +280,7 @@ def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
 def test_damage_is_told_until_a_refresh_succeeds() -> None:
     history = Calm("damage", FaultyStore())
     history.micro_batch()
-    replica = LocationState(history.store).follow(interval=None)
+    replica = LocationState(history.store).follow(interval_s=None)
     history.micro_batch()
     objects = history.store.objects  # type: ignore[attr-defined]
     path = PATHS.metadata(history.checkpoint_id)
@@ -299,7 +299,7 @@ def test_damage_is_told_until_a_refresh_succeeds() -> None:
 def test_state_half_brought_forward_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     history = Calm("half", FaultyStore())
     history.micro_batch()
-    replica = LocationState(history.store).follow(interval=None)
+    replica = LocationState(history.store).follow(interval_s=None)
     history.micro_batch()
     original = held_state.KeyedState.catch_up
 
@@ -327,14 +327,14 @@ def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
 
     history = Calm("deleted", open_store(str(tmp_path / "state"), fsync=False))
     history.micro_batch()
-    replica = sl.open(tmp_path / "state").follow(interval=None)
+    replica = sl.open(tmp_path / "state").follow(interval_s=None)
     shutil.rmtree(tmp_path / "state")
     with pytest.raises(CheckpointError, match="no longer has a checkpoint") as caught:
         replica.refresh()
     assert caught.value.reason == "not_found"
     assert str(tmp_path / "state") in str(caught.value)
     with pytest.raises(CheckpointError, match="no longer has"):
-        replica.wait_for(99, timeout=5)
+        replica.wait_for(99, timeout_s=5)
     check(replica, history)  # what was held can be read
     again = Calm("another", open_store(str(tmp_path / "state"), fsync=False))
     again.micro_batch()
@@ -358,7 +358,7 @@ def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> N
 def followed() -> Iterator[tuple[Calm, Replica]]:
     history = Calm("polling", FaultyStore())
     history.micro_batch()
-    with LocationState(history.store).follow(interval=0.01) as replica:
+    with LocationState(history.store).follow(interval_s=0.01) as replica:
         yield history, replica
 
 
@@ -366,21 +366,21 @@ def test_the_thread_comes_to_each_checkpoint(followed: tuple[Calm, Replica]) -> 
     history, replica = followed
     for _ in range(5):
         history.micro_batch()
-        assert replica.wait_for(history.checkpoint_id, timeout=20) == history.checkpoint_id
+        assert replica.wait_for(history.checkpoint_id, timeout_s=20) == history.checkpoint_id
         check(replica, history)
     status = replica.status()
     assert status.batch_id >= 0
     assert status.as_of_ms == history.last_ms
     assert 0 <= status.checked_s < 20
     assert 0 <= replica.lag < 20
-    assert replica.wait_for(0, timeout=0) == history.checkpoint_id
+    assert replica.wait_for(0, timeout_s=0) == history.checkpoint_id
 
 
 def test_waits_are_bounded(followed: tuple[Calm, Replica]) -> None:
     _, replica = followed
     begin = time.monotonic()
     with pytest.raises(UnavailableError, match=r"was not committed in 0\.1 s; the newest one is 1"):
-        replica.wait_for(5, timeout=0.1)
+        replica.wait_for(5, timeout_s=0.1)
     assert time.monotonic() - begin < 5
     for wrong in (-1, "x"):
         with pytest.raises(UsageError):
@@ -390,10 +390,10 @@ def test_waits_are_bounded(followed: tuple[Calm, Replica]) -> None:
 def test_without_a_thread_a_wait_looks_itself() -> None:
     history = Calm("own", FaultyStore())
     history.micro_batch()
-    replica = LocationState(history.store).follow(interval=None)
+    replica = LocationState(history.store).follow(interval_s=None)
     writer = threading.Timer(0.3, history.micro_batch)
     writer.start()
-    assert replica.wait_for(1, timeout=20) == 1
+    assert replica.wait_for(1, timeout_s=20) == 1
     writer.join()
 
 
@@ -403,7 +403,7 @@ def test_close_is_idempotent_and_ends_waits(followed: tuple[Calm, Replica]) -> N
 
     def wait() -> None:
         try:
-            replica.wait_for(99, timeout=30)
+            replica.wait_for(99, timeout_s=30)
         except StatelogError as error:
             ends.append(error)
 
@@ -439,7 +439,7 @@ def test_many_threads_read_whole_checkpoints() -> None:
         wanted[history.checkpoint_id] = model.rows("$timers", None)
 
     note()
-    replica = LocationState(history.store).follow(interval=0.001)
+    replica = LocationState(history.store).follow(interval_s=0.001)
     stop, failures, seen = threading.Event(), [], []
 
     def read() -> None:
@@ -458,7 +458,7 @@ def test_many_threads_read_whole_checkpoints() -> None:
     for _ in range(20):
         history.micro_batch()
         note()
-        replica.wait_for(history.checkpoint_id, timeout=20)
+        replica.wait_for(history.checkpoint_id, timeout_s=20)
     stop.set()
     for thread in threads:
         thread.join(20)
@@ -483,7 +483,7 @@ def with_all_variables(name: str) -> History:
 
 def test_sql_reads_the_variables_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     history = with_all_variables("sql")
-    replica = LocationState(history.store).follow(interval=None)
+    replica = LocationState(history.store).follow(interval_s=None)
     asked: list[list[str]] = []
     original = held_state.HeldState.tables
 
@@ -513,7 +513,7 @@ def test_sql_reads_the_variables_it_names(monkeypatch: pytest.MonkeyPatch) -> No
 def test_wrong_sql_says_what_there_is() -> None:
     history = with_all_variables("wrong sql")
     state = LocationState(history.store)
-    for run in (state.sql, state.follow(interval=None).sql):
+    for run in (state.sql, state.follow(interval_s=None).sql):
         for statement, said in (
             ("select * from totals", '"counts"'),
             ("selec 1", "syntax error"),

@@ -11,9 +11,9 @@ def test_the_names_are_taken_in_any_case() -> None:
     found = SourceOptions.parse(
         {
             "PATH": "/state",
-            "statevarname": "total",
+            "VARIABLE": "total",
             "CHECKPOINT": "7",
-            "operatorid": "op",
+            "Operator": "op",
             "keygroups": " 0 - 15 ",
             "partitions": "3",
             "filterpushdown": "TRUE",
@@ -22,9 +22,9 @@ def test_the_names_are_taken_in_any_case() -> None:
     )
     assert found == SourceOptions(
         path="/state",
-        stateVarName="total",
+        variable="total",
         checkpoint="7",
-        operatorId="op",
+        operator="op",
         keyGroups=KeyGroupRange(0, 15),
         partitions=3,
         filterPushdown=True,
@@ -32,7 +32,7 @@ def test_the_names_are_taken_in_any_case() -> None:
     )
 
 
-def test_an_option_has_the_name_of_the_rest_of_statelog_too() -> None:
+def test_an_option_has_the_name_of_the_rest_of_statelog() -> None:
     found = SourceOptions.parse(
         {
             "path": "/state",
@@ -43,10 +43,10 @@ def test_an_option_has_the_name_of_the_rest_of_statelog_too() -> None:
         }
     )
     assert ("total", "7", "op", False) == (
-        found.stateVarName,
+        found.variable,
         found.checkpoint,
-        found.operatorId,
-        found.flattenCollections,
+        found.operator,
+        found.flattenCollectionTypes,
     )
     assert 3 == SourceOptions.parse({"path": "/state", "batchId": "3"}).batchId
 
@@ -65,11 +65,11 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
     [
         (
             {"path": "/s", "stat": "x", "a": "y"},
-            "unknown option 'stat'; there are path, view, stateVarName",
+            "unknown option 'stat'; there are path, view, variable",
         ),
         (
-            {"path": "/s", "variable": "x", "stateVarName": "y"},
-            "stateVarName is set a second time",
+            {"path": "/s", "variable": "x", "VARIABLE": "y"},
+            "variable is set a second time",
         ),
         ({"path": "/s", "batchId": "1.5"}, "batchId must be a whole number, not '1.5'"),
         (
@@ -95,15 +95,18 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
         ),
         ({"path": "/s", "filterPushdown": "on"}, "true or false, not 'on'"),
         (
-            {"path": "/s", "view": "checkpoints", "keyGroups": "1", "stateVarName": "x"},
-            "the view checkpoints takes no stateVarName, keyGroups; it takes no options but the path",
+            {"path": "/s", "view": "checkpoints", "keyGroups": "1", "variable": "x"},
+            "the view checkpoints takes no variable, keyGroups; it takes no options but the path",
         ),
         (
-            {"path": "/s", "sinceCheckpoint": "1", "reader": "x"},
-            "the view state takes no sinceCheckpoint, reader; it takes stateVarName",
+            {"path": "/s", "since": "1", "reader": "x"},
+            "the view state takes no since, reader; it takes variable",
         ),
         ({"path": "/s", "columns": "a,,b"}, "columns must be names with commas"),
-        ({"path": "/s", "flattenCollections": "1"}, "flattenCollections must be true or false"),
+        (
+            {"path": "/s", "flattenCollectionTypes": "1"},
+            "flattenCollectionTypes must be true or false",
+        ),
         ({"path": "/s", "view": "changes", "reader": "a b"}, "reader: 'a b' cannot be"),
         (
             {"path": "/s", "view": "changes", "readerMaxCheckpoints": "9"},
@@ -135,5 +138,5 @@ def test_a_checkpoint_is_a_number_a_word_a_tag_or_a_time() -> None:
     for given in ("7", " 7 ", "EARLIEST", "before-upgrade", "v1.2_b", *times):
         found = SourceOptions.parse({"path": "/s", "checkpoint": given})
         assert found.checkpoint == (given.strip().lower() if "EARL" in given else given.strip())
-    begin = SourceOptions.parse({"path": "/s", "view": "changes", "sinceCheckpoint": "latest"})
-    assert (begin.sinceCheckpoint, begin.checkpoint) == ("latest", None)
+    begin = SourceOptions.parse({"path": "/s", "view": "changes", "since": "latest"})
+    assert (begin.since, begin.checkpoint) == ("latest", None)

@@ -256,7 +256,7 @@ def test_failures_are_those_of_a_task_and_leave_no_trace() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(UsageError, match="timeMode is one of"):
+    with pytest.raises(UsageError, match="timeMode must be one of"):
         ProcessorTester(RunningCount(), timeMode="Never")
     with pytest.raises(UsageError, match="not both"):
         ProcessorTester(RunningCount(), initialStateRow=[], initialStatePandas=[])

@@ -116,11 +116,11 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
             {},
             "metrics is not a setting: give it to transform_with_state as an",
         ),
-        ({}, {}, {"on-progress": print}, "writer's option.*onProgress is not a setting"),
+        ({}, {}, {"on-progress": print}, "writer's option.*on_progress is not a setting"),
         ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a whole number"),
         ({"delivery": "twice"}, {}, {}, '"staged" or "direct", not .twice.'),
         ({"checkpoint": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
-        ({"operatorId": "x"}, {}, {}, "no effect there"),
+        ({"operator": "x"}, {}, {}, "no effect there"),
         (
             {"changelog.base-path": "x"},
             {},
@@ -334,8 +334,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: s
 
 
 def test_the_objects_that_observe_a_query_are_no_settings() -> None:
-    with pytest.raises(UsageError, match="has no argument metrics, onProgress"):
-        refuse_unknown_arguments({"metrics": Metrics(), "onProgress": print})
+    with pytest.raises(UsageError, match="has no argument metrics, on_progress"):
+        refuse_unknown_arguments({"metrics": Metrics(), "on_progress": print})
 
 
 def test_observers_are_given_once_in_a_query() -> None:
@@ -343,7 +343,7 @@ def test_observers_are_given_once_in_a_query() -> None:
     first = Observers(seen.append)
     assert Observers(seen.append, metrics) == Observers(metrics=metrics).after(first)
     assert first == first.after(NO_OBSERVERS) == NO_OBSERVERS.after(first) == first.after(first)
-    with pytest.raises(UsageError, match="onProgress differs here from an operator before"):
+    with pytest.raises(UsageError, match="on_progress differs here from an operator before"):
         Observers(print).after(first)
     with pytest.raises(UsageError, match="metrics differs here"):
         Observers(metrics=metrics).after(Observers(metrics=Metrics()))

@@ -74,7 +74,7 @@ def on_connect(name: str, module: str, base: type = object) -> Any:
 def test_what_is_no_grouped_frame_of_connect_is_refused() -> None:
     session = on_connect("SparkSession", "pyspark.sql.connect.session")
     processor: Any = None
-    with pytest.raises(UsageError, match=r"takes what df\.groupBy.*connect\.session\.SparkSession"):
+    with pytest.raises(UsageError, match=r"takes a grouped frame.*connect\.session\.SparkSession"):
         transform_with_state(session, processor, "a int")
 
 
@@ -89,16 +89,19 @@ def test_a_session_of_connect_is_refused_on_spark_3_5(monkeypatch: pytest.Monkey
 
 def test_what_is_no_grouped_frame_is_refused() -> None:
     anything: Any = [1, 2]
-    with pytest.raises(UsageError, match=r"takes what df\.groupBy.*got builtins\.list"):
+    with pytest.raises(UsageError, match=r"takes a grouped frame.*not builtins\.list"):
         transform_with_state(anything, anything, "a int")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"outputMode": "sometimes"}, "outputMode is one of append, update, complete"),
-        ({"timeMode": "Lunch"}, "timeMode is one of none, processingtime"),
-        ({"outputMode": 3}, "outputMode is one of"),
+        (
+            {"outputMode": "sometimes"},
+            'outputMode must be one of "Append", "Update", "Complete", not .sometimes.',
+        ),
+        ({"timeMode": "Lunch"}, 'timeMode must be one of "None", "ProcessingTime", "EventTime"'),
+        ({"outputMode": 3}, "outputMode must be one of"),
         (
             {"stateLocaton": "x"},
             "no argument stateLocaton; did you mean 'stateLocation'. It takes Spark's and",

@@ -407,7 +407,7 @@ def test_one_poison_row_in_a_thousand_then_a_kill_then_a_resend(
     assert 0 == sum(failures_of(ack).keys for ack in acks)
     assert state_of(whole) == state_of(corrected)
     with sl.open(corrected.location) as state:  # nothing failed after the last checkpoint
-        assert 0 == state.dead_letters(since_checkpoint=last.checkpoint_id).num_rows
+        assert 0 == state.dead_letters(since=last.checkpoint_id).num_rows
 
 
 def test_a_timer_that_failed_is_registered_again_by_an_edit(tmp_path: Path) -> None:
@@ -737,7 +737,7 @@ def test_dead_letters_are_kept_by_age_and_not_by_the_number_of_recordings(tmp_pa
     assert [5, 3, 4, 5] == [each.checkpoint_id for each in list_recordings(job.store)]
     assert 4 == len([*job.store.list("recordings")])
     with sl.open(job.location) as state:
-        assert [5] == state.dead_letters(since_checkpoint=4)["checkpoint_id"].to_pylist()
+        assert [5] == state.dead_letters(since=4)["checkpoint_id"].to_pylist()
     report = collect_garbage(
         job.store, min_age=dt.timedelta(hours=1), apply=True,
         now=dt.datetime.now(dt.UTC) + dt.timedelta(days=30),
@@ -783,9 +783,9 @@ def test_small_dead_letters_of_many_micro_batches_are_one_file(tmp_path: Path) -
     expected = [number + 1 for number in range(60) if number % 3 != 2]
     assert expected == [each["checkpoint_id"] for each in letters_of(job)]
     with sl.open(job.location) as state:
-        later = state.dead_letters(since_checkpoint=50)["checkpoint_id"].to_pylist()
+        later = state.dead_letters(since=50)["checkpoint_id"].to_pylist()
         assert [each for each in expected if each > 50] == later
-        sent = state.dead_letter_rows(since_checkpoint=50)["n"].to_pylist()
+        sent = state.dead_letter_rows(since=50)["n"].to_pylist()
         assert [each - 1 for each in later] == sent
     assert 1 == len([*job.store.list("recordings")])
     assert 1 == len(forget_key(job.store, "k1").rewritten)

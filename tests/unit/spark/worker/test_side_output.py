@@ -400,7 +400,7 @@ def test_a_column_whose_type_changed_is_read_since_the_change(tmp_path: Path) ->
     assert before is not None
     with pytest.raises(UsageError, match="rows of different types"):
         rows_of(job.location, "late")
-    since = rows_of(job.location, "late", since_checkpoint=before.checkpoint_id)
+    since = rows_of(job.location, "late", since=before.checkpoint_id)
     assert [7] == [row[2] for row in since]
 
 

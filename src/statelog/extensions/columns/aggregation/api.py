@@ -53,7 +53,7 @@ def aggregate(
     /,
     *aggregates: Aggregate,
     outputMode: str = "Update",
-    onProgress: OnProgress | None = None,
+    on_progress: OnProgress | None = None,
     metrics: Metrics | None = None,
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
@@ -75,8 +75,9 @@ def aggregate(
             Spark's own aggregate columns are rejected; the error names the function to use.
         outputMode: "Update": the keys that had rows in the micro-batch, with their new results.
             "Append": each key once, when the watermark has reached the end of its window or its event
-            time; for keys with one of them.  In both modes a key's state is dropped then.
-        onProgress: As for `transform_with_state`.
+            time; one of the two must be a column of the key.  In both modes the state of such a key
+            is dropped then.
+        on_progress: As for `transform_with_state`.
         metrics: As for `transform_with_state`.
         settings: See `OperatorSettings`.
 
@@ -116,7 +117,7 @@ def aggregate(
             outputMode,
             "None" if plan.event_time is None else "EventTime",
             keys=_pre_aggregated(plan),
-            observers=Observers(onProgress, metrics),
+            observers=Observers(on_progress, metrics),
         ),
         lambda session, output, has_initial: ColumnarFormat(is_distinct=True),
         settings,

@@ -33,7 +33,7 @@ P = ParamSpec("P")
 @dataclass(frozen=True, slots=True)
 class Aggregate:
     """
-    An aggregate function and the columns it takes; made by the functions of this module.
+    An aggregate and its columns; the functions of `statelog.spark.functions` make it.
 
     *of_row* makes its rules from the names of all columns of the frame, which then follow the
     arguments.  *name* is the name of its output column, and *call* the text of the call that made it.

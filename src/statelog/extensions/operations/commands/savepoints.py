@@ -61,7 +61,7 @@ def tag(
     Retain a checkpoint under a name, with the position of its sources; list or remove tags.
 
     The checkpoint can be read and restored until the tag is removed, whatever the query retains.  `statelog
-    fork --tag NAME` continues from it.  The query may run meanwhile: the command waits up to 10 s until the
+    fork --checkpoint NAME` continues from it.  The query may run meanwhile: the command waits up to 10 s until the
     sink has taken the rows of the micro-batch.  Repeat an interrupted call with the same arguments.  Exit status 1
     if the checkpoint is no longer retained, or if the sink takes longer.
 
@@ -162,10 +162,6 @@ def fork(
     ],
     *,
     checkpoint: CheckpointOption = None,
-    tag_name: Annotated[
-        str | None,
-        typer.Option("--tag", help="Fork the checkpoint and the source position of this tag."),
-    ] = None,
     checkpoint_location: QueryOption = None,
     new_checkpoint_location: Annotated[
         str | None,
@@ -193,7 +189,7 @@ def fork(
 
     Examples:
         statelog fork s3://bucket/jobs/totals s3://bucket/jobs/totals-next --new-checkpoint-location s3://bucket/queries/next
-        statelog fork s3://bucket/jobs/totals s3://bucket/queries/next/statelog --tag before-release
+        statelog fork s3://bucket/jobs/totals s3://bucket/queries/next/statelog --checkpoint before-release
         statelog fork s3://bucket/jobs/totals s3://bucket/jobs/copy --checkpoint 41 --state-only --copy
     """
     open_location(location)
@@ -201,7 +197,6 @@ def fork(
         location,
         new_location,
         checkpoint=checkpoint,
-        tag=tag_name,
         checkpoint_location=checkpoint_location,
         new_checkpoint_location=new_checkpoint_location,
         state_only=state_only,

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from typing import Final
 
 from pyspark.sql import DataFrame
 
-from statelog.arguments import given
+from statelog.arguments import given, switch
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import FencedError, ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
@@ -38,8 +38,8 @@ def idempotent(
     location: str | None = None,
     *,
     written: Callable[[str, int], bool] | None = None,
-    record: Literal["after", "before"] = "after",
-    options: Mapping[str, object] | None = None,
+    record_first: bool = False,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Sink:
     """
     Return a function for `foreachBatch` that skips micro-batches it has written.
@@ -51,9 +51,9 @@ def idempotent(
     rewind `writer_id` is a different one.
 
     With *location*, records are objects next to the target, one for each micro-batch, and the last
-    two are kept.  Rows and record are not written together.  With `record="after"` a crash between
-    the two repeats the rows: at least once, but only in that moment.  With `record="before"` it loses
-    them: at most once.
+    two are kept.  Rows and record are not written together.  A crash between the two repeats
+    the rows: at least once, but only in that moment.  With `record_first=True` it loses them: at most
+    once.
 
     Example:
         writer = totals.writeStream.foreachBatch(idempotent(write, "s3://bucket/batches"))
@@ -63,12 +63,12 @@ def idempotent(
         location: Folder or URL of the records, by any store that state can be stored in.
         written: Called with `writer_id(frame)` and the batch id, before *sink*; returns whether the
             target has the rows.
-        record: When the record at *location* is written: "after" the rows or "before" them.
-        options: Client options of the store of *location*.
+        record_first: Write the record at *location* before the rows, not after them.
+        storage_options: Client options of the store of *location*.
 
     Raises:
-        UsageError: Not exactly one of *location* and *written* is given, or *record* is neither of
-            its values.
+        UsageError: Not exactly one of *location* and *written* is given, or an argument has a
+            wrong type.
 
     Blocks: The function that is returned, for the store.   Thread: the query's.
     """
@@ -79,12 +79,11 @@ def idempotent(
             "idempotent takes either a location for its records, or written=, a function that asks "
             "the target whether it has a micro-batch"
         )
-    if record not in ("after", "before"):
-        raise UsageError(f"record is 'after' or 'before'; got {record!r}")
+    switch(record_first, "record_first")
     if written is not None:
         return _Asking(sink, written)
-    records = _Records(str(location), options)
-    return _Recording(sink, records, first=record == "before")
+    records = _Records(str(location), storage_options)
+    return _Recording(sink, records, first=record_first)
 
 
 class _Asking:
@@ -136,7 +135,7 @@ class _Records:
     def __init__(self, location: str, options: Mapping[str, object] | None) -> None:
         self._location = location
         self._options = options
-        self._store = open_store(location, options=options)
+        self._store = open_store(location, storage_options=options)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Records, (self._location, self._options)
