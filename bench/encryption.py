@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 from restart import Bench
 
 from statelog.demo.java import prepare_environment
-from statelog.store.encryption import ENVIRONMENT, MAGIC
+from statelog.store.location_store import ENVIRONMENT, MAGIC
 
 KEYS_VARIABLE = "STATELOG_BENCH_KEYS"
 WAYS = ("plain", "encrypted")

@@ -41,8 +41,8 @@ from statelog.spark import (
     exactly_once,
     transform_with_state,
 )
+from statelog.spark.driver import delivery as deliveries
 from statelog.spark.driver import engine
-from statelog.spark.driver.delivery import direct, staged
 from statelog.spark.stream.sinks import exactly_once_sink, file_sink
 
 STARTED = "all queries have started"
@@ -118,7 +118,7 @@ class Stops:
     def install(self) -> None:
         """Replace `fail_point` in the modules that a micro-batch goes through."""
         sinks = (file_sink, exactly_once_sink, database, iceberg, kafka)
-        for module in (coordinator, engine, staged, direct, *sinks):
+        for module in (coordinator, engine, deliveries, *sinks):
             assert hasattr(module, "fail_point")
             module.fail_point = self  # type: ignore[attr-defined]
 

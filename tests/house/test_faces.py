@@ -1,5 +1,5 @@
 """
-What a processor or a state is, the engine asks its face: `spark/query/faces` has the one table.
+What a processor or a state is, the engine asks its face: `spark/query/face` has the one table.
 
 A test of a class elsewhere is one more place that a new face must be added to, and an import of an
 extension makes each reader and each worker of the engine load it.
@@ -16,7 +16,7 @@ EXTENSIONS = STATELOG / "extensions"
 NAMING = {
     STATELOG / "spark" / "extension_table.py",
     STATELOG / "spark" / "functions.py",  # public names
-    STATELOG / "spark" / "query" / "faces.py",
+    STATELOG / "spark" / "query" / "face.py",
 }
 
 

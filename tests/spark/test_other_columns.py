@@ -10,7 +10,7 @@ from tests.spark.streams import BatchSource, workers_get_by_value
 
 from statelog.errors import UsageError
 from statelog.spark import StatefulProcessor, exactly_once, transform_with_state
-from statelog.spark.driver.delivery.staged import committed_rows
+from statelog.spark.driver.delivery import committed_rows
 from statelog.state.recordings.format import to_stream
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from statelog.checkpoint.history import Entries
 from statelog.checkpoint.query_files import entries_digest, read_offsets
 from statelog.core.source_position import position_of
 from statelog.errors import CheckpointError
-from statelog.spark.driver.batch_times import SourcePositions
+from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.store import open_location
 
@@ -192,7 +192,9 @@ def test_positions_from_the_files_are_those_of_sparks_own_objects(
         assert position_of(before) == record.position_before
         assert ["0", "1", "2"] == record.source_folders
         before = texts[:3]
-        unaided = SourcePositions(files, has_no_data_source=True).of(batch_id, ours, None)
+        unaided = QueryTimes(files, has_no_data_source=True).with_positions(
+            BatchTimes(), batch_id, ours, None
+        )
         assert record.position == unaided.position
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -43,6 +43,9 @@ from statelog.runtime.mailbox import MailboxExecutor
 from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import ObjectStore
 
+if TYPE_CHECKING:
+    from statelog.changelog.download_cache import DownloadCache
+
 # Check the parts that a storage is given, and make those that it is not.
 
 
@@ -56,6 +59,9 @@ def download_cache(
     """Return the cache of downloaded files; None without directories and for local disk."""
     if not directories or store.url.startswith("file:"):
         return None
+    # Imported here: only a storage with directories for it has a cache.
+    from statelog.changelog.download_cache import DownloadCache
+
     return DownloadCache(
         store,
         directories,

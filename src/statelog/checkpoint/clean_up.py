@@ -24,7 +24,6 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Final, TypeAlias
 
-from statelog.checkpoint.audit import audited
 from statelog.checkpoint.history import (
     Entries,
     may_be_claim,
@@ -107,6 +106,9 @@ def release_parent(store: LocationStore, fork_id: str, *, apply: bool) -> Parent
             raise
         return ParentRelease(fork_id=fork_id, problem=str(error))
     if released is not None and apply:
+        # Imported here: only the clean-up of a fork writes a line of the audit log.
+        from statelog.checkpoint.audit import audited
+
         parent = LocationStore(released[0])
         with audited(parent, "release", fork_id=fork_id, fork=store.url):
             parent.delete(released[1])

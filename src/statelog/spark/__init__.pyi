@@ -28,6 +28,7 @@ from statelog.spark.enabling import disable as disable
 from statelog.spark.enabling import enable as enable
 from statelog.spark.query.broadcast import Broadcast as Broadcast
 from statelog.spark.query.broadcast import BroadcastTable as BroadcastTable
+from statelog.spark.query.delivery import writer_id as writer_id
 from statelog.spark.query.progress import BatchProgress as BatchProgress
 from statelog.spark.query.settings import OperatorSettings as OperatorSettings
 from statelog.spark.query.side_output import SideOutput as SideOutput
@@ -39,11 +40,10 @@ from statelog.spark.rows.spark_versions import StatefulProcessor as StatefulProc
 from statelog.spark.rows.spark_versions import StatefulProcessorHandle as StatefulProcessorHandle
 from statelog.spark.rows.spark_versions import TimerValues as TimerValues
 from statelog.spark.rows.spark_versions import ValueState as ValueState
-from statelog.spark.stream.sinks import ExactlyOnceSink as ExactlyOnceSink
-from statelog.spark.stream.sinks import SinkBatch as SinkBatch
-from statelog.spark.stream.sinks import exactly_once as exactly_once
-from statelog.spark.stream.sinks import idempotent as idempotent
-from statelog.spark.stream.sinks import writer_id as writer_id
+from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnceSink as ExactlyOnceSink
+from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch as SinkBatch
+from statelog.spark.stream.sinks.exactly_once_sink import exactly_once as exactly_once
+from statelog.spark.stream.sinks.idempotent import idempotent as idempotent
 from statelog.spark.stream.stateful_stream import StatefulStream as StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter as StatefulStreamWriter
 from statelog.state.objects import AggregateFunction as AggregateFunction

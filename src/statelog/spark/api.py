@@ -20,13 +20,10 @@ from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
-from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.extension_table import CONNECT_CLIENT, loaded
 from statelog.spark.jvm.gateway import is_connect, settings_of
-from statelog.spark.query.declaration import check_declared
-from statelog.spark.query.declared_state import declared_by
-from statelog.spark.query.face import AnyProcessor
-from statelog.spark.query.faces import face_of, pandas_face_of
+from statelog.spark.query.declared_state import check_declared, declared_by
+from statelog.spark.query.face import AnyProcessor, face_of, pandas_face_of
 from statelog.spark.query.input_columns import ALL, AUTO, columns_to_read
 from statelog.spark.query.input_plan import (
     EachRow,
@@ -267,6 +264,9 @@ def stateful_frame(
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
     output = _with_event_time(output, definition.event_time_output, source)
     if not source.is_stream:
+        # Imported here: a stream does not need it.
+        from statelog.spark.driver.batch_frame import batch_frame
+
         return batch_frame(definition, resolved)
     return client.stream((*before, definition), output)
 

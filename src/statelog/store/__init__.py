@@ -1,8 +1,9 @@
 """The interface to object stores: local disk, memory, S3, GCS, Azure.  All paths are made here."""
 
+from typing import TYPE_CHECKING
+
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.cached import CachedStore
-from statelog.store.encryption import EncryptedStore
 from statelog.store.location_store import (
     LocationStore,
     open_existing_store,
@@ -14,6 +15,9 @@ from statelog.store.paths import PATHS, LocationPaths
 from statelog.store.probe import verify_put_if_absent
 from statelog.store.requests import ask_at_once, ask_both, endpoint_of
 from statelog.store.verified import read_verified
+
+if TYPE_CHECKING:
+    from statelog.store.encryption import EncryptedStore
 
 __all__ = [
     "ask_at_once",
@@ -35,3 +39,12 @@ __all__ = [
     "read_verified",
     "verify_put_if_absent",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "EncryptedStore":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # A public name, imported at its first use.
+    from statelog.store.encryption import EncryptedStore
+
+    return EncryptedStore

@@ -29,12 +29,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from statelog import extras
-from statelog.arguments import instance
 from statelog.errors import CorruptionError, InvalidOptionsError
 from statelog.format.buffers import Buffer, Buffers, pieces_of
 from statelog.store.api import ObjectInfo, ObjectStore, StoreWrapper
-from statelog.store.fork_parents import ENVIRONMENT as PARENTS_ENVIRONMENT
-from statelog.store.fork_parents import OPTION as PARENTS
+from statelog.store.location_store import MAGIC, OPTION
 from statelog.store.verified import get_again, read_verified
 
 if TYPE_CHECKING:
@@ -44,14 +42,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 64 * 1024
 TAG_BYTES: Final = 16
 HEADER_BYTES: Final = 80
-MAGIC: Final = b"STLGENC1"
-
-ENVIRONMENT: Final = "STATELOG_ENCRYPTION"
-"""The variable that has the source of the keys where no option names it."""
-
-OPTION: Final = "encryption"
-"""The store option that has the source of the keys."""
-
 _HEADER: Final = struct.Struct(">8sB32s32s7x")
 _NONCE: Final = struct.Struct(">IQ")
 _KEY_BYTES: Final = 32
@@ -247,40 +237,6 @@ def _joined(pieces: Sequence[memoryview]) -> Buffer:
 def require_cryptography() -> None:
     """Raise `RequirementError` if the package that encrypts is missing."""
     extras.require("encryption", "encryption", "cryptography")
-
-
-def with_source(
-    options: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
-) -> dict[str, object]:
-    """
-    Return *options* with the source of the keys, and the parents of forks, from the environment.
-
-    They are for tasks in processes of another environment.
-
-    A task without the source would write objects that are not encrypted.
-    """
-    complete = dict(options or {})
-    environ = os.environ if environ is None else environ
-    source = environ.get(ENVIRONMENT)
-    if source:
-        complete.setdefault(OPTION, source)
-    if parents := environ.get(PARENTS_ENVIRONMENT):
-        complete.setdefault(PARENTS, parents)
-    return complete
-
-
-def split_options(
-    options: Mapping[str, object] | None,
-) -> tuple[dict[str, object], object | None]:
-    """Return the options of a store's client, and the source of the keys; None without encryption."""
-    client = dict(
-        instance(options or {}, "options", Mapping, "a mapping", error=InvalidOptionsError)
-    )
-    client.pop(PARENTS, None)
-    source = client.pop(OPTION, None)
-    if source is None:
-        source = os.environ.get(ENVIRONMENT) or None
-    return client, None if source == "none" else source
 
 
 class EncryptedStore(StoreWrapper):

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from statelog.arguments import instance
 from statelog.errors import (
     CheckpointError,
     InvalidOptionsError,
@@ -27,7 +28,6 @@ from statelog.errors import (
 )
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore, StoreWrapper
-from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, EncryptedStore, split_options
 from statelog.store.fork_parents import ENVIRONMENT as PARENTS_ENVIRONMENT
 from statelog.store.fork_parents import OPTION as PARENTS
 from statelog.store.fork_parents import (
@@ -43,6 +43,12 @@ from statelog.store.paths import PATHS
 from statelog.store.requests import read_tail
 from statelog.store.verified import get_again
 
+OPTION: Final = "encryption"
+"""The store option that has the source of the keys of an encrypted location."""
+ENVIRONMENT: Final = "STATELOG_ENCRYPTION"
+"""The variable that has the source of the keys where no option names it."""
+MAGIC: Final = b"STLGENC1"
+"""The first bytes of an encrypted object."""
 _PREFIX: Final = "parent/"
 _PARENT: Final = re.compile(r"parent/([0-9a-f]{16})/(.+)")
 _FORKS_MAX: Final = 32
@@ -380,7 +386,46 @@ def _encrypted_of(
 
 
 def _encrypted(store: ObjectStore, keys: object | None) -> ObjectStore:
-    return store if keys is None else EncryptedStore(store, keys)
+    if keys is None:
+        return store
+    # Imported here: only a location with keys needs it.
+    from statelog.store.encryption import EncryptedStore
+
+    return EncryptedStore(store, keys)
+
+
+def with_source(
+    options: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """
+    Return *options* with the source of the keys, and the parents of forks, from the environment.
+
+    They are for tasks in processes of another environment.
+
+    A task without the source would write objects that are not encrypted.
+    """
+    complete = dict(options or {})
+    environ = os.environ if environ is None else environ
+    source = environ.get(ENVIRONMENT)
+    if source:
+        complete.setdefault(OPTION, source)
+    if parents := environ.get(PARENTS_ENVIRONMENT):
+        complete.setdefault(PARENTS, parents)
+    return complete
+
+
+def split_options(
+    options: Mapping[str, object] | None,
+) -> tuple[dict[str, object], object | None]:
+    """Return the options of a store's client, and the source of the keys; None without encryption."""
+    client = dict(
+        instance(options or {}, "options", Mapping, "a mapping", error=InvalidOptionsError)
+    )
+    client.pop(PARENTS, None)
+    source = client.pop(OPTION, None)
+    if source is None:
+        source = os.environ.get(ENVIRONMENT) or None
+    return client, None if source == "none" else source
 
 
 def _own_path(path: str) -> str:

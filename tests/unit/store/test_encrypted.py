@@ -15,7 +15,6 @@ from statelog.errors import CorruptionError, InvalidOptionsError
 from statelog.store import EncryptedStore, open_location, open_query_files, open_store
 from statelog.store.encryption import (
     CHUNK_BYTES,
-    ENVIRONMENT,
     HEADER_BYTES,
     TAG_BYTES,
     EncryptionKeys,
@@ -23,6 +22,7 @@ from statelog.store.encryption import (
     encrypt,
     load_keys,
 )
+from statelog.store.location_store import ENVIRONMENT
 from statelog.store.paths import split_object
 from statelog.store.verified import read_verified
 

@@ -18,7 +18,7 @@ from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_o
 from statelog.metrics.table import Figure
 from statelog.spark.driver.extension import AttachingExtension, DriverContext
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
-from statelog.spark.query.faces import face_of
+from statelog.spark.query.face import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck

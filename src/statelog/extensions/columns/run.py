@@ -34,8 +34,8 @@ from statelog.spark.rows.spark_versions import TimerValues
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError, returned
 from statelog.spark.worker.extension import NO_EXTENSIONS, TaskExtensions
 from statelog.spark.worker.failures import ends_of_process_are_errors
-from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
+from statelog.spark.worker.spill_file import SpillFile
 from statelog.state.schema import TIMERS_NAME
 
 # The handle of a columnar processor in a task.

@@ -53,7 +53,7 @@ from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.session import Client
 from statelog.spark.query.settings import BESIDE_CHECKPOINT, QuerySettings
 from statelog.spark.stream.query_progress import with_batch
-from statelog.spark.stream.sinks import RowFunction
+from statelog.spark.stream.sinks.simple import RowFunction
 from statelog.spark.stream.stateful_query import message_first
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter

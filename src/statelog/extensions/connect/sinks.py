@@ -14,10 +14,12 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import InvariantError, UsageError
 from statelog.spark.query.delivery import FileOutput, Sink
-from statelog.spark.stream.sinks import OptionValue, RowFunction, Target
 from statelog.spark.stream.sinks.delta import written_by_spark
 from statelog.spark.stream.sinks.simple import (
     Memory,
+    OptionValue,
+    RowFunction,
+    Target,
     columns_of,
     looking_sink,
     no_path,

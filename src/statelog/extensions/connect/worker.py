@@ -28,7 +28,7 @@ from statelog.extensions.connect.recorded_steps import (
     of_session,
 )
 from statelog.extensions.connect.sinks import MemoryInWorker
-from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
+from statelog.spark.driver.batch_times import QueryTimes
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.query.delivery import Sink, set_query
 from statelog.spark.query.progress import BatchProgress, Observers
@@ -120,9 +120,7 @@ class ConnectEngine:
         if start is None:
             raise InvariantError("the query was not unpickled in the worker")
         files = files_in_worker(frame.sparkSession, start.checkpoint)
-        times = QueryTimes(
-            files, SourcePositions(files, has_no_data_source=start.has_no_data_source)
-        )
+        times = QueryTimes(files, has_no_data_source=start.has_no_data_source)
         query_id = times.query_id()
         set_query(query_id)
 

@@ -33,7 +33,7 @@ from statelog.extensions.operations.savepoints import fork_source, query_store
 from statelog.extensions.read.differences import Differences
 from statelog.format.checkpoint_metadata import decode_streams
 from statelog.runtime.clock import wall_clock_ms
-from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
+from statelog.spark.driver.delivery import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.stream.stateful_stream import StatefulStream

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statelog.checkpoint.attachments import Attachment, AttachmentPolicy
 from statelog.errors import UsageError
 from statelog.spark.driver.extension import Answers, AttachingExtension, BatchStart, DriverContext
-from statelog.spark.query.faces import face_of
+from statelog.spark.query.face import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings

@@ -24,7 +24,7 @@ from statelog.format.arrow_limits import batches_of
 from statelog.metrics.table import Figure
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.driver.delivery.staged import frame_of_rows
+from statelog.spark.driver.delivery import frame_of_rows
 from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
 from statelog.spark.query.delivery import Sink, of_side_output
 from statelog.spark.query.query import OperatorDefinition

@@ -21,7 +21,7 @@ from statelog.options.declaration import (
     store_options,
 )
 from statelog.options.kinds import AS_GIVEN, COUNT, SWITCH, Kind, choice
-from statelog.store.encryption import with_source
+from statelog.store.location_store import with_source
 
 STATE_VIEW: Final = "state"
 CHANGES_VIEW: Final = "changes"

@@ -12,7 +12,7 @@ from operator import itemgetter
 import pyarrow as pa
 
 from statelog.errors import UsageError
-from statelog.spark.rows.spark_errors import WrongArgumentError
+from statelog.spark.rows.spark_versions import WrongArgumentError
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.kinds import Entry, FromPython, Values

@@ -33,7 +33,7 @@ from statelog.model import (
 from statelog.options import CheckpointOptions, Options
 from statelog.runtime.clock import RandomIds
 from statelog.spark.query.state_variables import WantedVariable, bind_variable
-from statelog.spark.rows.spark_errors import WrongArgumentError
+from statelog.spark.rows.spark_versions import WrongArgumentError
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.extension import TaskExtensions
 from statelog.spark.worker.handle import TaskHandle

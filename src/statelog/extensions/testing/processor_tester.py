@@ -45,13 +45,12 @@ from statelog.extensions.testing.tester_rows import (
 from statelog.spark.query.broadcast import BroadcastTable, version_of
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import Declared, declared_by
-from statelog.spark.query.face import AnyProcessor
-from statelog.spark.query.faces import face_of
+from statelog.spark.query.face import AnyProcessor, face_of
 from statelog.spark.query.processor_checks import pickled
 from statelog.spark.query.query import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.key_types import grouping_keys
-from statelog.spark.rows.spark_errors import (
+from statelog.spark.rows.spark_versions import (
     UnsupportedOperationError,
     WrongArgumentError,
     WrongTimeError,

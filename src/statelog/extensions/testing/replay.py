@@ -43,10 +43,10 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.spark_versions import StatefulProcessor
+from statelog.spark.worker.extension import TaskRun, keyed_state
 from statelog.spark.worker.failures import error_text
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
-from statelog.spark.worker.run import TaskRun, keyed_state
 from statelog.state.cache import AnyState
 from statelog.state.recordings import Failure, RecordedStep, UnreadableRecording, steps_of_key
 from statelog.state.recordings.format import Cells, cells_in

@@ -18,7 +18,7 @@ from statelog.spark.query.state_variables import (
     WantedVariable,
     methods_of,
 )
-from statelog.spark.rows.spark_errors import (
+from statelog.spark.rows.spark_versions import (
     MissingStateError,
     UnsupportedOperationError,
     WrongTimeError,

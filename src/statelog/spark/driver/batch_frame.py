@@ -7,7 +7,9 @@ changelog and no checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
@@ -15,14 +17,22 @@ from pyspark.sql import DataFrame
 
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
-from statelog.spark.query.declaration import batch_parts
+from statelog.spark.query.declared_state import batch_parts
 from statelog.spark.query.keyed_frame import by_task, with_initial_rows
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.batch_task import batch_task
+from statelog.spark.rows.types import make_row
 from statelog.spark.worker.connection import without_delay
+from statelog.spark.worker.extension import TaskExtensions
 from statelog.spark.worker.failures import reported_to_driver
-from statelog.spark.worker.protocol import BatchContext, BatchFrameSpec, TaskRows
+from statelog.spark.worker.kept_states import new_state
+from statelog.spark.worker.output_parts import DirectOutput
+from statelog.spark.worker.protocol import BatchContext, TaskRows
+from statelog.spark.worker.spill_file import SpillFile
+from statelog.spark.worker.task_input import TaskInput
+from statelog.state.columnar.run_files import StateBackendConfig
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.schema import OperatorStateSchema
 
 
 def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> DataFrame:
@@ -65,3 +75,55 @@ def _reporting_task(
 ) -> Iterator[pa.RecordBatch]:
     with reported_to_driver(""):
         yield from batch_task(spec, without_delay(batches))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFrameSpec:
+    """
+    The instructions for the tasks over the partitions of a batch frame.
+
+    Args:
+        context: The only batch, for the processor.
+        rows: Input and output.
+        schema: JSON of the operator's state schema.
+        key_groups: All key groups, because any task may get any partition, and several.
+        backend: Memory and local disk of the worker.
+        extras: What extensions tell the tasks, by their names.
+    """
+
+    context: BatchContext
+    rows: TaskRows
+    schema: dict[str, object]
+    key_groups: KeyGroupRange
+    backend: StateBackendConfig
+    extras: Mapping[str, object] = field(default_factory=dict)
+
+
+def batch_task(spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run the processor over one partition, beginning with empty state."""
+    with contextlib.closing(SpillFile(spec.backend.folder)) as file:
+        yield from _outputs(spec, batches, file)
+
+
+def _outputs(
+    spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch], file: SpillFile
+) -> Iterator[pa.RecordBatch]:
+    every_group, out = spec.key_groups, spec.rows.output
+    codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
+    state = new_state(spec.context.processor, codec)
+    state.forget(list(every_group))  # each is there, and empty
+    rows = TaskInput(spec.rows, codec.key, every_group, batches, file)
+    rows_out = spec.rows.row_format.output(out, spec.context.batch_id)
+    output = DirectOutput(rows_out, lambda _batch: None, out, file)
+    run = TaskExtensions(spec.extras).new_run(spec.context, state, every_group, output)
+    run.begin()
+    in_parts = rows.is_large and run.in_parts(file)
+    for part in rows.parts():
+        run.take(part.rows, part.initial)
+        if in_parts:
+            run.retire(run.encoded())
+            yield from output.batches()
+    run.end()
+    run.encoded()  # as in a stream, a value that does not fit is an error
+    run.flush()
+    yield from output.batches()

@@ -11,10 +11,10 @@ from typing import Final
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.metrics import Metrics, add_entries
 from statelog.metrics.table import FIGURES, NO_FIGURES, BatchFigures, Figure, metrics_of
+from statelog.runtime.clock import Stopwatch
 from statelog.spark.query.progress import BatchProgress, LargeKey, LargeKeyGroup, Observers
 from statelog.spark.worker.protocol import TaskAck
-from statelog.spark.worker.row_counter import MIN_LARGE_ROWS, REPORTED_MAX
-from statelog.spark.worker.stopwatch import Stopwatch
+from statelog.spark.worker.task_input import MIN_LARGE_ROWS, REPORTED_MAX
 from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
 
 # What a micro-batch cost, for its record in the checkpoint.

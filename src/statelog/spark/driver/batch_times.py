@@ -33,110 +33,8 @@ from statelog.core.source_position import (
 )
 from statelog.errors import StatelogError
 
-# Read the positions of a running query's sources.
-
 LogFolders = Callable[[], Sequence[int]]
 """Returns for each source, statelog's own included, the number of its log below `sources/`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPosition:
-    """
-    The positions of the user's sources after a micro-batch, and before it.
-
-    Args:
-        position, position_before: Digests of the offsets; None if unknown.
-        logs: Entries of the micro-batch in the logs of file sources.
-        folders: Names of the sources' logs below `sources/`, in their order.
-    """
-
-    position: str | None = None
-    position_before: str | None = None
-    logs: tuple[SourceLog, ...] = ()
-    folders: tuple[str, ...] = ()
-
-
-class SourcePositions:
-    """
-    Reads the positions of one running query.
-
-    Thread: Spark's thread of the query.
-    """
-
-    def __init__(
-        self,
-        files: QueryFiles,
-        *,
-        has_no_data_source: bool,
-        log_folders: LogFolders | None = None,
-    ) -> None:
-        self._files = files
-        self._own_sources = int(has_no_data_source)
-        self._log_folders = log_folders
-        self._folders: tuple[str, ...] = ()
-
-    def of(self, batch_id: int, entry: OffsetEntry, before: OffsetEntry | None) -> BatchPosition:
-        """Return the position of a micro-batch that is running."""
-        offsets = self._of_user(entry)
-        if offsets is None:  # named sources have no order
-            return BatchPosition()
-        earlier: tuple[str | None, ...] | None = None if batch_id > 0 else ()
-        if before is not None:
-            earlier = self._of_user(before)
-        folders = self._folders_of(offsets)
-        if earlier is None:
-            return BatchPosition(position=position_of(offsets), folders=folders)
-        logs = read_source_logs(self._files, folders, earlier, offsets) if folders else ()
-        return BatchPosition(
-            position=position_of(offsets),
-            position_before=position_of(earlier) if earlier else NOTHING_READ,
-            logs=logs,
-            folders=folders,
-        )
-
-    def end_of(self, entry: OffsetEntry) -> str | None:
-        """Return the position after a micro-batch; None where its sources have no order."""
-        offsets = self._of_user(entry)
-        return None if offsets is None else position_of(offsets)
-
-    def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """Read the entries of *logs* again."""
-        return [
-            SourceLog(
-                source=log.source,
-                folder=log.folder,
-                after=log.after,
-                upto=log.upto,
-                digest=entries_digest(self._files, log.folder, log.after, log.upto),
-            )
-            for log in logs
-        ]
-
-    def _of_user(self, entry: OffsetEntry) -> tuple[str | None, ...] | None:
-        """Return the offsets of the user's sources; None where they have no order."""
-        if entry.offsets is None:
-            return None
-        return entry.offsets[: len(entry.offsets) - self._own_sources]
-
-    def _folders_of(self, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
-        """Return the name of the log of each of the user's sources; none if they are unknown."""
-        if not self._folders:
-            if self._log_folders is not None:
-                self._folders = tuple(map(str, self._log_folders()[: len(offsets)]))
-            else:
-                self._folders = _written_folders(self._files, offsets)
-        return self._folders
-
-
-def _written_folders(files: QueryFiles, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
-    """
-    Return the names of the sources' logs where the files show them.
-
-    Spark numbers the sources in their order, and gives a source that is used twice one number.
-    """
-    names = tuple(str(at) for at in range(len(offsets)))
-    has_files = any(offset is None or log_entry(offset) is not None for offset in offsets)
-    return names if not has_files or set(names) <= set(files.names("sources")) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +75,23 @@ class BatchTimes:
 
 
 class QueryTimes:
-    """Reads the times of a query's micro-batches from the files of its checkpointLocation."""
+    """
+    Reads the times and positions of a query's micro-batches from the files of its checkpointLocation.
 
-    def __init__(self, files: QueryFiles, positions: SourcePositions) -> None:
+    Thread: Spark's thread of the query.
+    """
+
+    def __init__(
+        self,
+        files: QueryFiles,
+        *,
+        has_no_data_source: bool,
+        log_folders: LogFolders | None = None,
+    ) -> None:
         self._files = files
-        self._positions = positions
+        self._own_sources = int(has_no_data_source)
+        self._log_folders = log_folders
+        self._folders: tuple[str, ...] = ()
         self._query_id = ""
         self._last: tuple[int, OffsetEntry] | None = None
 
@@ -199,22 +109,36 @@ class QueryTimes:
                 f"the offset log in {self._files.url} has no entry for batch {batch_id}, which is "
                 "running"
             )
-        earlier = None
+        before = None
         if self._last is not None and self._last[0] == batch_id - 1:
-            earlier = self._last[1]
+            before = self._last[1]
         elif batch_id > 0:
-            earlier = read_offsets(self._files, batch_id - 1)
+            before = read_offsets(self._files, batch_id - 1)
         self._last = (batch_id, entry)
-        read = self._positions.of(batch_id, entry, earlier)
-        return BatchTimes(
+        times = BatchTimes(
             now_ms=entry.timestamp_ms,
             watermark_ms=entry.watermark_ms,
-            late_ms=0 if earlier is None else earlier.watermark_ms,
-            position=read.position,
-            position_before=read.position_before,
-            source_logs=read.logs,
-            source_folders=read.folders,
+            late_ms=0 if before is None else before.watermark_ms,
         )
+        return self.with_positions(times, batch_id, entry, before)
+
+    def with_positions(
+        self, times: BatchTimes, batch_id: int, entry: OffsetEntry, before: OffsetEntry | None
+    ) -> BatchTimes:
+        """Return times with the positions of the user's sources after and before the micro-batch."""
+        offsets = self._of_user(entry)
+        if offsets is None:  # named sources have no order
+            return times
+        earlier: tuple[str | None, ...] | None = None if batch_id > 0 else ()
+        if before is not None:
+            earlier = self._of_user(before)
+        folders = self._folders_of(offsets)
+        times = replace(times, position=position_of(offsets), source_folders=folders)
+        if earlier is None:
+            return times
+        logs = read_source_logs(self._files, folders, earlier, offsets) if folders else ()
+        before_batch = position_of(earlier) if earlier else NOTHING_READ
+        return replace(times, position_before=before_batch, source_logs=logs)
 
     def last_finished(self) -> tuple[int, str | None] | None:
         """Return the newest finished micro-batch of earlier runs and its position; None for none."""
@@ -222,7 +146,8 @@ class QueryTimes:
         entry = None if batch_id is None else read_offsets(self._files, batch_id)
         if batch_id is None or entry is None:
             return None
-        return batch_id, self._positions.end_of(entry)
+        offsets = self._of_user(entry)
+        return batch_id, None if offsets is None else position_of(offsets)
 
     @property
     def checkpoint_location(self) -> str:
@@ -231,8 +156,43 @@ class QueryTimes:
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
         """Read the entries of *logs* in the logs of the sources again."""
-        return self._positions.read_again(logs)
+        return [
+            SourceLog(
+                source=log.source,
+                folder=log.folder,
+                after=log.after,
+                upto=log.upto,
+                digest=entries_digest(self._files, log.folder, log.after, log.upto),
+            )
+            for log in logs
+        ]
 
     def is_planned(self, batch_id: int) -> bool:
         """Return whether the checkpointLocation has the offsets of a micro-batch now."""
         return self._files.read(f"{OFFSETS}/{batch_id}") is not None
+
+    def _of_user(self, entry: OffsetEntry) -> tuple[str | None, ...] | None:
+        """Return the offsets of the user's sources; None where they have no order."""
+        if entry.offsets is None:
+            return None
+        return entry.offsets[: len(entry.offsets) - self._own_sources]
+
+    def _folders_of(self, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
+        """Return the name of the log of each of the user's sources; none if they are unknown."""
+        if not self._folders:
+            if self._log_folders is not None:
+                self._folders = tuple(map(str, self._log_folders()[: len(offsets)]))
+            else:
+                self._folders = _written_folders(self._files, offsets)
+        return self._folders
+
+
+def _written_folders(files: QueryFiles, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
+    """
+    Return the names of the sources' logs where the files show them.
+
+    Spark numbers the sources in their order, and gives a source that is used twice one number.
+    """
+    names = tuple(str(at) for at in range(len(offsets)))
+    has_files = any(offset is None or log_entry(offset) is not None for offset in offsets)
+    return names if not has_files or set(names) <= set(files.names("sources")) else ()

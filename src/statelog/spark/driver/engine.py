@@ -21,54 +21,28 @@ from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import StatelogError
 from statelog.metrics.table import BatchFigures
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
-from statelog.runtime.clock import wall_clock_ms
+from statelog.runtime.clock import Stopwatch, wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.batch_reports import BatchReports, after_commit
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
-from statelog.spark.driver.delivery import CommittedRows, deliveries
-from statelog.spark.driver.delivery.staged import OUTPUT_SECTION, row_files
+from statelog.spark.driver.delivery import OUTPUT_SECTION, CommittedRows, TaskRunner, deliveries
 from statelog.spark.driver.extension import (
     BatchStart,
     DriverContext,
     LocationObjects,
     driver_extensions,
 )
-from statelog.spark.driver.failures import cause_of, is_active
+from statelog.spark.driver.failures import QueryStopped, cause_of, is_interruption, query_stopped
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun
 from statelog.spark.driver.progress import figures_of
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation
-from statelog.spark.driver.task_runner import TaskRunner
+from statelog.spark.jvm.queries import is_active
 from statelog.spark.query.delivery import Delivery, Sink, set_batch
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import TaskAck
-from statelog.spark.worker.stopwatch import Stopwatch
-
-_INTERRUPTION = (
-    "py4j.protocol.Py4JJavaError: An error occurred while calling a query that was stopped: "
-    "java.lang.InterruptedException"
-)
-"""A text that Spark recognizes as an interruption.  It searches the text of an error for it, by an
-expression that overflows the stack on the long text of a job that was really stopped."""
-
-
-class _QueryStopped(Exception):  # noqa: N818
-    """`StreamingQuery.stop` was called during a micro-batch."""
-
-
-_STOP_MARKERS = (
-    "java.lang.InterruptedException",
-    "java.nio.channels.ClosedByInterruptException",
-    "java.io.InterruptedIOException",
-    "SPARK_JOB_CANCELLED",
-)
-
-
-def _is_interruption(error: Exception) -> bool:
-    text = str(error)
-    return any(marker in text for marker in _STOP_MARKERS)
 
 
 class MicroBatchEngine:
@@ -154,14 +128,14 @@ class MicroBatchEngine:
         self._is_processing = True
         try:
             if self._is_closed:  # the call was under way when the query was stopped
-                raise _QueryStopped(_INTERRUPTION)
+                raise query_stopped()
             self._process(frame, batch_id)
             fail_point("after-batch")
-        except (StatelogError, _QueryStopped):
+        except (StatelogError, QueryStopped):
             raise
         except Exception as error:
-            if _is_interruption(error) and not is_active(frame):
-                raise _QueryStopped(_INTERRUPTION) from None
+            if is_interruption(error) and not is_active(frame):
+                raise query_stopped() from None
             cause = cause_of(error, self._running.definition.processor, batch_id)
             if cause is not None:
                 raise cause from None
@@ -370,7 +344,7 @@ class MicroBatchEngine:
     def _clean_up(self, answers: Sequence[Sequence[TaskAck]]) -> None:
         """Delete the rows between operators, and begin the clean-up that is due."""
         self._location.clean_up.delete(
-            [row_file.path for acks in answers[:-1] for row_file in row_files(acks)]
+            [file.path for ack in chain(*answers[:-1]) for file in ack.output.files]
         )
         self._location.clean_up.when_due()
 

@@ -8,25 +8,50 @@ before all that Spark adds.
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Final
 
-from pyspark.sql import DataFrame
-
 from statelog import errors
 from statelog.errors import Fact, ProcessorError, StatelogError, UnavailableError
-from statelog.spark.jvm.gateway import is_connect, query_of
-from statelog.spark.jvm.queries import is_running
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.worker.failures import END_OF_REPORT
 
-_log = logging.getLogger("statelog.spark")
 _REPORT: Final = re.compile(
     rf"statelog\.errors\.(\w+): (.*?)\n{re.escape(END_OF_REPORT)}", re.DOTALL
 )
 _CANCELLED: Final = re.compile(r"\[SPARK_JOB_CANCELLED\] ([^\n]*?)\.?(?: SQLSTATE|\n|$)")
 _CRASHED: Final = "Python worker exited unexpectedly"
+
+
+_STOP_MARKERS: Final = (
+    "java.lang.InterruptedException",
+    "java.nio.channels.ClosedByInterruptException",
+    "java.io.InterruptedIOException",
+    "SPARK_JOB_CANCELLED",
+)
+
+
+class QueryStopped(Exception):  # noqa: N818
+    """`StreamingQuery.stop` was called during a micro-batch."""
+
+
+def query_stopped() -> QueryStopped:
+    """
+    Return the error with a text that Spark recognizes as an interruption.
+
+    It searches the text of an error for it, by an expression that overflows the stack on the long text of a
+    job that was really stopped.
+    """
+    return QueryStopped(
+        "py4j.protocol.Py4JJavaError: An error occurred while calling a query that was stopped: "
+        "java.lang.InterruptedException"
+    )
+
+
+def is_interruption(error: Exception) -> bool:
+    """Return whether an error may be of a query that was stopped."""
+    text = str(error)
+    return any(marker in text for marker in _STOP_MARKERS)
 
 
 def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> StatelogError | None:
@@ -63,25 +88,6 @@ def reported_in(text: str, **facts: Fact) -> StatelogError | None:
     kind = getattr(errors, report.group(1), StatelogError)
     reported: StatelogError = kind(report.group(2), **facts)
     return reported
-
-
-def is_active(frame: DataFrame) -> bool:
-    """
-    Return whether the query of a micro-batch still runs.
-
-    False if that is unknown.
-    """
-    if is_connect(frame):
-        return False
-    session = frame.sparkSession
-    query_id = query_of(session)
-    if not query_id:
-        return False
-    try:
-        return is_running(session, query_id)
-    except Exception as error:  # the connection ends with the query
-        _log.debug("cannot find out whether query %s is active: %s", query_id, error)
-        return False
 
 
 class BatchFailed(Exception):  # noqa: N818

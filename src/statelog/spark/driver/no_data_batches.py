@@ -12,7 +12,7 @@ versions have the source `rate-micro-batch` in the same position.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
@@ -23,8 +23,11 @@ from statelog.errors import UsageError
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.jvm.queries import RunningQuery
-from statelog.spark.query.progress import BatchProgress, source_metrics
+from statelog.spark.query.progress import source_metrics
 from statelog.spark.query.query import OperatorDefinition, time_mode_of
+
+if TYPE_CHECKING:
+    from statelog.spark.driver.engine import MicroBatchEngine
 
 _ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
@@ -113,27 +116,6 @@ class NoDataDecision:
         return False
 
 
-class QueryTimers(Protocol):
-    """The timers and figures of a query, as its engine knows them."""
-
-    def next_due_ms(self) -> int | None:
-        """
-        Return when the next timer is due, as of the last commit.
-
-        None if unknown.
-        """
-
-    def has_run(self) -> bool:
-        """Return whether this run has had a micro-batch."""
-
-    def progress(self) -> BatchProgress | None:
-        """
-        Return the figures of the newest micro-batch.
-
-        None while it runs, or if it had no effect.
-        """
-
-
 class QueryTriggers:
     """
     Decides at each trigger of a query whether a no-data batch is due.
@@ -142,7 +124,7 @@ class QueryTriggers:
     """
 
     def __init__(
-        self, session: SparkSession, time_mode: str, timers: QueryTimers, query: RunningQuery
+        self, session: SparkSession, time_mode: str, timers: MicroBatchEngine, query: RunningQuery
     ) -> None:
         self._time_mode = time_mode
         self._timers = timers

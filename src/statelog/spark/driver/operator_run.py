@@ -21,7 +21,7 @@ from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.core.task_count import TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.driver.delivery.staged import frame_of_rows, inline_rows, row_files
+from statelog.spark.driver.delivery import frame_of_rows, inline_rows
 from statelog.spark.driver.extension import DriverExtensions
 from statelog.spark.driver.no_data_batches import has_due_timer
 from statelog.spark.driver.progress import batch_cost
@@ -200,7 +200,8 @@ class OperatorRun:
         definition, query = self.definition, self._query
         if definition.of_upstream is not None:
             before = query.operators[self._index - 1]
-            inline, files = inline_rows(upstream), row_files(upstream)
+            inline = inline_rows(upstream)
+            files = [file for ack in upstream for file in ack.output.files]
             columns, arrow = before.output, before.arrow_output
             what = f"the output of operator {before.schema.operator_id!r}"
             rows = frame_of_rows(session, query, columns, arrow, inline, files, what=what)

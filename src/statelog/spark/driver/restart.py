@@ -9,29 +9,15 @@ and not only the number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.core.source_position import NOTHING_READ, SourceLog
+from statelog.core.source_position import NOTHING_READ
 from statelog.errors import CheckpointError, FencedError
 from statelog.model.checkpoint import CompletedCheckpoint
-from statelog.spark.driver.batch_times import BatchTimes
-
-
-class QuerySources(Protocol):
-    """The sources of a running query; see `QueryTimes`."""
-
-    @property
-    def checkpoint_location(self) -> str:
-        """The query's checkpointLocation as Spark resolved it."""
-
-    def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """Read the entries of *logs* in the logs of the sources again."""
-
-    def is_planned(self, batch_id: int) -> bool:
-        """Return whether the checkpointLocation has the offsets of a micro-batch."""
+from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +34,7 @@ class FirstBatch:
     query_id: str
     batch_id: int
     times: BatchTimes
-    sources: QuerySources | None = None
+    sources: QueryTimes | None = None
 
 
 def check_state_is_there(first: FirstBatch, location: str) -> None:
@@ -116,7 +102,7 @@ def is_committed(
 
 def _check_is_alone(
     first: FirstBatch,
-    sources: QuerySources,
+    sources: QueryTimes,
     record: BatchRecord,
     location: str,
     newest_claim: Callable[[], str],

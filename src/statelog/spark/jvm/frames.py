@@ -7,6 +7,7 @@ That is what it is grouped by, the nodes of its plan, its size, and the ids of i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
@@ -90,7 +91,8 @@ def streaming_nodes(frame: DataFrame) -> Iterator[tuple[str, int]]:
 
 def input_bytes(frame: DataFrame) -> int | None:
     """Return the bytes of a micro-batch's input by its plan, if its source knows them."""
-    return attempt(Trick.INPUT_SIZE, frame.sparkSession, lambda: _analyzed_bytes(frame))
+    size = partial(_analyzed_bytes, frame)
+    return attempt(Trick.INPUT_SIZE, frame.sparkSession, size)
 
 
 def _analyzed_bytes(frame: DataFrame) -> int:

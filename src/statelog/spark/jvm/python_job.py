@@ -40,8 +40,8 @@ from statelog.spark.jvm.gateway import (
     classic_class,
     jvm_of,
     query_of,
+    with_setting,
 )
-from statelog.spark.jvm.plans import SHUFFLE, PlanCopies, begin_shuffle, executed_plan
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
 from statelog.spark.rows.spark_versions import takes
 from statelog.spark.rows.types import sql_name
@@ -326,3 +326,63 @@ def _template(rows: DataFrame, function: ArrowFunction, output: StructType | str
         environment=_environment(rows),
         most_bytes=jvm.PythonUtils.getBroadcastThreshold(context._jsc),
     )
+
+
+# Read a physical plan of Spark, and copy its nodes.
+
+SHUFFLE: Final = "Exchange"
+"""The name of the node of a shuffle."""
+
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
+
+
+def executed_plan(session: SparkSession, frame: JavaObject) -> JavaObject:
+    """
+    Return the plan of a frame of the JVM, without adaptive execution.
+
+    That would hide the shuffle, decide on the number of partitions, and run the shuffle, and wait for it,
+    where the rows are asked for as an RDD.
+    """
+    with with_setting(session, _ADAPTIVE, "false"):
+        return frame.queryExecution().executedPlan()
+
+
+def begin_shuffle(shuffle: JavaObject) -> None:
+    """
+    Run the job of a node of a shuffle, while the driver goes on.
+
+    `submitShuffleJob` of Spark 4 leaves that to another thread.  If the job that reads the shuffle is
+    submitted before that thread comes to it, Spark's scheduler fails and ends the SparkContext.  So the
+    job is submitted here, in this thread.
+    Source: ShuffleExchangeExec, DAGScheduler.handleMapStageSubmitted (Spark).
+    """
+    shuffle.mapOutputStatisticsFuture()
+
+
+class PlanCopies:
+    """
+    Makes copies of nodes; how many arguments a node has differs by version of Spark.
+
+    Source: TreeNode.makeCopy (Spark).
+    """
+
+    def __init__(self, jvm: JavaObject) -> None:
+        self._new_array = jvm.java.lang.reflect.Array.newInstance
+        self._object = jvm.java.lang.Class.forName("java.lang.Object")
+        self._map = getattr(jvm.scala.collection.immutable, "Map$Map1")
+
+    def arguments(self, node: JavaObject) -> JavaObject:
+        """Return the arguments of a node as an array of the JVM, for `makeCopy` of this node."""
+        arguments = self._new_array(self._object, node.productArity())
+        node.productIterator().copyToArray(arguments)
+        return arguments
+
+    def with_argument(self, node: JavaObject, at: int, value: JavaObject) -> JavaObject:
+        """Return a copy of a node with another argument at a position."""
+        arguments = self.arguments(node)
+        arguments[at] = value
+        return node.makeCopy(arguments)
+
+    def with_node(self, plan: JavaObject, node: JavaObject, other: JavaObject) -> JavaObject:
+        """Return a copy of a plan in which *other* replaces *node*."""
+        return plan.transformUp(self._map(node, other))  # a map is a partial function

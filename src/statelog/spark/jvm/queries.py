@@ -8,6 +8,7 @@ Source: Spark's StreamExecution, WatermarkTracker.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +18,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statelog.checkpoint.query_files import QueryFiles, newest_offsets, recorded_query_id
 from statelog.errors import StatelogError
-from statelog.spark.jvm.gateway import JavaObject, jvm_of
+from statelog.spark.jvm.gateway import JavaObject, is_connect, jvm_of, query_of
+
+_log = logging.getLogger("statelog.spark")
 
 
 class RunningQuery:
@@ -71,11 +74,30 @@ class RunningQuery:
         return self._execution
 
 
-def is_running(session: SparkSession, query_id: str) -> bool:
+def _is_running(session: SparkSession, query_id: str) -> bool:
     """Return whether a query is active, in any session; `streams.active` only has its own."""
     running = session._jsparkSession.sharedState().activeStreamingQueries()
     query = running.get(jvm_of(session).java.util.UUID.fromString(query_id))
     return query is not None and bool(query.isActive())
+
+
+def is_active(frame: DataFrame) -> bool:
+    """
+    Return whether the query of a micro-batch still runs.
+
+    False if that is unknown.
+    """
+    if is_connect(frame):
+        return False
+    session = frame.sparkSession
+    query_id = query_of(session)
+    if not query_id:
+        return False
+    try:
+        return _is_running(session, query_id)
+    except Exception as error:  # the connection ends with the query
+        _log.debug("cannot find out whether query %s is active: %s", query_id, error)
+        return False
 
 
 def is_observed(observation: Observation) -> bool:

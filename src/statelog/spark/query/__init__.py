@@ -2,11 +2,11 @@
 Everything about a stateful query that is decided once, before it runs.
 
     session              what differs between a classic session and one of Spark Connect
-    faces                the forms in which processors get rows and state; face: what each has
+    face                 the forms in which processors get rows and state
     input_plan           from `groupBy(...)` to rows with keys: keyed_frame, input_columns
     processor_checks     a copy of the processor as a worker gets it, and a warning of a missing `yield`
-    declared_state       from the processor's `init`, run once, to the declared state variables
-    declaration          what `init` declares to extensions; ddl: Spark's DDL text as a schema, without the JVM
+    declared_state       from the processor's `init`, run once, to the declared state variables, and what it declares to extensions
+    ddl                  Spark's DDL text as a schema, without the JVM
     settings             the declarations of all settings, each made by `setting`; as arguments too
     record               which keys are recorded; error_policy: what happens where a key fails
     resolve              from session, code and writer to `QuerySettings`

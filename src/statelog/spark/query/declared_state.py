@@ -1,5 +1,5 @@
 """
-The state variables of an operator.
+What a processor declares: the state variables of an operator, and what extensions note.
 
 `init` of the processor runs once on the driver, and what it asks for is noted.  Timers are a variable of
 statelog, and so are the marks of frozen keys: where `onError` is "freeze", a key that failed has a mark from
@@ -9,19 +9,17 @@ become dead letters, and its state stays as it was.  `statelog.unfreeze` removes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark.extension_table import ExtensionRow
-from statelog.spark.query.declaration import Declaration, declaration_of
-from statelog.spark.query.face import AnyProcessor
-from statelog.spark.query.faces import face_of
+from statelog.spark.extension_table import EXTENSIONS, ExtensionRow, loaded
+from statelog.spark.query.face import AnyProcessor, face_of
 from statelog.spark.query.processor_checks import copy_of, described
 from statelog.spark.query.state_variables import (
     SchemaLike,
@@ -40,6 +38,12 @@ from statelog.state.schema import (
     OperatorStateSchema,
     StateDescriptor,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from statelog.spark.query.settings import QuerySettings
+    from statelog.spark.query.state_variables import SchemaLike
 
 FROZEN_MARK: Final = StateDescriptor(
     FROZEN_NAME,
@@ -186,3 +190,52 @@ def declared_by(
 def with_marks(schema: OperatorStateSchema) -> OperatorStateSchema:
     """Return a schema with the variable of the marks of frozen keys."""
     return replace(schema, states=(*schema.states, FROZEN_MARK))
+
+
+class Declaration(Protocol):
+    """
+    What a processor declares to an extension in one call of `init`.
+
+    The only argument is a parser of schemas; it takes a schema, and what it describes for errors.
+    """
+
+    def __init__(self, struct: Callable[[SchemaLike, str], StructType]) -> None: ...
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return the methods that the extension adds to the handle."""
+
+    def declared(self) -> object:
+        """Return what `init` declared."""
+
+    @staticmethod
+    def check(declared: object, before: Sequence[object], settings: QuerySettings) -> None:
+        """Raise `UsageError` if an operator cannot declare this."""
+
+    @staticmethod
+    def batch_part(declared: object | None, settings: QuerySettings) -> object | None:
+        """Return what the tasks over a batch frame get; raises `UsageError` where it would not have an effect."""
+
+
+def declaration_of(row: ExtensionRow) -> type[Declaration]:
+    """Return the declaration of an extension, which is imported at its first use."""
+    return loaded(row.declaration, type)
+
+
+def check_declared(
+    declared: Mapping[str, object], before: Sequence[Mapping[str, object]], settings: QuerySettings
+) -> None:
+    """Raise `UsageError` if an operator cannot declare this; see `Declaration.check`."""
+    for row in EXTENSIONS:
+        if row.name in declared:
+            earlier = [operator[row.name] for operator in before if row.name in operator]
+            declaration_of(row).check(declared[row.name], earlier, settings)
+
+
+def batch_parts(declared: Mapping[str, object], settings: QuerySettings) -> dict[str, object]:
+    """Return what extensions tell the tasks over a batch frame; see `Declaration.batch_part`."""
+    parts = {
+        row.name: declaration_of(row).batch_part(declared.get(row.name), settings)
+        for row in EXTENSIONS
+        if row.declaration
+    }
+    return {name: part for name, part in parts.items() if part is not None}

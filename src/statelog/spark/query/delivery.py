@@ -31,6 +31,13 @@ Sink = Callable[[DataFrame, int], object]
 """Called with the output of a micro-batch and its batch id; the result is ignored."""
 
 
+class ClosableSink:
+    """A sink that is closed at the end of its query."""
+
+    def close(self) -> None:
+        """Free what the sink holds; a later call opens it again."""
+
+
 class Delivery(enum.Enum):
     """The two ways of delivering output rows; see docs/explanation/guarantees.md."""
 

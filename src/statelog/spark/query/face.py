@@ -2,7 +2,7 @@
 `Face`: a form in which processors get rows and state, such as Rows or columns.
 
 The engine asks the face of a processor, and never what class a processor or a state has.  The faces are
-rows of the table in `statelog.spark.query.faces`.  To add one: make a `Face` of the functions below, add
+rows of the table below.  To add one: make a `Face` of the functions below, add
 its line to the table, and name the line in the base class of its processors by `FACE`.
 
 A face is used in this order.  On the driver, at the call: `row_format`, then `driver_handle` for a copy of the
@@ -12,6 +12,7 @@ worker, then `new_run` in each micro-batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Never, Protocol
@@ -20,12 +21,14 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from statelog.errors import UsageError
+from statelog.spark.extension_table import loaded
 from statelog.spark.rows.formats import RowFormat
 from statelog.state.cache import AnyState
 
 if TYPE_CHECKING:
     from statelog.spark.query.declared_state import DriverHandle
-    from statelog.spark.worker.run import TaskRun
+    from statelog.spark.worker.extension import TaskRun
 
 FACE: Final = "__statelog_face__"
 """The attribute of a processor's class that names its face; a class without it has the face of Rows."""
@@ -79,3 +82,35 @@ class Face:
     new_state: Callable[..., AnyState]
     new_run: Callable[..., TaskRun]
     test_tables: Callable[[object, pa.Table | None, pa.Table | None], pa.Table] | None = None
+
+
+_FACES: Final = {
+    "rows": "statelog.spark.worker.processor_run:ROWS",
+    "pandas": "statelog.spark.worker.processor_run:PANDAS",
+    "columns": "statelog.extensions.columns.face:COLUMNS",
+}
+"""The constant of each face, as `module:name`."""
+
+PROCESSORS: Final = "a StatefulProcessor or ColumnarProcessor"
+"""The base classes of the faces, for messages."""
+
+
+def face_of(processor: object) -> Face:
+    """Return the face of a processor of `transform_with_state`."""
+    return _face(getattr(type(processor), FACE, "rows"))
+
+
+def pandas_face_of(processor: object) -> Face:
+    """Return the face of a processor of pandas frames; raises `UsageError` for one of another face."""
+    face = face_of(processor)
+    if not face.handles_single_keys:
+        raise UsageError(
+            f"{type(processor).__name__} is a {face.processor_type.__name__}: give it to "
+            "transform_with_state, not to transform_with_state_in_pandas"
+        )
+    return _face("pandas")
+
+
+@functools.cache
+def _face(name: str) -> Face:
+    return loaded(_FACES[name], Face)

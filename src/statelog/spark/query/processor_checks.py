@@ -22,8 +22,7 @@ from pyspark.errors import PySparkException
 
 from statelog.arguments import given
 from statelog.errors import UsageError
-from statelog.spark.query.face import AnyProcessor
-from statelog.spark.query.faces import PROCESSORS, face_of
+from statelog.spark.query.face import PROCESSORS, AnyProcessor, face_of
 from statelog.spark.rows.spark_versions import condition_of
 
 _log = logging.getLogger("statelog.spark")

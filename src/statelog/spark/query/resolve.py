@@ -36,7 +36,7 @@ from statelog.spark.query.settings import (
     QuerySettings,
 )
 from statelog.state.columnar.run_files import DEFAULT_BUDGET
-from statelog.store.encryption import with_source
+from statelog.store.location_store import with_source
 
 T = TypeVar("T")
 

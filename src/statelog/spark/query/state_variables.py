@@ -29,10 +29,9 @@ from pyspark.sql.types import StructType
 from statelog.arguments import given
 from statelog.errors import UsageError
 from statelog.spark.extension_table import ExtendedHandle
-from statelog.spark.rows.spark_errors import DeletedStateError
+from statelog.spark.rows.spark_versions import DeletedStateError, StatefulProcessorHandle
 from statelog.spark.rows.spark_versions import ListState as PySparkListState
 from statelog.spark.rows.spark_versions import MapState as PySparkMapState
-from statelog.spark.rows.spark_versions import StatefulProcessorHandle
 from statelog.spark.rows.spark_versions import ValueState as PySparkValueState
 from statelog.spark.rows.types import row_factory
 from statelog.state.encoding.deltas import StateCodec

@@ -8,6 +8,6 @@ Convert rows between Arrow and what a processor handles.
     unfit_output                an item that does not fit, and the call that yielded it
     formats                     the row formats; interface: what a run needs of each of them
 
-`pandas_internals` cuts and joins frames, `pandas_conversion` converts columns.  `types`,
-`spark_versions` and `spark_errors` are used by all packages of `spark`.
+`pandas_internals` cuts and joins frames, `pandas_conversion` converts columns.  `types` and
+`spark_versions` are used by all packages of `spark`.
 """

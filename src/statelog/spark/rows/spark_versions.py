@@ -19,11 +19,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyspark
-from pyspark.errors import PySparkException, PySparkValueError
+from pyspark.errors import (
+    IllegalArgumentException,
+    PySparkAssertionError,
+    PySparkException,
+    PySparkRuntimeError,
+    PySparkValueError,
+)
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql.functions import expr
 
-from statelog.errors import UsageError
+from statelog.errors import Fact, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -269,3 +275,46 @@ def limit_of(limit: object) -> int | None:
     """Return how many parts of a stream a limit of Spark allows; None for all of them."""
     most: int | None = getattr(limit, "max_files", None)
     return most
+
+
+_ERROR_READER: object = vars(PySparkException(""))[ERROR_READER]
+
+
+class _SparkUsageError(UsageError):
+    """
+    A wrong use, with the methods of `PySparkException`.
+
+    The fact `condition` is Spark's error class, shown before the message.
+    """
+
+    condition: str | None = None
+
+    def __init__(self, message: str = "", **facts: Fact) -> None:
+        UsageError.__init__(self, message, **facts)
+        if isinstance(self, PySparkException):
+            begin_error(self, message, self.condition)
+            # Shared by all errors, so that a copy is equal.
+            vars(self)[ERROR_READER] = _ERROR_READER
+
+    def __str__(self) -> str:
+        return f"[{self.condition}] {self.message}" if self.condition else self.message
+
+
+class DeletedStateError(_SparkUsageError, PySparkRuntimeError):
+    """A processor uses a state variable that `deleteIfExists` has deleted."""
+
+
+class UnsupportedOperationError(_SparkUsageError, PySparkValueError):
+    """A call is not possible in the time mode."""
+
+
+class MissingStateError(_SparkUsageError, PySparkAssertionError):
+    """A state variable of this name does not exist."""
+
+
+class WrongTimeError(_SparkUsageError, IllegalArgumentException):
+    """A time does not move forward, or is before the watermark."""
+
+
+class WrongArgumentError(_SparkUsageError, AssertionError):
+    """An argument is wrong that PySpark checks by `assert`."""

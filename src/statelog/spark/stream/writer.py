@@ -24,15 +24,14 @@ from statelog.checkpoint.query_files import (
 )
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
-from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
+from statelog.spark.driver.batch_times import QueryTimes
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.driver.no_data_batches import QueryTriggers, has_no_data_source
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.jvm.gateway import settings_of
-from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
 from statelog.spark.jvm.queries import RunningQuery, start_query, write_instead
 from statelog.spark.query.declared_state import with_marks
-from statelog.spark.query.delivery import Sink
+from statelog.spark.query.delivery import ClosableSink, Sink
 from statelog.spark.query.error_policy import OnError
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
@@ -40,15 +39,7 @@ from statelog.spark.query.settings import OPTION_PREFIX, QuerySettings
 from statelog.spark.rows.spark_versions import value_error
 from statelog.spark.stream.query_progress import Observations, ProgressFigures, observed_operators
 from statelog.spark.stream.recorded_plan import RecordedPlan
-from statelog.spark.stream.sinks import (
-    ExactlyOnce,
-    OptionValue,
-    RowFunction,
-    SinkContext,
-    Target,
-    foreach_sink,
-    sink_of,
-)
+from statelog.spark.stream.sinks.simple import OptionValue, RowFunction, Target, foreach_sink
 from statelog.spark.stream.stateful_query import (
     Failures,
     StatefulQuery,
@@ -251,10 +242,9 @@ class StatefulStreamWriter(DataStreamWriter):
         sink = function or self._format_sink(query, files)
         has_source = has_no_data_source(query.settings.no_data_batches, query.operators, files)
         running_query = RunningQuery(self._spark, files)
-        positions = SourcePositions(
+        times = QueryTimes(
             files, has_no_data_source=has_source, log_folders=running_query.log_folders
         )
-        times = QueryTimes(files, positions)
 
         def deliver(rows: DataFrame, batch_id: int) -> None:
             sink(plan.apply(rows, observations), batch_id)
@@ -263,6 +253,9 @@ class StatefulStreamWriter(DataStreamWriter):
         engine = MicroBatchEngine(query, deliver, times, self._side_sinks, repeated)
         engine.open(times.query_id())
         if has_source:
+            # Imported here: a query without timers does not have that source.
+            from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
+
             triggers = QueryTriggers(self._spark, query.time_mode, engine, running_query)
             stream = NoDataStream(self._spark, triggers)
             self._write_instead(with_no_data_source(query.source.frame, stream))
@@ -271,7 +264,7 @@ class StatefulStreamWriter(DataStreamWriter):
 
         def at_end() -> None:
             for each in (sink, *self._side_sinks.values()):
-                if isinstance(each, ExactlyOnce):
+                if isinstance(each, ClosableSink):
                     each.close()
             engine.close()
 
@@ -282,6 +275,9 @@ class StatefulStreamWriter(DataStreamWriter):
 
     def _format_sink(self, query: Query, files: QueryFiles) -> Sink:
         """Return the sink for the format or table."""
+        # Imported here: a query whose output is a function needs neither files nor tables.
+        from statelog.spark.stream.sinks.choose import SinkContext, sink_of
+
         context = SinkContext(
             session=self._spark,
             schema=self._plan.shape.schema,

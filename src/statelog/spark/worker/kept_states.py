@@ -20,10 +20,12 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.errors import StatelogError
 from statelog.metrics import MetricsJournal
 from statelog.options import Options
-from statelog.runtime.clock import RandomIds
+from statelog.runtime.clock import IdSource, RandomIds
+from statelog.spark.query.face import AnyProcessor, face_of
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.protocol import TaskSpec
-from statelog.spark.worker.run import new_state
+from statelog.state.cache import AnyState
+from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import CachedStore, open_location
@@ -146,3 +148,17 @@ def _name_of(spec: TaskSpec) -> str:
     """Return the name of an operator's state on this host."""
     state = spec.state
     return f"{state.location}#{state.operator}" if state.operator else state.location
+
+
+def new_state(
+    processor: AnyProcessor,
+    codec: OperatorCodec,
+    backend: StateBackendConfig | None = None,
+    name: str = "",
+    ids: IdSource | None = None,
+) -> AnyState:
+    """Return an empty state for a processor."""
+    make = face_of(processor).new_state
+    if backend is None or ids is None:
+        return make(codec)
+    return make(codec, backend.limits(), backend.opener(name, ids))

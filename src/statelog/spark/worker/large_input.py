@@ -8,37 +8,31 @@ in the order of arrival, as without the bound.  Only the keys of a key group tha
 itself have another order: its rows are separated by the hash of their key.  The rows of one key that
 exceed the bound are read on demand of the processor.
 
-The file has no name: it is deleted when it is created, and the system frees its space when the task
-ends, also by a crash.
-
 Spark does not sort: the size of the input is unknown before it is read, an unconditional sort would
 cost every micro-batch, and the processor needs the rows of a key together, not in order.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.errors import InvariantError, StoreError
+from statelog.errors import InvariantError
 from statelog.format.arrow_limits import joined_batches
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import KeyedInput, RowLike
 from statelog.spark.rows.key_order import key_order
 from statelog.spark.rows.layout import INPUT_ROWS, InputLayout
+from statelog.spark.worker.spill_file import Piece, SpillFile
+from statelog.spark.worker.task_input import Part, Side
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import Key
-
-_SPARK_FOLDERS = "SPARK_LOCAL_DIRS"
 
 _SLICE_ROWS = 16_384
 _CHUNKS = 12
@@ -48,94 +42,6 @@ _SPLIT = 64
 _HEAVY = 0.2
 """A key with this share of a key group's rows is separated from the others."""
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9))
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """
-    The position of one piece.
-
-    Args:
-        offset: Position of its first byte in the file.
-        size: Its bytes.
-        rows: Its number of rows, if it is a record batch.
-        cost: Estimated bytes of these rows as Python objects.
-    """
-
-    offset: int
-    size: int
-    rows: int = 0
-    cost: int = 0
-
-
-class SpillFile:
-    """
-    Pieces of bytes and record batches in one unnamed file.
-
-    Thread: one at a time.
-    """
-
-    def __init__(self, folder: str | None = None) -> None:
-        self._folder = folder or os.environ.get(_SPARK_FOLDERS, "").split(",")[0] or None
-        self._file: BinaryIO | None = None
-        self._end = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes written so far."""
-        return self._end
-
-    def write(self, data: bytes | memoryview | pa.Buffer) -> Piece:
-        """Append bytes and return their position."""
-        view = memoryview(data)
-        try:
-            if self._file is None:
-                if self._folder is not None:
-                    os.makedirs(self._folder, mode=0o700, exist_ok=True)
-                self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-            written = 0
-            while written < len(view):
-                written += self._file.write(view[written:]) or 0
-        except OSError as error:
-            where = self._folder or tempfile.gettempdir()
-            raise StoreError(
-                f"the task cannot write its input to the local disk in {where}: {error}. The input "
-                f"is larger than the memory budget and needs {self._end + len(view)} bytes or more "
-                "there. Free disk space, set localDirectory, or read less in one micro-batch "
-                "(maxFilesPerTrigger, maxOffsetsPerTrigger)"
-            ) from error
-        piece = Piece(self._end, len(view))
-        self._end += len(view)
-        return piece
-
-    def write_batch(self, batch: pa.RecordBatch, cost: int) -> Piece:
-        """Append a record batch; raises and blocks as `write`."""
-        piece = self.write(batch.serialize())
-        return Piece(piece.offset, piece.size, batch.num_rows, cost)
-
-    def read(self, piece: Piece) -> bytes:
-        """Return the bytes of a piece."""
-        if self._file is None or not piece.size:
-            return b""
-        parts: list[bytes] = []
-        start, missing = piece.offset, piece.size
-        while missing:
-            part = os.pread(self._file.fileno(), missing, start)
-            if not part:
-                raise StoreError(f"the task's file on the local disk ends before byte {start}")
-            parts.append(part)
-            start, missing = start + len(part), missing - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def read_batch(self, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the record batch of a piece."""
-        return pa.ipc.read_record_batch(pa.py_buffer(self.read(piece)), schema)
-
-    def close(self) -> None:
-        """Free the space; may be called twice."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 # Read the rows of one key that do not fit in memory.
@@ -231,22 +137,6 @@ def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
         yield joined_batches(waiting, INPUT_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """
-    Some of a task's rows: all rows of their keys.
-
-    Args:
-        rows: The input rows.
-        initial: The rows of initial state; None for a micro-batch without.
-        is_whole: Whether these are all rows of the task.
-    """
-
-    rows: KeyedInput
-    initial: KeyedInput | None
-    is_whole: bool
-
-
 @dataclass(slots=True)
 class _Slot:
     """Pieces of the file with the rows of some key groups."""
@@ -256,14 +146,6 @@ class _Slot:
     @property
     def cost(self) -> int:
         return sum(piece.cost for side in self.pieces for piece in side)
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two kinds of rows: the input, or initial state."""
-
-    layout: InputLayout
-    pick: Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 class LargeInput:

@@ -22,8 +22,8 @@ from statelog.model.handles import FileStateHandle
 from statelog.runtime.clock import IdSource
 from statelog.spark.rows.interface import Output, RowLike, UnnamedColumns
 from statelog.spark.rows.unfit_output import OutputCalls
-from statelog.spark.worker.large_input import Piece, SpillFile
 from statelog.spark.worker.protocol import StagedOutput
+from statelog.spark.worker.spill_file import Piece, SpillFile
 from statelog.store import PATHS
 
 _FIRST_ROWS = 131_072

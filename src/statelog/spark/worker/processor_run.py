@@ -12,93 +12,39 @@ Deviation: a timer that the call for another timer deleted does not fire (Spark 
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from operator import itemgetter
 from types import GeneratorType
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, Final, NoReturn, cast
 
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError
+from statelog.extras import require
 from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.spark.query.declared_state import DriverHandle
+from statelog.spark.query.face import Face, Methods
 from statelog.spark.query.processor_checks import described
+from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.spark_versions import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.rows.unfit_output import UnfitOutputError, returned
+from statelog.spark.worker.due_timers import Due, RetiredChanges, due_timers, first_timer_ms
 from statelog.spark.worker.extension import NO_EXTENSIONS, TaskExtensions
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
-from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
-from statelog.spark.worker.retired_changes import RetiredChanges
-from statelog.spark.worker.unencodable import unencodable_values
+from statelog.spark.worker.spill_file import SpillFile
+from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
 from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import Key
 from statelog.state.objects import Cursor, Timers
 from statelog.state.schema import TIMERS_NAME
-
-# The timers of a task: which are due, and when the next one is due.
-
-_BY_TIME = itemgetter(0)
-Due: TypeAlias = tuple[int, int, Key]
-"""A timer that is due: time, key group, key."""
-
-
-def due_timers(
-    state: KeyedState,
-    key_group_range: KeyGroupRange,
-    timers_id: int,
-    until: int,
-    overlays: Mapping[int, Overlay],
-    retired: RetiredChanges | None,
-) -> list[Due]:
-    """Return the due timers as (time, key group, key), by time."""
-    state.prepare_due(key_group_range, timers_id, until)
-    due = [] if retired is None else list(retired.due)
-    for key_group in key_group_range:
-        overlay = overlays.get(key_group)
-        changed = overlay[timers_id] if overlay is not None else {}
-        superseded = changed if retired is None else retired.superseded(key_group)
-        for time, key in state.groups[key_group].timers_due(timers_id, until):
-            if key not in superseded:
-                due.append((time, key_group, key))
-        for key, times in changed.items():
-            due += [(time, key_group, key) for time in times[: bisect.bisect(times, until)]]
-    due.sort(key=_BY_TIME)
-    return due
-
-
-def first_timer_ms(
-    state: KeyedState,
-    key_group_range: KeyGroupRange,
-    timers_id: int,
-    until: int,
-    overlays: Mapping[int, Overlay],
-    retired: RetiredChanges | None,
-) -> int:
-    """Return when the earliest timer is due after a run; see `due_timers`."""
-    in_columns = state.first_timer_in_columns(key_group_range, timers_id, until)
-    first = NEVER_MS if in_columns is None else in_columns
-    if retired is not None:  # maybe of a deleted timer: then only earlier than needed
-        first = min(first, retired.first_ms)
-    for key_group in key_group_range:
-        overlay = overlays.get(key_group)
-        changed = overlay[timers_id] if overlay is not None else {}
-        superseded: Collection[Key] = changed
-        if retired is not None:
-            superseded = {*changed, *retired.superseded(key_group)}
-        folded = state.groups[key_group].first_timer(timers_id, superseded)
-        if folded is not None:
-            first = min(first, folded)
-        for times in changed.values():
-            if times:
-                first = min(first, times[0])
-    return first
 
 
 class ProcessorRun:
@@ -451,3 +397,52 @@ class ProcessorRun:
         key_group, key, failure = located
         self._note_failure(key_group, key, "")
         return failure
+
+
+def unencodable_values(
+    codec: OperatorCodec, overlays: Mapping[int, Overlay], batch_id: int
+) -> Iterator[tuple[int, Key, ProcessorError]]:
+    """Yield key group, key and error of each value that does not fit its type."""
+    for key_group, overlay in overlays.items():
+        for state, deltas in zip(codec.states, overlay, strict=True):
+            for key, delta in deltas.items():
+                try:
+                    state.batch(state.operations({key: delta}))
+                except UNENCODABLE as unfit:
+                    schema = state.descriptor.value_schema
+                    error = ProcessorError(
+                        f"state {state.descriptor.name!r} of key {codec.key.thaw(key)!r:.200} in batch "
+                        f"{batch_id} holds a value that does not fit "
+                        f"({schema.to_string(show_field_metadata=False)}): {unfit}. Nothing of this "
+                        "batch was committed",
+                        batch_id=batch_id,
+                        key=repr(key),
+                        state=state.descriptor.name,
+                        key_group=key_group,
+                    )
+                    error.__cause__ = unfit
+                    yield key_group, key, error
+
+
+def _rows(session: SparkSession, output: StructType, has_initial: bool) -> RowFormat:
+    return SparkRowFormat()
+
+
+def _frames(session: SparkSession, output: StructType, has_initial: bool) -> RowFormat:
+    require("a processor of pandas frames", "spark", "pandas")
+    # Imported here, because the import of pandas takes time.
+    from statelog.spark.rows.pandas_input import PandasSettings
+
+    return PandasRowFormat(PandasSettings.of(session, has_initial=has_initial), output)
+
+
+ROWS: Final = Face(
+    processor_type=StatefulProcessor,
+    methods=Methods("handleInputRows", "handleExpiredTimer", "handleInitialState"),
+    handles_single_keys=True,
+    row_format=_rows,
+    driver_handle=DriverHandle,
+    new_state=KeyedState,
+    new_run=ProcessorRun,
+)
+PANDAS: Final = replace(ROWS, row_format=_frames)

@@ -149,28 +149,6 @@ class TaskSpec:
     extras: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFrameSpec:
-    """
-    The instructions for the tasks over the partitions of a batch frame.
-
-    Args:
-        context: The only batch, for the processor.
-        rows: Input and output.
-        schema: JSON of the operator's state schema.
-        key_groups: All key groups, because any task may get any partition, and several.
-        backend: Memory and local disk of the worker.
-        extras: What extensions tell the tasks, by their names.
-    """
-
-    context: BatchContext
-    rows: TaskRows
-    schema: dict[str, object]
-    key_groups: KeyGroupRange
-    backend: StateBackendConfig
-    extras: Mapping[str, object] = field(default_factory=dict)
-
-
 def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part | None:
     """Return the part of an extension in the extras of a `TaskSpec` or a `TaskAck`; None for no part."""
     part = extras.get(name)
@@ -230,6 +208,11 @@ class TaskOutput(msgspec.Struct, frozen=True):
 
     staged: StagedOutput = None
     unnamed: UnnamedColumns | None = None
+
+    @property
+    def files(self) -> tuple[FileStateHandle, ...]:
+        """The files that hold staged rows."""
+        return self.staged if isinstance(self.staged, tuple) else ()
 
 
 class TaskAck(msgspec.Struct, frozen=True):

@@ -22,20 +22,19 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator
 
 from statelog.checkpoint.history import fetch_checkpoint
-from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
-from statelog.errors import InvariantError, ProcessorError
+from statelog.errors import ProcessorError
 from statelog.metrics.table import FigureValue
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.runtime.clock import Stopwatch
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
 from statelog.spark.worker.connection import without_delay
-from statelog.spark.worker.extension import TaskExtensions, TaskTools
+from statelog.spark.worker.extension import TaskExtensions, TaskRun, TaskTools
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
-from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import (
     DirectOutput,
     OutputFiles,
@@ -49,10 +48,8 @@ from statelog.spark.worker.protocol import (
     TaskRows,
     TaskSpec,
 )
-from statelog.spark.worker.row_counter import RowCounter
-from statelog.spark.worker.run import TaskRun
-from statelog.spark.worker.stopwatch import Stopwatch
-from statelog.spark.worker.task_input import TaskInput, changed_partitions, of_task
+from statelog.spark.worker.spill_file import SpillFile
+from statelog.spark.worker.task_input import RowCounter, TaskInput, changed_partitions, of_task
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
 from statelog.store import PATHS, ObjectStore
 
@@ -164,7 +161,7 @@ def _answer(
     run = extensions.new_run(spec.context, kept.state, key_range, output)
     run = extensions.wrap(run, output)
     try:
-        task = _Task(kept, spec, uploads, run, partition, key_range, watch, figures)
+        task = _Task(kept, spec, uploads, files, run, partition, key_range, watch, figures)
         changes = _process(task, rows)
     except ProcessorError as error:
         raise extensions.failed(error) from error.__cause__
@@ -242,11 +239,12 @@ def _output(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A task that runs: its worker's state, its instructions, its uploads, its run, its figures."""
+    """A task that runs: its worker's state, its instructions, what it writes, its run, its figures."""
 
     kept: KeptState
     spec: TaskSpec
     uploads: TaskUploads
+    files: OutputFiles
     run: TaskRun
     partition: int
     key_range: KeyGroupRange
@@ -280,14 +278,14 @@ def _process(task: _Task, rows: TaskInput) -> TaskChanges:
         run.take(part.rows, part.initial)
         watch.lap("process")
         if in_parts:
-            run.retire(log.append(run))
+            run.retire(log.append(run.encoded()))
             watch.lap("append")
     run.end()
     task.figures["keys"], next_due_ms = run.key_count, run.next_due_ms()
     watch.lap("process")
     run.flush()
     watch.lap("output")
-    log.append(run)
+    log.append(run.encoded())
     handle = log.persist()
     if handle is not None and not in_parts:
         run.stage(spec.checkpoint_id, spec.base_id, handle.state_handle_id)
@@ -337,23 +335,10 @@ def _snapshot(task: _Task, checkpoint_id: int) -> _Snapshot:
 
 def _write_snapshot(task: _Task, checkpoint_id: int) -> MaterializedHandle:
     # Always a file: inside the handle it would be part of every later checkpoint.
-    kept, spec = task.kept, task.spec
-    key_group_range = spec.snapshots[task.partition]
-    data = task.run.snapshot(key_group_range)
-    factory = FsCheckpointStreamFactory.for_checkpoint(
-        kept.store,
-        spec.checkpoint_id,
-        paths=PATHS,
-        threshold_bytes=0,
-        put=task.uploads.put,
-    )
-    with factory.create_task_owned_state_stream() as stream:
-        stream.write(data)
-        handle = stream.close_and_get_handle()
-    if handle is None:
-        raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
+    key_group_range = task.spec.snapshots[task.partition]
+    handle = task.files.write(PATHS.task_owned, task.run.snapshot(key_group_range))
     snapshot = MaterializedHandle(key_group_range, checkpoint_id, handle)
-    kept.state.end_snapshot(snapshot)
+    task.kept.state.end_snapshot(snapshot)
     return snapshot
 
 

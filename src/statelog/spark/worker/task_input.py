@@ -1,21 +1,58 @@
-"""Read the input of a task at once, or in parts."""
+"""
+Read the input of a task at once, or in parts, and count its rows by key group and large key.
+
+Keys are counted only where one key group has a large share of an Arrow batch, so that the count
+costs nothing while the load is even.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.interface import KeyedInput
-from statelog.spark.rows.layout import initial_part, input_part, split_batches
-from statelog.spark.worker.large_input import LargeInput, Part, Side, SpillFile
+from statelog.spark.rows.layout import InputLayout, initial_part, input_part, split_batches
 from statelog.spark.worker.protocol import TaskRows
+from statelog.spark.worker.spill_file import SpillFile
 from statelog.state.encoding.values import KeyCodec
+
+if TYPE_CHECKING:
+    from statelog.spark.worker.large_input import LargeInput
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    Some of a task's rows: all rows of their keys.
+
+    Args:
+        rows: The input rows.
+        initial: The rows of initial state; None for a micro-batch without.
+        is_whole: Whether these are all rows of the task.
+    """
+
+    rows: KeyedInput
+    initial: KeyedInput | None
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two kinds of rows: the input, or initial state."""
+
+    layout: InputLayout
+    pick: Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 class TaskInput:
@@ -84,6 +121,9 @@ class TaskInput:
         return rows, initial
 
     def _large(self) -> LargeInput:
+        # Imported here: nearly every task reads its rows at once.
+        from statelog.spark.worker.large_input import LargeInput
+
         task_rows = self._rows
         sides = [Side(task_rows.layout, lambda batch: batch)]
         if task_rows.initial is not None:
@@ -120,3 +160,65 @@ def changed_partitions() -> UsageError:
         "with direct delivery they are the stateful tasks: use repartition, or delivery='staged'. "
         "Nothing of this batch was committed"
     )
+
+
+MIN_LARGE_ROWS = 1000
+_MIN_LARGE_SHARE = 0.25
+REPORTED_MAX = 3
+_TEXT_MAX = 200
+
+
+class RowCounter:
+    """Counts the rows of one task while it reads them."""
+
+    def __init__(self, key_groups: KeyGroupRange, key_positions: Sequence[int]) -> None:
+        self._rows = np.zeros(key_groups.end + 1, np.int64)
+        self._key_positions = key_positions
+        self._keys: Counter[tuple[int, str]] = Counter()
+        self.waited_ms = 0.0
+
+    def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """
+        Yield *batches* unchanged and count them.
+
+        The first column is the key group.
+
+        `waited_ms` sums the time spent waiting for them.
+        """
+        iterator = iter(batches)
+        while True:
+            start = time.perf_counter()
+            batch = next(iterator, None)
+            self.waited_ms += (time.perf_counter() - start) * 1e3
+            if batch is None:
+                return
+            if batch.num_rows:
+                groups = batch.column(0).to_numpy(zero_copy_only=False)
+                counts = np.bincount(groups, minlength=len(self._rows))[: len(self._rows)]
+                self._rows += counts
+                hot = int(counts.argmax())
+                if counts[hot] >= max(MIN_LARGE_ROWS / 10, batch.num_rows * _MIN_LARGE_SHARE):
+                    self._count_keys(batch, hot)
+            yield batch
+
+    def _count_keys(self, batch: pa.RecordBatch, key_group: int) -> None:
+        rows = batch.filter(pc.equal(batch.column(0), key_group))
+        names = [f"k{index}" for index in range(len(self._key_positions))]
+        columns = [rows.column(position) for position in self._key_positions]
+        try:
+            keys = pa.table(columns, names=names).group_by(names).aggregate([([], "count_all")])
+        except pa.ArrowException:  # nested keys cannot be counted this way
+            return
+        for row in keys.sort_by([("count_all", "descending")]).slice(0, REPORTED_MAX).to_pylist():
+            key_texts = tuple(row[name] for name in names)
+            self._keys[key_group, repr(key_texts)[:_TEXT_MAX]] += row["count_all"]
+
+    def groups(self) -> list[tuple[int, int]]:
+        """Return the largest key groups as (key group, rows), largest first."""
+        order = np.argsort(-self._rows, kind="stable")[:REPORTED_MAX]
+        return [(int(at), int(self._rows[at])) for at in order if self._rows[at]]
+
+    def keys(self) -> list[tuple[int, str, int]]:
+        """Return the largest keys that were counted as (key group, key, rows)."""
+        top = self._keys.most_common(REPORTED_MAX)
+        return [(key_group, key, rows) for (key_group, key), rows in top]

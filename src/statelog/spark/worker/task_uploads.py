@@ -20,7 +20,6 @@ from statelog.errors import UploadFailedError
 from statelog.format.buffers import Buffers
 from statelog.model import ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.runtime.closing import close_after
-from statelog.spark.worker.run import TaskRun
 from statelog.state.encoding.changes import OperatorCodec
 
 # Append the changes of a task to the changelog.
@@ -52,9 +51,8 @@ class TaskLog:
         self._writer: FsStateChangelogWriter | None = None
         self.delta_bytes = 0
 
-    def append(self, run: TaskRun) -> ChangeBatch:
-        """Append the changes of *run* as one change set."""
-        changes = run.encoded()
+    def append(self, changes: ChangeBatch) -> ChangeBatch:
+        """Append changes as one change set, and return them."""
         if len(changes):
             if self._writer is None:
                 self._writer = self._storage.create_writer(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from statelog.core.source_position import NOTHING_READ
-from statelog.spark.driver.batch_times import QueryTimes, SourcePositions
+from statelog.spark.driver.batch_times import QueryTimes
 
 TIMES = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
 
@@ -31,7 +31,7 @@ def offsets(end: str) -> str:
 
 
 def times_of(files: Files) -> QueryTimes:
-    return QueryTimes(files, SourcePositions(files, has_no_data_source=False))
+    return QueryTimes(files, has_no_data_source=False)
 
 
 @pytest.mark.parametrize(

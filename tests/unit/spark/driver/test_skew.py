@@ -13,7 +13,7 @@ from statelog.spark.driver.batch_reports import (
     skew_warning,
 )
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
-from statelog.spark.worker.row_counter import RowCounter
+from statelog.spark.worker.task_input import RowCounter
 
 RANGE = KeyGroupRange(10, 19)
 

@@ -12,7 +12,7 @@ from statelog.errors import CheckpointError
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle
-from statelog.spark.driver.delivery import staged as staged_rows
+from statelog.spark.driver import delivery as staged_rows
 from statelog.testing.faulty_store import FaultyStore
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -8,9 +8,8 @@ import pytest
 
 from statelog.errors import InvariantError, UsageError
 from statelog.spark import ColumnarProcessor, StatefulProcessor
-from statelog.spark.query.face import Face
-from statelog.spark.query.faces import _FACES, _face, face_of, pandas_face_of
-from statelog.spark.worker.run import keyed_state
+from statelog.spark.query.face import _FACES, Face, _face, face_of, pandas_face_of
+from statelog.spark.worker.extension import keyed_state
 
 
 class Rows(StatefulProcessor):
@@ -55,7 +54,7 @@ def test_columns_are_not_frames_and_not_single_keys() -> None:
 def test_the_engine_and_a_worker_of_rows_load_no_extension() -> None:
     code = (
         "import sys; import statelog.spark.api, statelog.spark.worker.task; "
-        "from statelog.spark.query.faces import face_of; face_of(object()); "
+        "from statelog.spark.query.face import face_of; face_of(object()); "
         "print([name for name in sys.modules if name.startswith('statelog.extensions')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from pyspark.sql import Row
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.task_runner import one_per_task
+from statelog.spark.driver.delivery import one_per_task
 from statelog.spark.rows.interface import MOST_NAMES, UnnamedColumns
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.worker.protocol import TaskAck, TaskPlace

@@ -8,8 +8,8 @@ from pyspark.errors import PySparkValueError
 
 from statelog.errors import UsageError
 from statelog.spark.rows import spark_versions
-from statelog.spark.rows.spark_errors import UnsupportedOperationError
 from statelog.spark.rows.spark_versions import (
+    UnsupportedOperationError,
     arrow_of,
     condition_of,
     described_in,

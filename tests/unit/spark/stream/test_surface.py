@@ -12,7 +12,7 @@ from tests.spark.versions import not_offered
 from statelog.errors import UsageError
 from statelog.spark import disable, transform_with_state
 from statelog.spark.api import client_of
-from statelog.spark.driver.engine import _is_interruption
+from statelog.spark.driver.failures import is_interruption
 from statelog.spark.rows import spark_versions
 from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
@@ -123,5 +123,5 @@ def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> No
     ],
 )
 def test_an_interruption_is_known_for_a_stop(text: str) -> None:
-    assert _is_interruption(RuntimeError(text))
-    assert not _is_interruption(RuntimeError("the sink is full"))
+    assert is_interruption(RuntimeError(text))
+    assert not is_interruption(RuntimeError("the sink is full"))

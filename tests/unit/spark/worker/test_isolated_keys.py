@@ -50,8 +50,8 @@ from statelog.spark.query.record import RecordRule
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker import output_parts
-from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
+from statelog.spark.worker.spill_file import SpillFile
 from statelog.state.recordings import list_recordings, read_recording, steps_of
 
 pytestmark = pytest.mark.job

@@ -32,6 +32,7 @@ from statelog.errors import ProcessorError, StoreError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.spark import StatefulProcessor
+from statelog.spark.driver.batch_frame import BatchFrameSpec, batch_task
 from statelog.spark.driver.progress import figures_of
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
@@ -39,18 +40,10 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import arrow_schema, from_ipc, make_row
 from statelog.spark.worker import task as task_module
-from statelog.spark.worker.batch_task import batch_task
 from statelog.spark.worker.kept_states import KeptStates
-from statelog.spark.worker.large_input import SpillFile
 from statelog.spark.worker.output_parts import OutputParts
-from statelog.spark.worker.protocol import (
-    BatchContext,
-    BatchFrameSpec,
-    TaskAck,
-    TaskRows,
-    TaskSpec,
-    TaskState,
-)
+from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
+from statelog.spark.worker.spill_file import SpillFile
 from statelog.spark.worker.task import run_task
 from statelog.state import replay
 from statelog.state.columnar.run_files import StateBackendConfig

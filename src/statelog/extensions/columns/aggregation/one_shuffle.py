@@ -25,8 +25,13 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from statelog.spark.jvm.gateway import JavaObject, jvm_of
-from statelog.spark.jvm.plans import SHUFFLE, KeptPlan, PlanCopies, begin_shuffle, executed_plan
+from statelog.spark.jvm.python_job import SHUFFLE, PlanCopies, begin_shuffle, executed_plan
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
+
+_SCAN: Final = "Scan ExistingRDD"
+_LOGICAL: Final = "LogicalRDD"
+_SCANNED: Final = ("output", "outputPartitioning", "outputOrdering")
+"""What a scan knows of the rows besides their RDD; both nodes have these names."""
 
 _BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
 _ABOVE: Final = _BELOW | {
@@ -155,3 +160,50 @@ def _name(node: JavaObject) -> str:
     """Return the name of a node of a plan, without the number of a stage."""
     name: str = node.nodeName()
     return name.partition(" (")[0]
+
+
+class KeptPlan:
+    """
+    A physical plan over the rows of one micro-batch, for the rows of later ones.
+
+    Spark takes longer to plan an aggregation than to copy its plan.
+
+    Source: RDDScanExec, LogicalRDD (Spark).
+    """
+
+    def __init__(self, plan: JavaObject, leaf: JavaObject, copies: PlanCopies) -> None:
+        self._plan = plan
+        self._leaf = leaf
+        self._copies = copies
+        self._scanned = [getattr(leaf, name)() for name in _SCANNED]
+
+    @classmethod
+    def of(cls, plan: JavaObject, rows: DataFrame, copies: PlanCopies) -> KeptPlan | None:
+        """Keep a plan over *rows* without them; None if it is over something else than one RDD."""
+        leaf = plan
+        while leaf.children().size() == 1:
+            leaf = leaf.children().head()
+        if leaf.nodeName() != _SCAN or _scanned_by(rows) is None:
+            return None
+        nothing = rows.sparkSession.sparkContext._jsc.emptyRDD().rdd()
+        emptied = copies.with_argument(leaf, 1, nothing)
+        return cls(copies.with_node(plan, leaf, emptied), emptied, copies)
+
+    def over(self, rows: DataFrame) -> JavaObject | None:
+        """Return the plan over other rows; None if they have other columns or other partitions."""
+        scanned = _scanned_by(rows)
+        if scanned is None:
+            return None
+        if any(
+            not getattr(scanned, name)().equals(kept)
+            for name, kept in zip(_SCANNED, self._scanned, strict=True)
+        ):
+            return None
+        leaf = self._copies.with_argument(self._leaf, 1, scanned.rdd())
+        return self._copies.with_node(self._plan, self._leaf, leaf)
+
+
+def _scanned_by(rows: DataFrame) -> JavaObject | None:
+    """Return the RDD that a frame is, as a node of a logical plan; None if it is anything else."""
+    node = rows._jdf.queryExecution().analyzed()
+    return node if node.getClass().getSimpleName() == _LOGICAL else None

@@ -35,7 +35,7 @@ from statelog.extensions.operations.savepoints import untag
 from statelog.redaction import redacted
 from statelog.store import ObjectStore
 from statelog.store import open_location as open_new
-from statelog.store.encryption import OPTION
+from statelog.store.location_store import OPTION
 
 
 def tag(

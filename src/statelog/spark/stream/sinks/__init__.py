@@ -10,32 +10,6 @@ Write the rows of one micro-batch to a format, a table or a function.
     exactly_once_sink    a function for foreachBatch that writes each micro-batch once, to a sink that
                 stores rows and the number of their micro-batch together; the protocol of such a sink
 
-A sink for `exactly_once` is an extension; a new kind of writer is a module
-here and a branch in `choose.sink_of`.
+A sink for `exactly_once` is an extension; a new kind of writer is a module here and a branch in
+`choose.sink_of`, which the writer imports for a query that writes to a format or table.
 """
-
-from statelog.spark.query.delivery import writer_id
-from statelog.spark.stream.sinks.choose import SinkContext, sink_of
-from statelog.spark.stream.sinks.exactly_once_sink import (
-    ExactlyOnce,
-    ExactlyOnceSink,
-    SinkBatch,
-    exactly_once,
-)
-from statelog.spark.stream.sinks.idempotent import idempotent
-from statelog.spark.stream.sinks.simple import OptionValue, RowFunction, Target, foreach_sink
-
-__all__ = [
-    "ExactlyOnce",
-    "ExactlyOnceSink",
-    "OptionValue",
-    "RowFunction",
-    "SinkBatch",
-    "SinkContext",
-    "Target",
-    "exactly_once",
-    "foreach_sink",
-    "idempotent",
-    "sink_of",
-    "writer_id",
-]

@@ -27,7 +27,7 @@ from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.query.delivery import delivered_batch, query_name
+from statelog.spark.query.delivery import ClosableSink, delivered_batch, query_name
 from statelog.spark.query.keyed_frame import refuse_equal_names
 from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema
@@ -157,7 +157,7 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
     return ExactlyOnce(sink)
 
 
-class ExactlyOnce:
+class ExactlyOnce(ClosableSink):
     """The function for `foreachBatch`; see `exactly_once`."""
 
     def __init__(self, sink: ExactlyOnceSink) -> None:

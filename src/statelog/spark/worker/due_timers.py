@@ -1,5 +1,5 @@
 """
-Keep the changes of earlier parts on disk, for timers.
+The timers of a task: which are due, and when the next timer is due.
 
 A task with much input appends the changes of each part of its rows to the log and drops them from
 memory.  Timers fire after all rows and need the changes of their keys again.  So the changes are
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Mapping
+from operator import itemgetter
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from statelog.model import ChangeBatch
-from statelog.spark.worker.large_input import Piece, SpillFile
+from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.worker.protocol import NEVER_MS
+from statelog.spark.worker.spill_file import Piece, SpillFile
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap import KeyGroupState, Overlay
+from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import Key
 
@@ -95,3 +98,60 @@ class RetiredChanges:
 
     def _hashes(self, columns: list[pa.Array]) -> np.ndarray:
         return hash_columns(columns, self._codec.key.schema)
+
+
+_BY_TIME = itemgetter(0)
+Due: TypeAlias = tuple[int, int, Key]
+"""A timer that is due: time, key group, key."""
+
+
+def due_timers(
+    state: KeyedState,
+    key_group_range: KeyGroupRange,
+    timers_id: int,
+    until: int,
+    overlays: Mapping[int, Overlay],
+    retired: RetiredChanges | None,
+) -> list[Due]:
+    """Return the due timers as (time, key group, key), by time."""
+    state.prepare_due(key_group_range, timers_id, until)
+    due = [] if retired is None else list(retired.due)
+    for key_group in key_group_range:
+        overlay = overlays.get(key_group)
+        changed = overlay[timers_id] if overlay is not None else {}
+        superseded = changed if retired is None else retired.superseded(key_group)
+        for time, key in state.groups[key_group].timers_due(timers_id, until):
+            if key not in superseded:
+                due.append((time, key_group, key))
+        for key, times in changed.items():
+            due += [(time, key_group, key) for time in times[: bisect.bisect(times, until)]]
+    due.sort(key=_BY_TIME)
+    return due
+
+
+def first_timer_ms(
+    state: KeyedState,
+    key_group_range: KeyGroupRange,
+    timers_id: int,
+    until: int,
+    overlays: Mapping[int, Overlay],
+    retired: RetiredChanges | None,
+) -> int:
+    """Return when the earliest timer is due after a run; see `due_timers`."""
+    in_columns = state.first_timer_in_columns(key_group_range, timers_id, until)
+    first = NEVER_MS if in_columns is None else in_columns
+    if retired is not None:  # maybe of a deleted timer: then only earlier than needed
+        first = min(first, retired.first_ms)
+    for key_group in key_group_range:
+        overlay = overlays.get(key_group)
+        changed = overlay[timers_id] if overlay is not None else {}
+        superseded: Collection[Key] = changed
+        if retired is not None:
+            superseded = {*changed, *retired.superseded(key_group)}
+        folded = state.groups[key_group].first_timer(timers_id, superseded)
+        if folded is not None:
+            first = min(first, folded)
+        for times in changed.values():
+            if times:
+                first = min(first, times[0])
+    return first
