@@ -39,12 +39,12 @@ from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.options import ChangelogOptions, Options
 from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.lock import OwningProcess
-from statelog.runtime.mailbox import MailboxExecutor
 from statelog.runtime.runtime import Runtime, system_runtime
 from statelog.store.api import ObjectStore
 
 if TYPE_CHECKING:
     from statelog.changelog.download_cache import DownloadCache
+    from statelog.runtime.mailbox import MailboxExecutor
 
 # Check the parts that a storage is given, and make those that it is not.
 

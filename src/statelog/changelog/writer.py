@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from statelog.arguments import whole_number
 from statelog.changelog.api import PersistFuture
@@ -65,9 +65,11 @@ from statelog.model import (
 from statelog.model.handles import UploadResult
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.lock import OwningProcess, notify_after_fork
-from statelog.runtime.mailbox import MailboxExecutor
 from statelog.runtime.pool import PoolFuture
 from statelog.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from statelog.runtime.mailbox import MailboxExecutor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

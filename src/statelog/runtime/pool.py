@@ -17,11 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from statelog.errors import ClosedError, StatelogError, UnavailableError
 from statelog.runtime.lock import ReentrantThreadLock, ThreadLock
-from statelog.runtime.mailbox import MailboxExecutor
+
+if TYPE_CHECKING:
+    from statelog.runtime.mailbox import MailboxExecutor
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]

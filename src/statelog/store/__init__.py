@@ -43,8 +43,12 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name != "EncryptedStore":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"{__name__} does not have the attribute {name!r}")
     # A public name, imported at its first use.
     from statelog.store.encryption import EncryptedStore
 
     return EncryptedStore
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -118,11 +118,7 @@ class CommittedRows(NamedTuple):
 
 
 class OutputDelivery(Protocol):
-    """
-    Delivers the output rows of micro-batches to the sink of one query.
-
-    What a class leaves out does nothing: the sink has the rows when `run` returns.
-    """
+    """Delivers the output rows of micro-batches to the sink of one query."""
 
     is_staged: bool
     """Whether tasks answer with their rows, so that they are committed with the state."""
@@ -132,7 +128,6 @@ class OutputDelivery(Protocol):
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
         """Return the rows to commit with the state."""
-        return CommittedRows()
 
     def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
         """Call the sink with the rows of a committed micro-batch."""
@@ -152,7 +147,7 @@ SectionOf = Callable[[int, bytes], bytes | None]
 """Reads a trailer section of a checkpoint."""
 
 
-class StagedDelivery(OutputDelivery):
+class StagedDelivery:
     """Calls the sink with the committed rows."""
 
     is_staged = True
@@ -345,8 +340,8 @@ class _AckParam(AccumulatorParam[list[TaskAck]]):
         return value1
 
 
-class DirectDelivery(OutputDelivery):
-    """Gives the sink a frame whose evaluation runs the tasks."""
+class DirectDelivery:
+    """Gives the sink a frame whose evaluation runs the tasks; it has the rows when `run` returns."""
 
     is_staged = False
 
@@ -371,6 +366,18 @@ class DirectDelivery(OutputDelivery):
         finally:
             answers.value = []  # PySpark keeps every accumulator with its value for ever
         return acks
+
+    def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
+        """Return no rows."""
+        return CommittedRows()
+
+    def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
+        """Do nothing."""
+
+    def deliver_again(
+        self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
+    ) -> None:
+        """Do nothing."""
 
 
 def deliveries(query: Query, sink: Sink, section_of: SectionOf) -> dict[Delivery, OutputDelivery]:
