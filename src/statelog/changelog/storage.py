@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from statelog import arguments
-from statelog.changelog.download_cache import DownloadCache
 from statelog.changelog.local_recovery import LocalRecoveryConfig
 from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
