@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from statelog.state.recordings import encode_file, list_recordings, read_recording
-from statelog.state.recordings.format import TaskRecording, encode_recording
+from statelog.extensions.recordings.format import TaskRecording, encode_file, encode_recording
+from statelog.extensions.recordings.location import list_recordings, read_recording
 from statelog.store import ObjectStore
 
 NAMES = (

@@ -24,6 +24,7 @@ from statelog.extensions.bad_records.driver import BadRecords, letter_policy
 from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
 from statelog.extensions.broadcasts.stored import BROADCAST
 from statelog.extensions.recordings.driver import Recordings, recording_policy
+from statelog.extensions.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.extensions.side_outputs.driver import SIDE_OUTPUTS, SideOutputs, side_output_policy
 from statelog.metrics.table import BatchFigures
 from statelog.model import KeyGroupRange
@@ -49,7 +50,6 @@ from statelog.spark.worker.protocol import (
 )
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_groups import key_group_of
-from statelog.state.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.store import open_store
 
 GROUPS = 16

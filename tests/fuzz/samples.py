@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from statelog.state.recordings.format import TaskRecording, to_stream
+from statelog.extensions.recordings.format import TaskRecording
+from statelog.format.arrow_data import to_stream
 from statelog.state.schema import OperatorStateSchema
 
 SCHEMA = OperatorStateSchema("o", pa.schema([("k", pa.string())]), ())

@@ -35,6 +35,8 @@ from statelog.errors import ProcessorError, StatelogError
 from statelog.extensions.broadcasts.stored import read_broadcast
 from statelog.extensions.operations.key_traces import staged_rows as python_rows
 from statelog.extensions.read.location_state import LocationState
+from statelog.extensions.recordings.format import decode_file
+from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.side_outputs.stored import read_side_rows
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
@@ -57,8 +59,6 @@ from statelog.state.encoding.snapshot_file import (
     snapshot_row_count,
     snapshot_tables,
 )
-from statelog.state.recordings.format import decode_file
-from statelog.state.recordings.step import steps_of
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import PATHS
 from statelog.store.encryption import EncryptedStore, EncryptionKeys, encrypt

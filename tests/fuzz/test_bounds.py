@@ -16,13 +16,13 @@ from tests.fuzz.samples import task_recording
 
 from statelog.checkpoint.query_files import files_upto
 from statelog.errors import CheckpointError, CorruptionError
+from statelog.extensions.recordings.format import decode_file, from_stream
+from statelog.extensions.recordings.step import steps_of
 from statelog.format import buffers
 from statelog.format.arrow_data import read_batch, read_stream_table
 from statelog.format.checkpoint_record import RECORD_VERSION, decode_record, encode_record
 from statelog.format.recording_file import framed
 from statelog.model import CompletedCheckpoint
-from statelog.state.recordings.format import decode_file, from_stream
-from statelog.state.recordings.step import steps_of
 from statelog.state.schema import OperatorStateSchema
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,12 @@ from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.state.reader.histories import History
 
 from statelog.errors import CorruptionError
+from statelog.extensions.recordings.format import from_stream
+from statelog.format.arrow_data import to_stream
 from statelog.model import ChangelogStateBackendHandle, KeyGroupRange
 from statelog.state.cache import logs_ahead
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot, snapshot_row_count, write_snapshot
-from statelog.state.recordings.format import from_stream, to_stream
 from statelog.state.schema import OperatorStateSchema
 
 ROOT = Path(__file__).parents[2]

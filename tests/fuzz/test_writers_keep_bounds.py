@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.fuzz.samples import task_recording
 
 from statelog.errors import InvalidOptionsError, UsageError
+from statelog.extensions.recordings.format import decode_file, encode_file, encode_recording
 from statelog.format import arrow_data, buffers, checkpoint_record, recording_file
 from statelog.format.arrow_data import open_parquet, read_stream_table, write_stream
 from statelog.format.checkpoint_record import decode_record, encode_record
 from statelog.model import CompletedCheckpoint
 from statelog.options import CheckpointOptions
 from statelog.state.encoding.snapshot_file import SnapshotWriter
-from statelog.state.recordings.format import decode_file, encode_file, encode_recording
 
 FEW = settings(max_examples=25, deadline=None)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
-from statelog.state.recordings import decode_file, encode_file, steps_of
-from statelog.state.recordings.format import encode_recording
+from statelog.extensions.recordings.format import decode_file, encode_file, encode_recording
+from statelog.extensions.recordings.step import steps_of
 
 FILE = Path(__file__).parent / "vectors" / "recording_v2.bin"
 

@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame, Row
 from tests.spark.streams import BatchSource, workers_get_by_value
 
 from statelog.errors import UsageError
+from statelog.format.arrow_data import to_stream
 from statelog.spark import StatefulProcessor, exactly_once, transform_with_state
 from statelog.spark.driver.delivery import committed_rows
-from statelog.state.recordings.format import to_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

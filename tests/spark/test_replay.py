@@ -19,8 +19,8 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
+from statelog.extensions.recordings.location import list_recordings
 from statelog.spark import replay, transform_with_state, transform_with_state_in_pandas
-from statelog.state.recordings import list_recordings
 from statelog.store import open_store
 
 if TYPE_CHECKING:

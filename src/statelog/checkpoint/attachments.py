@@ -76,6 +76,14 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return FileStateHandle(self.path, -1 if self.crc is None else self.size, self.crc)
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableAttachment:
+    """An object that is left out of an answer."""
+
+    path: str
+    problem: str
+
+
 def of_kinds(attachments: Iterable[Attachment], *kinds: str) -> tuple[Attachment, ...]:
     """Return the attachments of some kinds, in their order."""
     return tuple(attachment for attachment in attachments if attachment.kind in kinds)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.text import Text
 
+from statelog.checkpoint.attachments import UnreadableAttachment
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -26,7 +27,6 @@ from statelog.cli.output import (
 from statelog.errors import CorruptionError, UsageError
 from statelog.format.arrow_data import python_rows
 from statelog.state.reader.location import LocationReader
-from statelog.state.recordings.location import UnreadableRecording
 
 _ROWS_SHOWN: Final = 20
 
@@ -98,7 +98,7 @@ def write_parquet(file: Path, table: pa.Table) -> None:
         raise UsageError(f"{file} cannot be written: {error}") from error
 
 
-def report_unreadable(unreadable: Sequence[UnreadableRecording]) -> int:
+def report_unreadable(unreadable: Sequence[UnreadableAttachment]) -> int:
     """Print the recordings that were skipped, and return the exit status for that."""
     for recording in unreadable:
         print_error(f"the recording {recording.path} is left out: {recording.problem}")

@@ -76,6 +76,11 @@ def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
     return data if fits else _stream(batches, schema, None)
 
 
+def to_stream(table: pa.Table) -> bytes:
+    """Return a table as an Arrow IPC stream that is not compressed."""
+    return _stream(table.to_batches(), table.schema, None)
+
+
 def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: str | None) -> bytes:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)

@@ -1,7 +1,7 @@
 """
 The frame of a file with recordings: its header, and the checksum of its body.
 
-The body is decoded by `state.recordings.format`, which has the layout of the whole file.  The frame is
+The body is decoded by `extensions.recordings.format`, which has the layout of the whole file.  The frame is
 enough to verify one.
 """
 

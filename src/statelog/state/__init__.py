@@ -9,6 +9,5 @@ Keyed state: tables, the changes that bring them forward, and snapshots.
     columnar   sorted runs of columns, for state beyond the budget
     replay     the log applied to the tables, or to columns
     cache      what a process keeps of state, brought to a checkpoint; keyed_state: as Python objects
-    recordings   what some keys saw, kept to be replayed
     reader     state as of a checkpoint as Arrow tables, for everything outside the job
 """

@@ -16,14 +16,14 @@ from tests.recorded_processors import COLUMNS, OUTPUT, Steps
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
 from statelog.extensions.operations.repair import plan_give_up
-from statelog.extensions.testing.replay import replay
-from statelog.spark.query.record import RecordRule
-from statelog.state.recordings import (
+from statelog.extensions.recordings import location
+from statelog.extensions.recordings.location import (
     StoredRecording,
     list_recordings,
-    location,
     objects_with_key,
 )
+from statelog.extensions.testing.replay import replay
+from statelog.spark.query.record import RecordRule
 from statelog.store import ObjectStore
 
 pytestmark = pytest.mark.campaign

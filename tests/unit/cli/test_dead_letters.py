@@ -18,13 +18,9 @@ import statelog
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.cli import main as cli
 from statelog.errors import CorruptionError, UsageError
+from statelog.extensions.recordings.format import decode_file, encode_file, encode_recording
+from statelog.format.arrow_data import to_stream
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
-from statelog.state.recordings.format import (
-    decode_file,
-    encode_file,
-    encode_recording,
-    to_stream,
-)
 
 pytestmark = pytest.mark.job
 

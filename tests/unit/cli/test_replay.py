@@ -17,10 +17,10 @@ from tests.recorded_processors import COLUMNS, OUTPUT, Steps
 
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
+from statelog.extensions.recordings.location import forget_key, list_recordings, objects_with_key
 from statelog.extensions.testing.find_processor import find_processor
 from statelog.extensions.testing.replay import debug_step, replay
 from statelog.spark.query.record import RecordRule
-from statelog.state.recordings import forget_key, list_recordings, objects_with_key
 
 pytestmark = pytest.mark.campaign
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 from rich.text import Text
 
+from statelog.checkpoint.attachments import UnreadableAttachment
 from statelog.cli.options import (
     CheckpointOption,
     JsonOption,
@@ -18,9 +19,8 @@ from statelog.cli.options import (
 )
 from statelog.cli.output import plural, print_json, print_table, progress, say
 from statelog.cli.rows import open_state, report_unreadable, show_or_write
+from statelog.extensions.bad_records.stored import ChosenLetters, letters_rows, letters_table
 from statelog.state.reader.location import stored_with_attachments
-from statelog.state.recordings.dead_letters import ChosenLetters, letters_rows, letters_table
-from statelog.state.recordings.location import UnreadableRecording
 
 _HEADS: Final = ("checkpoint", "failed at (UTC)", "operator", "key", "method", "rows", "error")
 _ERROR_SHOWN: Final = 120
@@ -48,7 +48,7 @@ def dead_letters(
         statelog dead-letters s3://bucket/jobs/totals --since 41 --json
         statelog dead-letters s3://bucket/jobs/totals --to failed.parquet
     """
-    unreadable: list[UnreadableRecording] = []
+    unreadable: list[UnreadableAttachment] = []
     with open_state(location, operator) as state, progress("reading"):
         stored, first = stored_with_attachments(state, checkpoint, since)
         letters = ChosenLetters(state.store, stored, operator, first, unreadable)

@@ -22,16 +22,16 @@ from statelog.errors import (
     StatelogError,
     UsageError,
 )
+from statelog.extensions.recordings.format import Cells, Failure, encode_file, encode_recording
+from statelog.extensions.recordings.seen_keys import RecordedKey, RecordedRows, recording_of
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskSpec, part_of
-from statelog.spark.worker.seen_keys import RecordedKey, RecordedRows, recording_of
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import Key, Values
-from statelog.state.recordings.format import Cells, Failure, encode_file, encode_recording
 from statelog.state.schema import FROZEN_NAME, TIMERS_NAME
 
 LETTERS_BYTES_MAX: Final = 64 << 20

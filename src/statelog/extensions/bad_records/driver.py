@@ -15,6 +15,7 @@ from typing import ClassVar, Final
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
+from statelog.extensions.recordings.format import DEAD_LETTERS, RecordedParts
 from statelog.metrics.table import Figure
 from statelog.spark.driver.extension import AttachingExtension, DriverContext
 from statelog.spark.query.error_policy import ErrorPolicy, OnError
@@ -22,7 +23,6 @@ from statelog.spark.query.face import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck
-from statelog.state.recordings.format import DEAD_LETTERS, RecordedParts
 from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")

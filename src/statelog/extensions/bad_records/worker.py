@@ -29,6 +29,7 @@ from statelog.extensions.bad_records.dead_letters import (
     FailedPart,
     is_bad_record,
 )
+from statelog.extensions.recordings.format import Cells, cells_after, cells_of
 from statelog.model import ChangeBatch
 from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.rows.interface import KeyedInput, ReadAgain, RowLike
@@ -39,7 +40,6 @@ from statelog.spark.worker.output_parts import Collector
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.state.heap import Overlay
 from statelog.state.kinds import Key
-from statelog.state.recordings.format import Cells, cells_after, cells_of
 
 _INITIAL: Final = "handleInitialState"
 _ROWS: Final = "handleInputRows"

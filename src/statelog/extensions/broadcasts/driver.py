@@ -17,6 +17,7 @@ from statelog.checkpoint.attachments import Attachment, in_force, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import ObjectNotFoundError
 from statelog.extensions.broadcasts.stored import BROADCAST, decode_broadcast, stored_version
+from statelog.extensions.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.runtime.clock import RandomIds, pause, wall_clock_ms
@@ -34,7 +35,6 @@ from statelog.spark.query.broadcast import (
     version_of,
 )
 from statelog.spark.query.settings import QuerySettings
-from statelog.state.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.verified import put_or_find
 

@@ -35,6 +35,7 @@ from statelog.extensions.operations.key_traces import (
     staged_rows,
     staged_table,
 )
+from statelog.extensions.recordings import location as recordings
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams, encode_streams
@@ -46,7 +47,6 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.state import recordings
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, SnapshotWriter
 from statelog.state.keys.state_key import StateKey

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
+from statelog.checkpoint.attachments import UnreadableAttachment
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import open_state
 from statelog.checkpoint.listing import CheckpointName
+from statelog.extensions.bad_records.stored import ChosenLetters, letters_rows, letters_table
 from statelog.extensions.broadcasts.stored import (
     BroadcastVersion,
     broadcast_table,
@@ -34,8 +36,6 @@ from statelog.model import KeyGroupRange
 from statelog.state.reader.checkpoint_chain import as_of_ms
 from statelog.state.reader.location import LocationReader, has_variable, stored_with_attachments
 from statelog.state.reader.state_reader import StateReader
-from statelog.state.recordings.dead_letters import ChosenLetters, letters_rows, letters_table
-from statelog.state.recordings.location import UnreadableRecording
 
 
 class LocationState(LocationReader):
@@ -230,7 +230,7 @@ class LocationState(LocationReader):
         checkpoint: CheckpointName | None = None,
         *,
         since: CheckpointName | None = None,
-        unreadable: list[UnreadableRecording] | None = None,
+        unreadable: list[UnreadableAttachment] | None = None,
     ) -> pa.Table:
         """
         Return the dead letters that are kept: the calls of the processor that failed and were left out.
@@ -262,7 +262,7 @@ class LocationState(LocationReader):
         checkpoint: CheckpointName | None = None,
         *,
         since: CheckpointName | None = None,
-        unreadable: list[UnreadableRecording] | None = None,
+        unreadable: list[UnreadableAttachment] | None = None,
     ) -> pa.Table:
         """
         Return the input rows of the dead letters with the columns and types of the input.

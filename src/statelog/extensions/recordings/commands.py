@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from statelog import extras
+from statelog.checkpoint.attachments import UnreadableAttachment
 from statelog.checkpoint.history import open_state
 from statelog.cli.options import (
     CHECKPOINT_FORMS,
@@ -20,10 +21,10 @@ from statelog.cli.options import (
 from statelog.cli.output import EXIT_FINDING, plural, print_json, say
 from statelog.cli.rows import report_unreadable
 from statelog.errors import CorruptionError, UsageError
+from statelog.extensions.recordings.location import read_recordings
 from statelog.extensions.recordings.replay_text import show_recordings, show_step, step_json
+from statelog.extensions.recordings.step import RecordedStep, steps_of
 from statelog.state.keys.state_key import key_from_text
-from statelog.state.recordings import UnreadableRecording, read_recordings, steps_of
-from statelog.state.recordings.step import RecordedStep
 from statelog.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def replay(
         statelog replay s3://bucket/jobs/fraud c42 --processor fraud.py:FraudRule --pdb
     """
     store = open_state(location)
-    unreadable: list[UnreadableRecording] = []
+    unreadable: list[UnreadableAttachment] = []
     if not key:
         show_recordings(_recorded_keys(store, unreadable), as_json=as_json)
         return report_unreadable(unreadable)
@@ -92,20 +93,22 @@ def replay(
     return EXIT_FINDING if differs else gaps
 
 
-def _recorded_keys(store: ObjectStore, unreadable: list[UnreadableRecording]) -> list[RecordedStep]:
+def _recorded_keys(
+    store: ObjectStore, unreadable: list[UnreadableAttachment]
+) -> list[RecordedStep]:
     keys: list[RecordedStep] = []
     for stored, task in read_recordings(store, unreadable):
         try:
             keys += steps_of(task)
         except CorruptionError as error:
-            unreadable.append(UnreadableRecording(stored.path, str(error)))
+            unreadable.append(UnreadableAttachment(stored.path, str(error)))
     return keys
 
 
 def _recorded_steps(
     store: ObjectStore,
     key: Sequence[str],
-    unreadable: list[UnreadableRecording],
+    unreadable: list[UnreadableAttachment],
     operator: str | None,
     since: str | None,
 ) -> list[RecordedStep]:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from statelog.checkpoint.attachments import Attachment, AttachmentPolicy
 from statelog.errors import UsageError
+from statelog.extensions.recordings.format import RECORDING, RecordedParts
 from statelog.spark.driver.extension import Answers, AttachingExtension, BatchStart, DriverContext
 from statelog.spark.query.face import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
-from statelog.state.recordings.format import RECORDING, RecordedParts
 from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")

@@ -18,17 +18,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.extensions.recordings.format import cells_after, cells_of, entry_count
+from statelog.extensions.recordings.seen_keys import RecordedKey, RecordedRows
 from statelog.model import KeyGroupRange
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.interface import KeyedInput, Output, RowLike
 from statelog.spark.rows.key_order import KeyedRows
-from statelog.spark.worker.seen_keys import RecordedKey, RecordedRows
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import Key
-from statelog.state.recordings.format import cells_after, cells_of, entry_count
 
 # Choose the keys that a task records.
 

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from statelog.checkpoint.attachments import Addition
 from statelog.errors import ProcessorError, StoreError, UnavailableError, UsageError
+from statelog.extensions.recordings.format import Failure, encode_file, encode_recording
 from statelog.extensions.recordings.recorder import TOO_LARGE, TOO_MANY, TaskRecorder
+from statelog.extensions.recordings.seen_keys import recording_of, state_tables
 from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskSpec
-from statelog.spark.worker.seen_keys import recording_of, state_tables
-from statelog.state.recordings.format import Failure, encode_file, encode_recording
 
 _log = logging.getLogger("statelog.spark")
 _LINES_MAX: Final = 20_000

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from rich.text import Text
 
 from statelog.cli.output import print_json, print_table, say, utc
-from statelog.state.recordings import RecordedStep
+from statelog.extensions.recordings.step import RecordedStep
 
 if TYPE_CHECKING:
     from statelog.extensions.testing.replay import ReplayedStep

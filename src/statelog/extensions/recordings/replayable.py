@@ -13,9 +13,9 @@ import pyarrow as pa
 from statelog.errors import ProcessorError, StoreError
 from statelog.extensions.recordings.recorder import TaskRecorder
 from statelog.extensions.recordings.recording import failed_recording
+from statelog.extensions.recordings.seen_keys import processor_name, source_of
 from statelog.spark.worker.failures import with_message
 from statelog.spark.worker.protocol import TaskSpec
-from statelog.spark.worker.seen_keys import processor_name, source_of
 from statelog.state.kinds import Key
 from statelog.store import PATHS, ObjectStore
 

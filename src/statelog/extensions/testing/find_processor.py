@@ -17,8 +17,8 @@ from types import FunctionType, ModuleType
 from typing import NoReturn
 
 from statelog.errors import UsageError
+from statelog.extensions.recordings.format import TaskRecording
 from statelog.spark.rows.spark_versions import StatefulProcessor
-from statelog.state.recordings.format import TaskRecording
 from statelog.store.location import local_path, normalize_url
 
 

@@ -12,11 +12,11 @@ from operator import itemgetter
 import pyarrow as pa
 
 from statelog.errors import UsageError
+from statelog.extensions.recordings.format import Cells
 from statelog.spark.rows.spark_versions import WrongArgumentError
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.kinds import Entry, FromPython, Values
-from statelog.state.recordings.format import Cells
 from statelog.state.schema import TIMERS_NAME
 
 

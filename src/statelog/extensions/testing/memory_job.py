@@ -18,6 +18,7 @@ import pyarrow as pa
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.errors import ProcessorError
+from statelog.extensions.recordings.format import Cells, cells_of
 from statelog.extensions.testing.key_state import state_id_of
 from statelog.extensions.testing.tester_rows import INITIAL, LAYOUT, GivenFormat
 from statelog.format.buffers import checksum
@@ -47,7 +48,6 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import Key
 from statelog.state.objects import BoundState, Cursor, Timers
-from statelog.state.recordings.format import Cells, cells_of
 from statelog.state.schema import TIMERS_NAME, OperatorStateSchema
 from statelog.store import PATHS, ObjectStore, open_store
 from statelog.store.client import forget_memory_store

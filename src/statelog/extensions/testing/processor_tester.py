@@ -22,6 +22,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.extensions.recordings.format import Cells
 from statelog.extensions.side_outputs.declaration import operator_of
 from statelog.extensions.testing.key_state import (
     cells_given,
@@ -59,7 +60,6 @@ from statelog.spark.rows.types import arrow_schema, table_of
 from statelog.spark.worker.protocol import BatchContext, part_of
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import Key
-from statelog.state.recordings.format import Cells
 
 if TYPE_CHECKING:
     import pandas as pd

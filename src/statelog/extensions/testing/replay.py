@@ -24,10 +24,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
+from statelog.checkpoint.attachments import UnreadableAttachment
 from statelog.checkpoint.history import open_state
 from statelog.checkpoint.listing import CheckpointName, checkpoint_id_of
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.extensions.broadcasts.stored import read_broadcast
+from statelog.extensions.recordings.format import Cells, Failure, cells_in
+from statelog.extensions.recordings.location import steps_of_key
+from statelog.extensions.recordings.step import RecordedStep
 from statelog.extensions.testing.find_processor import find_processor, refuse_no_processor
 from statelog.extensions.testing.key_state import expiry_shown, state_shown, timers_shown
 from statelog.extensions.testing.memory_job import MemoryJob, PlainExtensions
@@ -48,8 +52,6 @@ from statelog.spark.worker.failures import error_text
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
 from statelog.state.cache import AnyState
-from statelog.state.recordings import Failure, RecordedStep, UnreadableRecording, steps_of_key
-from statelog.state.recordings.format import Cells, cells_in
 from statelog.state.schema import evolve
 from statelog.store import ObjectStore
 
@@ -170,7 +172,7 @@ def replay(
         missing are logged as warnings, and left out.
     """
     store = open_state(location, options=storage_options)
-    unreadable: list[UnreadableRecording] = []
+    unreadable: list[UnreadableAttachment] = []
     steps = recorded_steps(store, key, unreadable=unreadable, operator=operator, since=since)
     for recording in unreadable:
         _log.warning(
@@ -187,7 +189,7 @@ def recorded_steps(
     store: ObjectStore,
     key: object,
     *,
-    unreadable: list[UnreadableRecording],
+    unreadable: list[UnreadableAttachment],
     operator: str | None = None,
     since: CheckpointName | None = None,
 ) -> list[RecordedStep]:
@@ -219,7 +221,7 @@ def recorded_steps(
 
 
 def _with_broadcasts(
-    store: ObjectStore, steps: Sequence[RecordedStep], unreadable: list[UnreadableRecording]
+    store: ObjectStore, steps: Sequence[RecordedStep], unreadable: list[UnreadableAttachment]
 ) -> Iterator[RecordedStep]:
     """Yield steps with the broadcast tables that they saw, without those whose tables are missing."""
     tables: dict[str, pa.Table] = {}
@@ -235,7 +237,7 @@ def _with_broadcasts(
                 if path not in tables:
                     tables[path] = read_broadcast(store, entry)
         except (CheckpointError, CorruptionError) as error:
-            unreadable.append(UnreadableRecording(path, str(error)))
+            unreadable.append(UnreadableAttachment(path, str(error)))
             continue
         yield replace(step, broadcasts={each.name: tables[each.path] for each in entries})
 

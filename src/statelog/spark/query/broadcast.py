@@ -20,12 +20,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
 from statelog.errors import UsageError
+from statelog.format.arrow_data import to_stream
 from statelog.options.kinds import DURATION, Kind
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.side_output import is_name
 from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema, row_factory, table_of
-from statelog.state.recordings.format import to_stream
 
 BROADCAST_BYTES_MAX: Final = 16 << 20
 """Most bytes of a broadcast table in memory."""

@@ -9,7 +9,7 @@ One task of one micro-batch, in a Python worker.
     processor_run   the processor over the keys of the task, with the state objects of `handle`; the faces of Rows and pandas
     due_timers      the timers that are due after the rows
     output_parts    the output rows as record batches; task_uploads: the changes into the changelog
-    extension       what extensions add to the task; seen_keys: what recordings and dead letters share
+    extension       what extensions add to the task
 
 Other packages use `protocol`, `task`, `connection`, `processor_run`, `handle` and
 `failures`, and extensions use `extension`, `output_parts` and `seen_keys`.

@@ -12,6 +12,8 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from statelog.errors import CapacityError
 from statelog.extensions.columns.rows import ColumnarInput, ColumnarOutput
+from statelog.extensions.recordings import seen_keys
+from statelog.extensions.recordings.seen_keys import _numbered
 from statelog.format import arrow_limits
 from statelog.spark.jvm.arrow_data import _filled
 from statelog.spark.rows.key_order import KeptRows
@@ -19,9 +21,7 @@ from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings
 from statelog.spark.rows.pandas_output import FrameOutput
 from statelog.spark.rows.spark_row import RowInput, RowOutput
-from statelog.spark.worker import seen_keys
 from statelog.spark.worker.large_input import _rebatched
-from statelog.spark.worker.seen_keys import _numbered
 from statelog.state.encoding.values import KeyCodec
 
 SETTINGS = PandasSettings(

@@ -44,6 +44,8 @@ from tests.unit.spark.worker.test_side_output import (
 )
 
 from statelog.extensions.bad_records.dead_letters import failures_of
+from statelog.extensions.recordings.location import list_recordings, read_recording
+from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import replay
 from statelog.model.handles import FileStateHandle
 from statelog.spark.query.record import RecordRule
@@ -52,7 +54,6 @@ from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker import output_parts
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.spill_file import SpillFile
-from statelog.state.recordings import list_recordings, read_recording, steps_of
 
 pytestmark = pytest.mark.job
 

@@ -39,6 +39,14 @@ from statelog.extensions.bad_records import dead_letters
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of, is_bad_record
 from statelog.extensions.broadcasts.driver import kept_broadcasts
 from statelog.extensions.broadcasts.stored import BROADCAST
+from statelog.extensions.recordings.format import DEAD_LETTERS, decode_file
+from statelog.extensions.recordings.location import (
+    StoredRecording,
+    forget_key,
+    list_recordings,
+    read_recording,
+)
+from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import replay
 from statelog.format.recording_file import unpack_recording
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
@@ -48,15 +56,6 @@ from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
-from statelog.state.recordings import (
-    StoredRecording,
-    decode_file,
-    forget_key,
-    list_recordings,
-    read_recording,
-    steps_of,
-)
-from statelog.state.recordings.format import DEAD_LETTERS
 
 pytestmark = pytest.mark.job
 

@@ -46,6 +46,7 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
+from statelog.extensions.bad_records.stored import SCHEMA as LETTERS_SCHEMA
 from statelog.extensions.side_outputs import worker as side_output
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
@@ -54,7 +55,6 @@ from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker import output_parts
 from statelog.spark.worker.protocol import TaskAck
-from statelog.state.recordings.dead_letters import SCHEMA as LETTERS_SCHEMA
 
 pytestmark = pytest.mark.job
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from statelog.checkpoint.attachments import of_kinds
+from statelog.checkpoint.attachments import UnreadableAttachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
 from statelog.errors import (
@@ -22,8 +22,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     UsageError,
 )
-from statelog.format.recording_file import part_of
-from statelog.state.recordings.format import (
+from statelog.extensions.recordings.format import (
     DEAD_LETTERS,
     RECORDING,
     TaskRecording,
@@ -31,15 +30,16 @@ from statelog.state.recordings.format import (
     encode_file,
     encode_recording,
     from_stream,
-    to_stream,
 )
-from statelog.state.recordings.step import (
+from statelog.extensions.recordings.step import (
     RecordedStep,
     check_recording,
     number_of,
     recorded_rows,
     step_of,
 )
+from statelog.format.arrow_data import to_stream
+from statelog.format.recording_file import part_of
 from statelog.store import PATHS, ObjectStore, read_verified
 
 
@@ -68,14 +68,6 @@ class StoredRecording:
     def is_failure(self) -> bool:
         """Whether it is the recording of a key that failed."""
         return self.checkpoint_id is None
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadableRecording:
-    """A recording that is left out of an answer."""
-
-    path: str
-    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +131,7 @@ def steps_of_key(
     store: ObjectStore,
     key: object,
     *,
-    unreadable: list[UnreadableRecording],
+    unreadable: list[UnreadableAttachment],
     operator: str | None = None,
 ) -> list[RecordedStep]:
     """Return what a key saw, in the order of micro-batches; its failures are last."""
@@ -155,7 +147,7 @@ def steps_of_key(
             refused = error
             continue
         except CorruptionError as error:
-            unreadable.append(UnreadableRecording(stored.path, str(error)))
+            unreadable.append(UnreadableAttachment(stored.path, str(error)))
             continue
         fitted = True
         if step is not None:
@@ -168,7 +160,7 @@ def steps_of_key(
 
 
 def read_recordings(
-    store: ObjectStore, unreadable: list[UnreadableRecording] | None = None
+    store: ObjectStore, unreadable: list[UnreadableAttachment] | None = None
 ) -> Iterator[tuple[StoredRecording, TaskRecording]]:
     """Yield all recordings of a location."""
     missing: list[StoredRecording] = []
@@ -181,7 +173,7 @@ def read_recordings(
         except (CorruptionError, IncompatibleFormatError) as error:
             if unreadable is None:
                 raise
-            unreadable.append(UnreadableRecording(stored.path, str(error)))
+            unreadable.append(UnreadableAttachment(stored.path, str(error)))
             continue
         for task in tasks:
             yield stored, task
@@ -189,7 +181,7 @@ def read_recordings(
         # A query deletes old ones meanwhile, and then no longer names them.
         named = {stored.path for stored in list_recordings(store)}
         unreadable += [
-            UnreadableRecording(absent.path, "it does not exist, although a checkpoint names it")
+            UnreadableAttachment(absent.path, "it does not exist, although a checkpoint names it")
             for absent in missing
             if absent.path in named
         ]

@@ -16,16 +16,20 @@ from typing import Final, TypeVar
 import msgspec
 import pyarrow as pa
 
-from statelog.checkpoint.attachments import Attachment, of_kinds, read_attachment
+from statelog.checkpoint.attachments import (
+    Attachment,
+    UnreadableAttachment,
+    of_kinds,
+    read_attachment,
+)
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
+from statelog.extensions.recordings.format import DEAD_LETTERS, TaskRecording, decode_file
+from statelog.extensions.recordings.step import RecordedStep, steps_of
 from statelog.format.arrow_data import python_rows
 from statelog.format.recording_file import damaged_recording, part_of
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.clock import utc_time
-from statelog.state.recordings.format import DEAD_LETTERS, TaskRecording, decode_file
-from statelog.state.recordings.location import UnreadableRecording
-from statelog.state.recordings.step import RecordedStep, steps_of
 from statelog.store import ObjectStore
 
 _Letter = TypeVar("_Letter")
@@ -68,7 +72,7 @@ class ChosenLetters:
     checkpoint: CompletedCheckpoint
     operator: str | None
     since: int
-    unreadable: list[UnreadableRecording] | None = None
+    unreadable: list[UnreadableAttachment] | None = None
 
     def read(self, convert: Callable[[RecordedStep], _Letter]) -> list[_Letter]:
         """Return the letters, oldest first; of what is damaged none."""
@@ -102,7 +106,7 @@ class ChosenLetters:
         try:
             yield
         except (CorruptionError, IncompatibleFormatError) as error:
-            self.unreadable.append(UnreadableRecording(entry.path, str(error)))
+            self.unreadable.append(UnreadableAttachment(entry.path, str(error)))
 
 
 def letters_table(chosen: ChosenLetters) -> pa.Table:

@@ -19,10 +19,11 @@ from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, S
 
 from statelog.checkpoint import collect_garbage
 from statelog.errors import ProcessorError
+from statelog.extensions.recordings.location import forget_key, list_recordings, read_recording
+from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import ReplayedStep, replay
 from statelog.spark.query.record import RecordRule
 from statelog.spark.worker.protocol import TaskAck
-from statelog.state.recordings import forget_key, list_recordings, read_recording, steps_of
 from statelog.store import PATHS
 
 pytestmark = pytest.mark.campaign

@@ -17,6 +17,9 @@ import pyarrow as pa
 from msgspec import UNSET
 
 from statelog.checkpoint.attachments import Attachment
+from statelog.extensions.recordings.format import Cells, Failure, TaskRecording, cells_table
+from statelog.extensions.recordings.step import RECORD_COLUMN
+from statelog.format.arrow_data import to_stream
 from statelog.format.arrow_limits import batches_of, rows_of
 from statelog.model.handles import Json
 from statelog.spark.query.face import AnyProcessor
@@ -27,8 +30,6 @@ from statelog.spark.worker.large_input import HugeKeyInput
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import Key
-from statelog.state.recordings.format import Cells, Failure, TaskRecording, cells_table, to_stream
-from statelog.state.recordings.step import RECORD_COLUMN
 
 _RECORD_FIELD: Final = pa.field(RECORD_COLUMN, pa.int32())
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.extensions.recordings.format import Failure, TaskRecording, from_stream
 from statelog.format.arrow_data import python_rows
 from statelog.format.recording_file import damaged_recording
 from statelog.state.keys.state_key import StateKey
-from statelog.state.recordings.format import Failure, TaskRecording, from_stream
 from statelog.state.schema import OperatorStateSchema
 
 RECORD_COLUMN = "record"

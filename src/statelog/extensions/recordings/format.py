@@ -142,15 +142,6 @@ def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
         raise damaged_recording(where, str(error)) from error
 
 
-def to_stream(table: pa.Table) -> bytes:
-    """Return a table as an Arrow IPC stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
 def from_stream(data: bytes) -> pa.Table:
     """Return the table of an Arrow IPC stream, validated."""
     try:
