@@ -59,8 +59,14 @@ class Idea:
 
 
 IDEAS = (
-    Idea("where the state of a query is stored", "location", "LOCATION", "path"),
-    Idea("the same, next to a checkpointLocation", "", "--state-location", "stateLocation"),
+    Idea("where the state of a query is stored", "location", "LOCATION --location"),
+    Idea(
+        "the same, next to a checkpointLocation",
+        "state_location",
+        "--state-location",
+        "stateLocation",
+    ),
+    Idea("a folder, as `load` and `save` of Spark name it", "path", "", "path"),
     Idea("a location that a call makes", "new_location", "NEW_LOCATION"),
     Idea(
         "the checkpointLocation of a query",
@@ -81,7 +87,7 @@ IDEAS = (
     ),
     Idea("only what comes after this checkpoint", "since", "--since", "since"),
     Idea("two checkpoints that are compared", "before after", "BEFORE AFTER"),
-    Idea("the number of a micro-batch", "batch_id", "", "batchId"),
+    Idea("the number of a micro-batch", "batch_id", "--batch-id", "batchId"),
     Idea("an operator, by its name", "operator", "--operator", "operator"),
     Idea("a state variable", "variable variables", "VARIABLE --variable", "variable"),
     Idea("the values of the key columns", "key keys", "KEY"),
@@ -91,12 +97,14 @@ IDEAS = (
     Idea("the kind of a tag", "kind", "--kind"),
     Idea("a text for people", "comment", "--comment"),
     Idea("make the changes", "apply", "--apply"),
+    Idea("time for which a query must have been idle", "min_idle", "--min-idle"),
     Idea("delete bytes at once", "now", "--now"),
     Idea("state to set, and keys to delete", "set delete", "--set --delete"),
     Idea("fork without the position of the sources", "state_only", "--state-only"),
     Idea("copy the objects", "copy", "--copy"),
     Idea("objects copied at once", "parallelism", "--parallelism"),
     Idea("a processor", "processor", "--processor"),
+    Idea("values of a change, or of state", "value values", "--values"),
     Idea("an SQL statement", "statement", "STATEMENT"),
     Idea("let a statement use files", "allow_files", "--allow-files"),
     Idea("a table to publish to", "iceberg delta", "--iceberg --delta"),
@@ -189,11 +197,12 @@ def spark_names() -> dict[str, list[str]]:
 
 
 def plain(name: str) -> str:
-    """Return a name of any face in one spelling, without its unit."""
-    snake = (
-        re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name.lstrip("-")) if not name.isupper() else name
-    )
-    return re.sub(r"_(s|ms|bytes)$", "", snake.lower().replace("-", "_"))
+    """Return a name of any face in one spelling; of Python without its unit."""
+    if name.startswith("--") or name.isupper():
+        return name.lower().lstrip("-").replace("-", "_")
+    if any(letter.isupper() for letter in name):
+        return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
+    return name.removesuffix("_s")
 
 
 FACES = {"python": python_names, "command_line": command_line_names, "spark": spark_names}

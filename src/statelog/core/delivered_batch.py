@@ -100,13 +100,13 @@ class DeliveredBatch:
         """Return the micro-batch of a `number`; without *location_id* its location is unknown."""
         return cls(location_id, number >> _BATCH_BITS, number & _BATCH_MASK)
 
-    def is_recorded_as(self, record: DeliveredBatch | None) -> bool:
-        """Return whether *record* is the record of this micro-batch, as far as it says."""
+    def is_recorded_as(self, recorded: DeliveredBatch | None) -> bool:
+        """Return whether *recorded* is the record of this micro-batch, as far as it says."""
         return (
-            record is not None
-            and record.number == self.number
-            and (not record.location_id or record.location_id == self.location_id)
-            and _may_be_equal(record.plan, self.plan)
+            recorded is not None
+            and recorded.number == self.number
+            and (not recorded.location_id or recorded.location_id == self.location_id)
+            and _may_be_equal(recorded.plan, self.plan)
         )
 
     def is_written(self, last: DeliveredBatch | None, *, target: str) -> bool:

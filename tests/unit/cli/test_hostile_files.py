@@ -74,7 +74,7 @@ def test_a_report_is_not_written_through_a_link(call, tmp_path: Path, private: P
     secret.write_text("precious")
     output = tmp_path / "job" / "report.html"
     (tmp_path / "job" / f".report.html.{os.getpid()}").symlink_to(secret)
-    words = ("report", str(tmp_path / "job"), "--no-keys", "-o")
+    words = ("report", str(tmp_path / "job"), "--no-count-keys", "-o")
     call(*words, str(output))
     assert secret.read_text() == "precious"
     assert "<!doctype html>" in output.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from tests.unit.extensions.report.locations import small_job
 def test_a_page_is_written(call, tmp_path: Path) -> None:
     small_job(tmp_path / "job")
     output = tmp_path / "out.html"
-    said = call("report", str(tmp_path / "job"), "-o", str(output), "--no-keys")
+    said = call("report", str(tmp_path / "job"), "-o", str(output), "--no-count-keys")
     text = output.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>") and str(tmp_path / "job") in text
     assert f"wrote {output}" in said and "2 checkpoints" in said

@@ -111,10 +111,10 @@ def report(
     to: Annotated[
         Path, typer.Option("--to", "-o", help="Write the page to this file.", metavar="FILE")
     ] = Path("report.html"),
-    keys: Annotated[
+    count_keys: Annotated[
         bool,
         typer.Option(
-            "--keys/--no-keys",
+            "--count-keys/--no-count-keys",
             help="Count the keys of each key group, which reads the newest state.",
         ),
     ] = True,
@@ -161,7 +161,7 @@ def report(
     chosen = _prices(location, prices).changed(put_price, get_price, storage_price)
     speeds = Speeds(latency_ms=latency, read_mb_s=read_speed, restore_mb_s=restore_speed)
     with progress("reading") as update:
-        plan = ReportPlan(speeds=speeds, prices=chosen, with_keys=keys, progress=update)
+        plan = ReportPlan(speeds=speeds, prices=chosen, with_keys=count_keys, progress=update)
         figures = collect(store, location, plan)
     if as_json:
         print_json(figures.to_json())
