@@ -53,7 +53,13 @@ from statelog.spark.query.resolve import (
     refuse_unknown_arguments,
     resolve_settings,
 )
-from statelog.spark.query.session import Client, parse_schema, session_of, use_this_python
+from statelog.spark.query.session import (
+    Client,
+    output_schema,
+    parse_schema,
+    session_of,
+    use_this_python,
+)
 from statelog.spark.query.settings import OperatorSettings, QuerySettings, names_settings
 from statelog.spark.rows.formats import RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InputLayout
@@ -223,7 +229,7 @@ def stateful_frame(
     _check_chain(before, time_mode, resolved)
     groups = resolved.max_parallelism
     key_groups = KeyGroupRange(len(before) * groups, (len(before) + 1) * groups - 1)
-    output, has_initial = parse_schema(session, arguments.output), arguments.initial is not None
+    output, has_initial = output_schema(session, arguments.output), arguments.initial is not None
     row_format = format_of(session, output, has_initial)
     source = _input(arguments, client, key_groups, _to_read(arguments, row_format, resolved))
     event_time = arguments.keys.event_time(source) if time_mode == "eventtime" else None

@@ -90,7 +90,8 @@ class ColumnarTaskHandle(ExtendedHandle):
         """The timers."""
         if self._timers is None:
             raise UsageError(
-                "timers need the time mode ProcessingTime or EventTime; this query has None"
+                "timers need the time mode ProcessingTime or EventTime; this query has None: give "
+                'timeMode="ProcessingTime" to transform_with_state'
             )
         return self._timers
 

@@ -77,9 +77,7 @@ def pickled(processor: AnyProcessor) -> bytes:
         )
     methods = ("init", face_of(processor).methods.rows)
     if not all(callable(getattr(processor, name, None)) for name in methods):
-        raise UsageError(
-            f"statefulProcessor is an instance of {PROCESSORS}, not {given(processor)}"
-        )
+        raise UsageError(f"statefulProcessor must be {PROCESSORS}, not {given(processor)}")
     try:
         data: bytes = cloudpickle.dumps(processor)
     except Exception as error:

@@ -70,11 +70,10 @@ def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
     unknown = sorted(set(arguments).difference(SETTINGS))
     if unknown:
         near = [name for name in map(_nearest, unknown) if name]
-        hint = f"; did you mean {', '.join(map(repr, near))}? It" if near else "; it"
-        raise UsageError(
-            f"transform_with_state has no argument {', '.join(unknown)}{hint} takes Spark's and "
-            f"{', '.join(SETTINGS)}"
-        )
+        hint = f"it takes Spark's and {', '.join(SETTINGS)}"
+        if near:
+            hint = f"did you mean {', '.join(map(repr, near))}?"
+        raise UsageError(f"transform_with_state has no argument {', '.join(unknown)}; {hint}")
 
 
 def chained_arguments(

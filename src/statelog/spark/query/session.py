@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
@@ -63,6 +64,18 @@ def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
     if not isinstance(parsed, StructType):
         raise UsageError(f"a schema of named columns is needed, not {given(schema)}")
     return parsed
+
+
+def output_schema(session: SparkSession, schema: StructType | str) -> StructType:
+    """Return the schema of the output; an error of Spark's parser names the argument."""
+    try:
+        return parse_schema(session, schema)
+    except PySparkException as error:
+        problem = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"outputStructType {schema!r:.200} is not a schema: {problem}. Write names and types, such as "
+            '"customer string, total double"'
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,9 @@ class TaskHandle(StateVariables):
 
     def _only_in_init(self, name: str, what: str) -> None:
         if self._initialized:
-            raise UsageError(f"state {name!r}: state variables are {what} in init() only")
+            raise UsageError(
+                f"state {name!r}: state variables are {what} in init() only: move the call there"
+            )
 
     def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
         return self._extensions.call(row, method)
@@ -89,7 +91,8 @@ class TaskHandle(StateVariables):
     def _timers_or_error(self) -> Timers:
         if self._timers is None:
             raise UsageError(
-                "timers need the time mode ProcessingTime or EventTime; this query has None"
+                "timers need the time mode ProcessingTime or EventTime; this query has None: give "
+                'timeMode="ProcessingTime" to transform_with_state'
             )
         return self._timers
 
