@@ -71,6 +71,7 @@ def test_importing_statelog_imports_nothing_that_an_extra_brings() -> None:
     assert (0, "\n", "") == (said.returncode, said.stdout, said.stderr)
 
 
+FACTS = {"reason": "Reason", "path": "str", "checkpoint_id": "int"}
 FACES = ("statelog", "statelog.changelog", "statelog.spark", "statelog.testing")
 
 
@@ -87,6 +88,9 @@ def test_a_type_checker_finds_each_public_name(tmp_path: Path) -> None:
     names = [(face, name) for face in FACES for name in importlib.import_module(face).__all__]
     lines = [f"from {face} import {name} as a{at}" for at, (face, name) in enumerate(names)]
     lines.append(f"reveal_type(a{names.index(('statelog', 'open_store'))})")
+    error = f"a{names.index(('statelog', 'CheckpointError'))}('')"
+    lines.append("from typing import assert_type; from statelog.errors import Reason")
+    lines += [f"assert_type({error}.{fact}, {kind} | None)" for fact, kind in FACTS.items()]
     program = tmp_path / "program.py"
     program.write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(program)]

@@ -466,7 +466,7 @@ class StateChangeFormat:
 
     def read(self, data: Buffer, offset: int = 0) -> Iterator[StateChange]:
         """
-        Yield the changes of one set of a file, ours or Flink's.
+        Yield the changes of one set of a file, which statelog or Flink wrote.
 
         Args:
             data: The whole file; every checksum it has is verified.

@@ -98,7 +98,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
     """
     A writer whose change sets become files of an object store.
 
-    Made by `FsStateChangelogStorage.create_writer`.
+    `FsStateChangelogStorage.create_writer` returns one; do not construct it.
 
     Args:
         mailbox: Runs the callbacks of persists; None for the storage's callback threads.
@@ -183,13 +183,13 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
             checkpoint_id: The checkpoint of this persist, >= 0; only a label.
 
         Returns:
-            Future of a handle over [from_sqn, n), n being the next number at the time of the
-            call.  An empty range gives a handle without entries.  It fails with
+            A future of the handle of [from_sqn, n): n is the next number at the time of the
+            call.  The handle of an empty range is without entries.  It fails with
             `UploadFailedError`, or with `WriterClosedError` if the writer is closed first.  It
             cannot be cancelled.  Callbacks run in the writer's mailbox, or without one on the
             storage's callback threads; never on threads of uploads or timers and never under a lock,
             so a blocking callback delays only other callbacks.  All of them may call the writer.
-            One added after the end runs at once, in the thread that adds it.
+            A callback that is added after the end runs at once, in the thread that adds it.
 
         Raises:
             ChangesTruncatedError: *from_sqn* is below the truncation point.
@@ -289,7 +289,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
     @noting_interrupts
     def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
         """
-        Discard all changes at or after *from_sqn*, which no checkpoint holds, and close.
+        Discard all changes at or after *from_sqn*, which no checkpoint contains, and close.
 
         Sets below are kept for the checkpoints that name them.
 

@@ -315,7 +315,7 @@ class ChangelogStateHandle:
 @dataclass(frozen=True, slots=True)
 class SnapshotResult(Generic[HandleT]):
     """
-    What `persist` returns.
+    The handles that `persist` returns.
 
     Args:
         job_manager_owned: Handle the coordinator becomes responsible for; None for no state.

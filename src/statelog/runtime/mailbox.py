@@ -88,7 +88,7 @@ class TaskMailbox(ClosesAtExit):
 
     def drain(self) -> int:
         """
-        Run the commands that wait, and return how many ran; wait for none.
+        Run the waiting commands, and return how many ran; do not wait for more.
 
         A command that a command adds waits for the next call.
 

@@ -129,7 +129,8 @@ def edit(
 
     Raises:
         UsageError: A variable, key or value does not fit the operator.
-        CheckpointError: There is no checkpoint, or the query commits meanwhile (`reason` "active").
+        CheckpointNotFoundError: The location does not contain a checkpoint.
+        QueryActiveError: The query commits meanwhile.
         FencedError: A query has claimed the location meanwhile; nothing was changed.
         StoreError: The store failed.
 

@@ -136,8 +136,9 @@ def forget(
 
     Raises:
         UsageError: The operator is unknown, or the key does not fit it.
-        CheckpointError: There is no checkpoint; the query commits meanwhile (`reason` "active"); with
-            *now*, a tag or fork keeps a checkpoint with the key ("pinned").
+        CheckpointNotFoundError: The location does not contain a checkpoint.
+        QueryActiveError: The query commits meanwhile.
+        CheckpointError: With *now*, a tag or fork keeps a checkpoint with the key (`reason` "pinned").
         FencedError: A query has claimed the location meanwhile.
         CorruptionError: An object is damaged, so what it holds is unknown.
         StoreError: The store failed; call again.

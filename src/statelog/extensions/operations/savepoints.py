@@ -86,8 +86,9 @@ def tag(
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
-        CheckpointError: The checkpoint is not retained ("subsumed", "not_found"), or its micro-batch
-            is not finished yet ("in_progress"), or its files do not match the state.
+        CheckpointNotFoundError: The checkpoint is not retained.
+        CheckpointError: Its micro-batch is not finished yet (`reason` "in_progress"), or its files do
+            not match the state.
         UsageError: The name is taken or not valid, or *location* or *checkpoint_location* is none.
         StoreError: A store failed; repeat the call.
 
@@ -147,7 +148,7 @@ def untag(
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
-        CheckpointError: There is no such tag (`reason` "not_found").
+        CheckpointNotFoundError: The location does not contain such a tag.
         UsageError: *kind* is no kind of tag, or *location* does not exist.
         StoreError: The store failed.
 

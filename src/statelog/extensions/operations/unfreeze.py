@@ -48,7 +48,8 @@ def unfreeze(
 
     Raises:
         UsageError: No query of the operator freezes keys, or a key does not fit its key columns.
-        CheckpointError: The location is without a checkpoint, or the query commits meanwhile (`reason` "active").
+        CheckpointNotFoundError: The location does not contain a checkpoint.
+        QueryActiveError: The query commits meanwhile.
         FencedError: A query has claimed the location meanwhile; nothing was changed.
         StoreError: The store failed.
 

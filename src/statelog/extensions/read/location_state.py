@@ -43,8 +43,8 @@ class LocationState(LocationReader):
     The state of one operator of a location, as of any retained checkpoint, and what it changed.
 
     Made by `statelog.open`.  Nothing is claimed, locked or written: a query may write to the
-    location meanwhile, and may delete a checkpoint that is read, which raises `CheckpointError`
-    with `reason` "subsumed".
+    location meanwhile, and may delete a checkpoint that is read, which raises
+    `CheckpointSubsumedError`.
 
     A state is what the micro-batch of the checkpoint left behind: what had expired at its time is
     left out, and nothing else.  `now_ms` asks for another time, in milliseconds since 1970.
@@ -152,8 +152,9 @@ class LocationState(LocationReader):
 
         Raises:
             UsageError: There is no such variable; *since* is newer than *checkpoint*.
-            CheckpointError: A checkpoint in between was deleted (`reason` "subsumed"), or *checkpoint* does
-                not continue *since*, because the query was rewound ("not_newer").
+            CheckpointSubsumedError: A checkpoint in between was deleted.
+            CheckpointError: *checkpoint* does not continue *since*, because the query was rewound
+                (`reason` "not_newer").
             CorruptionError: An object is damaged.
 
         Blocks: On the store, here and between batches.  Held are a few key groups of the state
@@ -176,8 +177,8 @@ class LocationState(LocationReader):
                 None for none: then `Replica.refresh` looks.
 
         Raises:
-            CheckpointError: The location has no checkpoint yet (`reason` "not_found"), or as
-                `reader`.
+            CheckpointNotFoundError: The location does not contain a checkpoint yet.
+            CheckpointError: As `reader`.
             UsageError: As `reader`; the operator has no such key groups.
             CorruptionError: An object is damaged.
             ClosedError: The state is closed.

@@ -90,7 +90,8 @@ class Replica:
         clock: Tells seconds for `status` and for waits.
 
     Raises:
-        CheckpointError: The location has no checkpoint (`reason` "not_found"), or it is damaged.
+        CheckpointNotFoundError: The location does not contain a checkpoint.
+        CheckpointDamagedError: The newest checkpoint is damaged.
         UsageError: The operator is unknown, or has no such key groups.
         StoreError: The store failed.
 
@@ -204,9 +205,9 @@ class Replica:
         checkpoint held before, and a later call tries again.
 
         Raises:
-            CheckpointError: The location no longer has a checkpoint (`reason` "not_found"), the
-                newest one is damaged, or the query deleted each one while it was read
-                ("subsumed").
+            CheckpointNotFoundError: The location no longer contains a checkpoint, or the query
+                deleted each checkpoint while it was read.
+            CheckpointDamagedError: The newest checkpoint is damaged.
             CorruptionError: An object is damaged; nothing can be read until a refresh succeeds.
             IncompatibleFormatError: A newer statelog wrote the checkpoint.
             ClosedError: The replica is closed.
