@@ -9,7 +9,8 @@ from tests.records import one_operator
 from tests.unit.state.reader.histories import History
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.query_files import StoredQuery, entries_digest
+from statelog.checkpoint.query_files import entries_digest
+from statelog.checkpoint.stored_query import StoredQuery
 from statelog.core.source_position import SourceLog, position_of
 from statelog.store import open_store
 

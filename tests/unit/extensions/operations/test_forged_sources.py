@@ -12,7 +12,7 @@ from tests.stored_job import StoredJob
 from tests.unit.checkpoint.test_forged_metadata import FORGED
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.query_files import StoredQuery
+from statelog.checkpoint.stored_query import StoredQuery
 from statelog.errors import CorruptionError
 from statelog.extensions.operations.rewind import plan_rewind, rewind_points
 from statelog.store import open_store

@@ -14,8 +14,9 @@ import statelog
 from statelog.checkpoint import CheckpointCoordinator, verify_location
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
-from statelog.checkpoint.query_files import StoredQuery, entries_digest, files_upto
+from statelog.checkpoint.query_files import entries_digest
 from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.stored_query import StoredQuery, files_upto
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.operations import fork, savepoints
