@@ -18,7 +18,8 @@ from tests.forged import forge_recordings
 from tests.recorded_job import RecordedJob
 
 from statelog.checkpoint.audit import audited
-from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import put_tag
 from statelog.errors import ProcessorError
 from statelog.spark.query.record import RecordRule
 from statelog.store import open_location

@@ -19,7 +19,8 @@ from tests.stored_job import StoredJob
 
 import statelog
 from statelog.checkpoint.history import read_entry
-from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import put_tag
 from statelog.format.checkpoint_metadata import rewrite_metadata
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import (

@@ -28,8 +28,9 @@ from statelog.checkpoint.query_files import (
     recorded_query_id,
     refuse_unfinished_repartition,
 )
+from statelog.checkpoint.retained import Tag, TagKind, list_tags
 from statelog.checkpoint.stored_query import files_upto
-from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
+from statelog.checkpoint.tags import put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError
 from statelog.extensions.broadcasts.stored import read_broadcast

@@ -15,8 +15,9 @@ from statelog.checkpoint.query_files import (
     recorded_query_id,
     refuse_unfinished_repartition,
 )
+from statelog.checkpoint.retained import TagKind, list_tags
 from statelog.checkpoint.stored_query import files_upto
-from statelog.checkpoint.tags import TagKind, list_tags, read_tag
+from statelog.checkpoint.tags import read_tag
 from statelog.core.source_position import log_entry, parse_files, parse_offsets
 from statelog.errors import CorruptionError, StatelogError
 from statelog.format.checkpoint_metadata import decode_streams

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from statelog.checkpoint.tags import Tag, TagKind, read_tag
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import read_tag
 from statelog.store import PATHS, open_store
 from statelog.store.fork_parents import ParentReference
 from statelog.store.paths import parse_tag

@@ -16,7 +16,7 @@ from tests.unit.checkpoint.test_simulation import Rewinding, World, simulate
 
 from statelog.checkpoint import clean_up, ownership
 from statelog.checkpoint.history import Entries
-from statelog.checkpoint.tags import read_pins
+from statelog.checkpoint.retained import read_pins
 from statelog.errors import InvariantError, ObjectNotFoundError
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store.paths import parse_checkpoint_metadata

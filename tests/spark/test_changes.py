@@ -14,7 +14,7 @@ from tests.spark.test_source import flat, job, read, retained, summaries
 from tests.spark.versions import needs
 
 import statelog as sl
-from statelog.checkpoint.tags import TagKind, list_tags
+from statelog.checkpoint.retained import TagKind, list_tags
 from statelog.store import open_store
 
 workers_get_by_value(__name__)

@@ -4,6 +4,7 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     stream_factory   state of a task as an inline handle or an object; state_stream reads it back
     coordinator      tasks acknowledge, one object commits; ownership fences earlier owners
     history          the entries of a location, each read once; restore: where a restart continues
+    retained         which checkpoints tags and the newest one retain; tags: what a tag stores
     attachments      objects that a checkpoint names besides its state, and the log that writes them
     edit             the edit session: how anything but a query commits
     open_state       a location by its own path, or by the checkpointLocation that has it

@@ -32,7 +32,7 @@ from statelog.checkpoint.history import (
     unusable,
 )
 from statelog.checkpoint.restore import kept_checkpoint
-from statelog.checkpoint.tags import read_pins, retained_ids
+from statelog.checkpoint.retained import read_pins, retained_ids
 from statelog.core.checkpoint_ledger import (
     CheckpointLedger,
     CleanUpRequested,

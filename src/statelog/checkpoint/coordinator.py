@@ -26,7 +26,7 @@ from statelog.checkpoint.restore import (
     find_restore_point,
     objects_of,
 )
-from statelog.checkpoint.tags import retained_checkpoints
+from statelog.checkpoint.retained import retained_checkpoints
 from statelog.core.checkpoint_ledger import (
     Acknowledged,
     CheckpointLedger,

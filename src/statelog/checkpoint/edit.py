@@ -31,7 +31,8 @@ from statelog.checkpoint.coordinator import CheckpointCoordinator, prepare_commi
 from statelog.checkpoint.history import Entries, read_checkpoint
 from statelog.checkpoint.ownership import new_owner_id, put_claim
 from statelog.checkpoint.restore import keep_tag
-from statelog.checkpoint.tags import Tag, put_tag
+from statelog.checkpoint.retained import Tag
+from statelog.checkpoint.tags import put_tag
 from statelog.errors import CheckpointError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
 from statelog.format.checkpoint_record import ClaimRecord

@@ -19,7 +19,7 @@ from statelog.checkpoint.history import (
     read_checkpoint,
 )
 from statelog.checkpoint.restore import check_continues, find_continuing
-from statelog.checkpoint.tags import (
+from statelog.checkpoint.retained import (
     TagKind,
     list_tags,
     read_pins,

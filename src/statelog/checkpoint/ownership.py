@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from statelog.checkpoint.history import Entries, Entry, exists, present_ids, read_entry
-from statelog.checkpoint.tags import read_pins
+from statelog.checkpoint.retained import read_pins
 from statelog.errors import (
     CheckpointError,
     CorruptionError,

@@ -21,7 +21,7 @@ from statelog.checkpoint.history import (
     read_checkpoint,
     unusable,
 )
-from statelog.checkpoint.tags import Tag, delete_tag, read_pins, retained_ids
+from statelog.checkpoint.retained import Tag, delete_tag, read_pins, retained_ids
 from statelog.core.checkpoint_ledger import RetainedCheckpoint
 from statelog.errors import (
     CheckpointError,

@@ -12,33 +12,29 @@ Format: docs/reference/formats/tags.md.
 
 from __future__ import annotations
 
-import enum
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from statelog.arguments import text, whole_number
-from statelog.checkpoint.history import Entries, may_be_claim, present_ids
+from statelog.checkpoint.history import Entries, present_ids
+from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags, retained_with
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
     IncompatibleFormatError,
-    ObjectNotFoundError,
     UsageError,
 )
 from statelog.format.buffers import decode_json, decode_msgpack
-from statelog.format.checkpoint_record import CLAIM_BYTES_MAX
 from statelog.format.segment import SegmentWriter, parse_segment
-from statelog.model import CompletedCheckpoint, Json, JsonObject
-from statelog.model.checkpoint import Pin, pinned
+from statelog.model import Json, JsonObject
 from statelog.model.handles import checked_path
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.fork_parents import TAG_SECTION
-from statelog.store.paths import parse_tag
 from statelog.store.verified import create
 
 _FILES_SECTION: Final = b"FILE"
@@ -46,43 +42,6 @@ _POSITION_FILE: Final = re.compile(r"(?:offsets|commits)/\d+|sources/[^/]+/[^/]+
 """The position files of a query, which a tag stores and a fork writes into a new folder."""
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-class TagKind(enum.Enum):
-    """What pins a checkpoint."""
-
-    TAG = "tag"
-    """A name that a person gave."""
-    FORK = "fork"
-    """A fork, which reads objects of the checkpoint."""
-    READER = "reader"
-    """The position of a reader that follows the location."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tag:
-    """
-    One tag.
-
-    Args:
-        kind: What pins the checkpoint.
-        name: Its name, unique among the tags of its kind.
-        checkpoint_id: The pinned checkpoint.
-        newest: Of a reader: this checkpoint and later ones are pinned while they are among this
-            many newest checkpoints.  0 for the other kinds.
-        path: Its object.
-    """
-
-    kind: TagKind
-    name: str
-    checkpoint_id: int
-    newest: int = 0
-    path: str = ""
-
-    @property
-    def pin(self) -> Pin:
-        """What it pins."""
-        return Pin(self.checkpoint_id, self.newest)
 
 
 class TagContent(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,81 +66,6 @@ class _Stored(msgspec.Struct):
 
 
 _files_decoder: Final = msgspec.msgpack.Decoder(dict[str, bytes])
-
-
-def list_tags(store: ObjectStore) -> list[Tag]:
-    """
-    Return all tags, by kind and name.
-
-    Objects of a kind that a newer statelog made are not returned; they pin nothing.
-    """
-    kinds = {kind.value: kind for kind in TagKind}
-    tags = []
-    for info in store.list(PATHS.tags):
-        parsed = parse_tag(info.path)
-        if parsed is not None and parsed[0] in kinds:
-            kind, name, checkpoint_id, newest = parsed
-            tags.append(
-                Tag(
-                    kind=kinds[kind],
-                    name=name,
-                    checkpoint_id=checkpoint_id,
-                    newest=newest,
-                    path=info.path,
-                )
-            )
-    return sorted(tags, key=lambda tag: (tag.kind.value, tag.name, tag.checkpoint_id))
-
-
-def read_pins(store: ObjectStore) -> tuple[Pin, ...]:
-    """Return what the tags of a location pin."""
-    return tuple(tag.pin for tag in list_tags(store))
-
-
-def retained_ids(
-    store: ObjectStore, newest: CompletedCheckpoint, ids: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the checkpoints that can be restored: retained by *newest*, or pinned; ascending."""
-    return _retained(store, read_pins(store), newest, ids)
-
-
-def _retained(
-    store: ObjectStore,
-    pins: Sequence[Pin],
-    newest: CompletedCheckpoint,
-    ids: Sequence[int],
-) -> tuple[int, ...]:
-    restorable = retained_among(pins, newest, ids)
-    # A reader pins all numbers from its position on, also the numbers of claims.
-    return tuple(
-        checkpoint_id
-        for checkpoint_id in restorable
-        if checkpoint_id in newest.retained or not _is_claim(store, checkpoint_id)
-    )
-
-
-def _is_claim(store: ObjectStore, number: int) -> bool:
-    """Return whether an entry is a claim; one that is too large to be one is not read."""
-    try:
-        is_small = store.head(PATHS.metadata(number)).size_bytes <= CLAIM_BYTES_MAX
-    except ObjectNotFoundError:
-        return False
-    return is_small and may_be_claim(store, number)
-
-
-def retained_among(
-    pins: Sequence[Pin], newest: CompletedCheckpoint, ids: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the checkpoints of *ids* that can be restored: see `retained_ids`."""
-    pinned_ids = pinned(pins, ids, newest.checkpoint_id)
-    return tuple(sorted({*newest.retained, *pinned_ids}))
-
-
-def retained_checkpoints(store: ObjectStore) -> tuple[int, ...]:
-    """Return the checkpoints of a location that can be restored, ascending."""
-    ids = present_ids(store)
-    newest = Entries(store, ids).newest()
-    return () if newest is None else retained_ids(store, newest, ids)
 
 
 def put_tag(
@@ -221,11 +105,6 @@ def put_tag(
         delete_tag(store, new)
         raise
     return new
-
-
-def delete_tag(store: ObjectStore, tag: Tag) -> None:
-    """Unpin a checkpoint; the next clean-up of the query, or a garbage collection, deletes it."""
-    store.delete([tag.path])
 
 
 def find_tag(store: ObjectStore, name: str, kind: TagKind) -> Tag:
@@ -306,7 +185,7 @@ def _check_retained(store: ObjectStore, tag: Tag) -> None:
     if newest is not None:
         others = [other.pin for other in list_tags(store) if other.path != tag.path]
         retained = newest.retained
-        if tag.checkpoint_id in _retained(store, others, newest, ids):
+        if tag.checkpoint_id in retained_with(store, others, newest, ids):
             return
     ids_text = ", ".join(map(str, retained)) or "none"
     exists = tag.checkpoint_id in ids

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from statelog.checkpoint.attachments import Attachment, attachments_in
 from statelog.checkpoint.history import exists, present_ids, read_checkpoint, read_entry
+from statelog.checkpoint.retained import retained_ids
 from statelog.checkpoint.state_stream import read_materialized, read_stream
-from statelog.checkpoint.tags import retained_ids
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,

@@ -10,7 +10,8 @@ from tests.unit.checkpoint.helpers import checkpoint_ids, small_checkpoint, star
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
-from statelog.checkpoint.tags import Tag, TagKind, delete_tag, put_tag
+from statelog.checkpoint.retained import Tag, TagKind, delete_tag
+from statelog.checkpoint.tags import put_tag
 from statelog.errors import StoreError
 from statelog.store import PATHS
 

@@ -11,7 +11,7 @@ from statelog.checkpoint.audit import read_audit_log
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import edit_session, newest_checkpoint
 from statelog.checkpoint.history import Entries
-from statelog.checkpoint.tags import Tag, TagKind, list_tags
+from statelog.checkpoint.retained import Tag, TagKind, list_tags
 from statelog.errors import CheckpointError, FencedError
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import KeyGroupRange, TaskStateSnapshot

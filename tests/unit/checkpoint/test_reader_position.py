@@ -9,7 +9,8 @@ from tests.unit.state.reader.histories import History
 
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import find_checkpoint_at, parse_time
-from statelog.checkpoint.tags import ReaderPosition, Tag, TagKind, put_tag, retained_checkpoints
+from statelog.checkpoint.retained import Tag, TagKind, retained_checkpoints
+from statelog.checkpoint.tags import ReaderPosition, put_tag
 from statelog.errors import CheckpointError, UsageError
 from statelog.testing.faulty_store import FaultyStore
 

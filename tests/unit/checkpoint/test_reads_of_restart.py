@@ -8,7 +8,8 @@ from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
 
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import find_restore_point
-from statelog.checkpoint.tags import Tag, TagKind, put_tag, retained_checkpoints
+from statelog.checkpoint.retained import Tag, TagKind, retained_checkpoints
+from statelog.checkpoint.tags import put_tag
 from statelog.store import PATHS
 
 TAG = b"MINE"

@@ -11,7 +11,7 @@ from statelog.checkpoint import CheckpointCoordinator, ownership
 from statelog.checkpoint import clean_up as clean_up_module
 from statelog.checkpoint.clean_up import CleanUpReport
 from statelog.checkpoint.history import Entries, present_ids, read_entry
-from statelog.checkpoint.tags import read_pins
+from statelog.checkpoint.retained import read_pins
 from statelog.core.checkpoint_ledger import Declined
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store import PATHS

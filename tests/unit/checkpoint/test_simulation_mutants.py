@@ -11,7 +11,7 @@ import pytest
 from tests.unit.checkpoint.test_simulation import simulate
 
 from statelog.checkpoint import coordinator, ownership
-from statelog.checkpoint.tags import read_pins
+from statelog.checkpoint.retained import read_pins
 from statelog.errors import (
     CheckpointError,
     CorruptionError,

@@ -16,15 +16,8 @@ from tests.unit.checkpoint.helpers import (
 
 from statelog.checkpoint import collect_garbage, list_checkpoints, verify_location
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import (
-    Tag,
-    TagKind,
-    delete_tag,
-    find_tag,
-    list_tags,
-    put_tag,
-    read_tag,
-)
+from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags
+from statelog.checkpoint.tags import find_tag, put_tag, read_tag
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.model.checkpoint import Pin

@@ -9,7 +9,8 @@ from tests.stored_job import StoredJob
 import statelog
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.history import read_checkpoint
-from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import put_tag
 from statelog.cli import main as cli
 from statelog.format.checkpoint_metadata import rewrite_metadata
 from statelog.format.checkpoint_record import ClaimRecord, decode_record, encode_claim

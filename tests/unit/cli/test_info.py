@@ -11,7 +11,8 @@ from tests.unit.checkpoint.helpers import coordinator
 from tests.unit.extensions.report.locations import small_job
 from tests.unit.state.reader.histories import NAMES, History
 
-from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import put_tag
 from statelog.cli import main as cli
 from statelog.store import open_store
 

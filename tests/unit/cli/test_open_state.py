@@ -7,7 +7,8 @@ from tests.unit.state.reader.histories import History, key_of
 
 import statelog
 from statelog.checkpoint.history import open_state
-from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import put_tag
 from statelog.errors import CheckpointError
 from statelog.state.reader import StateReader
 from statelog.store import open_store

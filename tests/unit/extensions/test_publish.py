@@ -25,15 +25,8 @@ from tests.unit.extensions.published import KINDS, Published
 from tests.unit.state.reader import histories
 
 from statelog.checkpoint import collect_garbage, verify_location
-from statelog.checkpoint.tags import (
-    Tag,
-    TagKind,
-    delete_tag,
-    find_tag,
-    list_tags,
-    put_tag,
-    retained_checkpoints,
-)
+from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags, retained_checkpoints
+from statelog.checkpoint.tags import find_tag, put_tag
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, StoreError, UnavailableError, UsageError
 from statelog.extensions.publish import commands as publish_command

@@ -22,7 +22,8 @@ from tests.unit.extensions.published import (
 from tests.unit.extensions.test_publish import checkpoints, pins, tag
 from tests.unit.state.reader import histories
 
-from statelog.checkpoint.tags import TagKind, delete_tag, find_tag
+from statelog.checkpoint.retained import TagKind, delete_tag
+from statelog.checkpoint.tags import find_tag
 from statelog.cli.main import run
 from statelog.errors import StoreError, UsageError
 from statelog.extensions.publish.iceberg import IcebergTable

@@ -24,8 +24,8 @@ from statelog.checkpoint.history import (
     read_checkpoint,
 )
 from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.retained import TagKind, list_tags
 from statelog.checkpoint.state_stream import check_stream
-from statelog.checkpoint.tags import TagKind, list_tags
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
 from statelog.format.buffers import Buffer, joined
 from statelog.format.checkpoint_metadata import rewrite_metadata

@@ -19,8 +19,8 @@ from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.restore import objects_of
+from statelog.checkpoint.retained import list_tags, retained_ids
 from statelog.checkpoint.state_stream import check_stream
-from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
 from statelog.format.arrow_data import open_parquet, python_rows, read_stream_table
 from statelog.format.buffers import Buffer

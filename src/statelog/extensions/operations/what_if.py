@@ -23,9 +23,9 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import edit_session, newest_checkpoint
 from statelog.checkpoint.history import Entries, StoredCheckpoint, read_checkpoint
 from statelog.checkpoint.query_files import COMMITS
+from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags
 from statelog.checkpoint.state_stream import read_stream
 from statelog.checkpoint.stored_query import StoredQuery
-from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.operations.fork import Fork, apply_fork
 from statelog.extensions.operations.key_traces import staged_rows as values_of

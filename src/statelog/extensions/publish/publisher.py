@@ -24,7 +24,8 @@ from statelog.arguments import text, whole_number
 from statelog.checkpoint.history import StoredCheckpoint, open_state, readable
 from statelog.checkpoint.listing import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
+from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags
+from statelog.checkpoint.tags import put_tag
 from statelog.errors import (
     CheckpointError,
     CheckpointNotFoundError,

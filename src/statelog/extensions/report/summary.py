@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.ownership import describe_claim
-from statelog.checkpoint.tags import list_tags
+from statelog.checkpoint.retained import list_tags
 from statelog.errors import StatelogError
 from statelog.extensions.report.collect import ReportPlan, collect_with_newest
 from statelog.extensions.report.figures import Figures, Finding

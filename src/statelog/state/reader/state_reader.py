@@ -23,7 +23,7 @@ from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.history import open_state
 from statelog.checkpoint.listing import CheckpointName, given_checkpoint_id
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import retained_checkpoints
+from statelog.checkpoint.retained import retained_checkpoints
 from statelog.errors import (
     CheckpointError,
     ClosedError,

@@ -13,7 +13,8 @@ from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.clean_up import collect_garbage, reachable_objects
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
+from statelog.checkpoint.retained import Tag, TagKind, list_tags
+from statelog.checkpoint.tags import put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import (
     CheckpointError,

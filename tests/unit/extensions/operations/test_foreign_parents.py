@@ -22,7 +22,8 @@ from tests.unit.extensions.operations.test_rewind import Query
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag
+from statelog.checkpoint.retained import Tag, TagKind, list_tags
+from statelog.checkpoint.tags import put_tag
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, CorruptionError, InvalidOptionsError
 from statelog.extensions.operations import savepoints

@@ -17,7 +17,8 @@ import statelog
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.edit import StagedRows, edit_session, newest_checkpoint
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
+from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags
+from statelog.checkpoint.tags import put_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.cli.main import run as run_cli
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError

@@ -14,7 +14,8 @@ from tests.unit.checkpoint.helpers import coordinator, log_inline, run_checkpoin
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, list_checkpoints
 from statelog.checkpoint.history import Entries
-from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import put_tag
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import (
     CheckpointPosition,

@@ -16,8 +16,9 @@ from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.query_files import entries_digest
+from statelog.checkpoint.retained import Tag, TagKind
 from statelog.checkpoint.stored_query import StoredQuery
-from statelog.checkpoint.tags import Tag, TagKind, put_tag
+from statelog.checkpoint.tags import put_tag
 from statelog.cli.main import run
 from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError

@@ -14,7 +14,7 @@ from tests.unit.state.reader.histories import GROUPS, History
 
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import list_tags
+from statelog.checkpoint.retained import list_tags
 from statelog.errors import CheckpointError, ObjectNotFoundError
 from statelog.extensions.read.feed import ChangeFeed
 from statelog.extensions.spark_source.changes import ChangesRead, ChangeStream

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from statelog.checkpoint.listing import given_checkpoint_id
-from statelog.checkpoint.tags import Tag, TagContent, TagKind, list_tags, read_tag
+from statelog.checkpoint.retained import Tag, TagKind, list_tags
+from statelog.checkpoint.tags import TagContent, read_tag
 from statelog.cli.options import (
     ApplyOption,
     CheckpointOption,
