@@ -2,7 +2,7 @@
 
 __version__: str
 
-from statelog.checkpoint.tags import Tag as Tag
+from statelog.checkpoint.retained import Tag as Tag
 from statelog.errors import BatchGapError as BatchGapError
 from statelog.errors import CheckpointDamagedError as CheckpointDamagedError
 from statelog.errors import CheckpointError as CheckpointError
