@@ -104,7 +104,7 @@ def test_what_is_no_grouped_frame_is_refused() -> None:
         ({"outputMode": 3}, "outputMode must be one of"),
         (
             {"stateLocaton": "x"},
-            "no argument stateLocaton; did you mean 'stateLocation'. It takes Spark's and",
+            "no argument stateLocaton; did you mean 'stateLocation'",
         ),
     ],
 )
