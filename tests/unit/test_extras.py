@@ -27,7 +27,7 @@ USES = [
     (
         ["pandas"],
         "import pyspark.sql\n"
-        "from statelog.spark.worker.single_keys import PANDAS\n"
+        "from statelog.spark.worker.processor_run import PANDAS\n"
         "PANDAS.row_format(None, None, False)",
         "a processor of pandas frames needs pandas",
         "spark",
