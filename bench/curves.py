@@ -144,7 +144,7 @@ class Curves:
             "None",
             delivery="direct",
             memoryBudget=f"{budget_mib} mb",
-            localDirectory=str(local),
+            **{"state.local-directory": str(local)},
             tasks=2,
         )
 

@@ -317,9 +317,7 @@ class Driver:
             rows=TaskRows(
                 layout=InputLayout((1,), 2), row_format=None, output=pa.schema([("n", pa.int64())])
             ),
-            state=TaskState(
-                location="s3://bucket/job", storage_options={}, fsync=False, epoch=1, schema={}
-            ),
+            state=TaskState(location="s3://bucket/job", storage_options={}, epoch=1, schema={}),
             checkpoint_id=batch_id,
             base_id=base_id,
             restore_id=base_id,

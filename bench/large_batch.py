@@ -86,7 +86,7 @@ def run(session: SparkSession, work: Path, name: str, arguments: Any) -> dict[st
         delivery=arguments.delivery,
         tasks=2,
         memoryBudget=arguments.budget,
-        localDirectory=str(place / "local"),
+        **{"state.local-directory": str(place / "local")},
         on_progress=progress.append,
     )
     watch = WorkerMemory()

@@ -1,7 +1,7 @@
 """
 Measure what recording 0.1 % of the keys costs a micro-batch.
 
-Question: by how much is a micro-batch of 100,000 events longer with `record=0.001` than without, for
+Question: by how much is a micro-batch of 100,000 events longer with `record=Record(share=0.001)` than without, for
 a processor of Rows and one of pandas frames?
 
 Workload: `w1zipf` of pipeline.py, with staged delivery and the sink `noop`.
@@ -38,7 +38,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
-from statelog.spark.query.record import RecordSpec
+from statelog.spark.query.record import Record, RecordSpec
 from statelog.spark.rows.formats import PandasRowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.pandas_input import PandasSettings
@@ -62,7 +62,7 @@ def run(
         OUTPUT,
         "Update",
         "None",
-        record=record,
+        record=Record(share=record or 0.0),
         on_progress=progress.append,
     )
     writer = stream.writeStream.foreachBatch(noop).option("checkpointLocation", str(work))
@@ -94,7 +94,7 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
     record = None
     if rate:
         record = RecordSpec(
-            rate=rate, keys=(), batch_bytes=4 << 20, key_bytes=512 << 10, operator_id=""
+            share=rate, keys=(), batch_bytes=4 << 20, key_bytes=512 << 10, operator_id=""
         )
     return TaskSpec(
         context=BatchContext(processor, 0, "none"),
@@ -103,9 +103,7 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
             row_format=row_format,
             output=arrow_schema(columns),
         ),
-        state=TaskState(
-            location=location, storage_options={}, fsync=True, epoch=1, schema=schema.to_json()
-        ),
+        state=TaskState(location=location, storage_options={}, epoch=1, schema=schema.to_json()),
         checkpoint_id=0,
         base_id=-1,
         restore_id=-1,

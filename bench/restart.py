@@ -111,7 +111,7 @@ class Bench:
                 delivery="direct",
                 tasks=2,
                 memoryBudget=self.arguments.budget,
-                localDirectory=str(self.work / "local"),
+                **{"state.local-directory": str(self.work / "local")},
                 on_progress=self.progress.append,
             )
             writer: Any = stream.writeStream.foreachBatch(noop)

@@ -54,7 +54,7 @@ class Location:
 
     def __init__(self, url: str) -> None:
         self._coordinator = CheckpointCoordinator(
-            open_location(url, fsync=False),
+            open_location(url, options={"fsync": False}),
             owner_id="bench",
             max_parallelism=128,
             options=CheckpointOptions(),
@@ -86,7 +86,8 @@ def run_batches(
     location = Location(url)
     workers: list[dict[str, Any]] = [{}, {}]
     plain = task_spec(url, flavour, 0.0)
-    plain = replace(plain, staged=False, state=replace(plain.state, fsync=False))
+    options = {"fsync": False}
+    plain = replace(plain, staged=False, state=replace(plain.state, storage_options=options))
     found = []
     for number, batches in enumerate(inputs):
         base = location.base

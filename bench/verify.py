@@ -47,7 +47,7 @@ FILES_PER_SNAPSHOT = 50
 
 def build(folder: Path, objects: int) -> int:
     """Write a location with so many objects below its metadata; return their bytes."""
-    store = open_store(str(folder), fsync=False)
+    store = open_store(str(folder), storage_options={"fsync": False})
     one = CheckpointCoordinator(
         store,
         owner_id="bench",

@@ -21,7 +21,7 @@ from statelog.checkpoint.audit import audited
 from statelog.checkpoint.retained import Tag, TagKind
 from statelog.checkpoint.tags import put_tag
 from statelog.errors import ProcessorError
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 from statelog.store import open_location
 
 BAD = "\x1b[2J\x9b31m\u202e\x7f\r\nall intact: forged"
@@ -53,7 +53,7 @@ def hostile_location(folder: Path) -> str:
     """Return a location with hostile text in all names, in a tag and a failure."""
     job = RecordedJob(
         str(folder), Hostile(), f"{TICKED} string, n long", f"`o{BAD}` string",
-        RecordRule(keys=(("k1",),)), operator_id="op" + BAD, owner_id=BAD,
+        Record(keys=(("k1",),)), operator_id="op" + BAD, owner_id=BAD,
     )  # fmt: skip
     job.checkpoint_location = f"/no/such{BAD}"
     for number in range(3):

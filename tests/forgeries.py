@@ -277,7 +277,7 @@ def forge_checkpoints(
     folder: Path, change: Callable[[CompletedCheckpoint], CompletedCheckpoint]
 ) -> None:
     """Write all checkpoints of a location again, changed, with the right checksums."""
-    store: ObjectStore = open_store(str(folder), fsync=False)
+    store: ObjectStore = open_store(str(folder), storage_options={"fsync": False})
     for metadata in folder.glob("chk-*/_metadata"):
         name = f"{metadata.parent.name}/_metadata"
         entry = read_entry(store, int(metadata.parent.name[4:]))

@@ -29,13 +29,13 @@ from statelog.extensions.side_outputs.driver import SIDE_OUTPUTS, SideOutputs, s
 from statelog.metrics.table import BatchFigures
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
-from statelog.options import CheckpointOptions, task_changelog_options
+from statelog.options import CheckpointOptions, task_options
 from statelog.runtime.clock import RandomIds
 from statelog.spark.driver.extension import AttachingExtension, BatchStart, LocationObjects
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by, with_marks
 from statelog.spark.query.error_policy import ErrorPolicy
-from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of, keys_of_operators
+from statelog.spark.query.record import Record, RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
@@ -89,7 +89,7 @@ class RecordedJob:
     processor: StatefulProcessor
     columns: str
     output: str
-    record: RecordRule | None
+    record: Record | None
     time_mode: str = "processingtime"
     pandas: bool = False
     tasks: int = 1
@@ -108,7 +108,7 @@ class RecordedJob:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.store = open_store(self.location, fsync=False)
+        self.store = open_store(self.location, storage_options={"fsync": False})
         self.input = arrow_schema(parse_ddl(self.columns))
         self.key = pa.schema([self.input.field(0)])
         self.schema, declared = declared_by(
@@ -136,7 +136,7 @@ class RecordedJob:
 
     def attach(self, settings: QuerySettings) -> None:
         """Keep attachments by other settings from now on."""
-        put = LocationObjects(self.store, task_changelog_options()).put
+        put = LocationObjects(self.store, task_options().changelog).put
         self.extensions = [attaching(kind, policy(settings), put) for policy, kind in ATTACHED]
 
     def row_format(self) -> RowFormat:
@@ -189,7 +189,6 @@ class RecordedJob:
             state=TaskState(
                 location=self.location,
                 storage_options={},
-                fsync=False,
                 epoch=self.epoch,
                 run_id=self.run_id,
                 schema=self.schema.to_json(),
@@ -211,7 +210,7 @@ class RecordedJob:
         if self.record is not None:
             each = max(self.record_bytes // tasks, 1)
             record = RecordSpec(
-                rate=self.record.rate,
+                share=self.record.share,
                 keys=keys_of_operators(self.record, [self.key])[0],
                 batch_bytes=each,
                 key_bytes=min(key_bytes_of(self.record_bytes), each),

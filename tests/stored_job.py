@@ -26,10 +26,12 @@ class StoredJob(History):
     """
 
     def __init__(self, seed: int | str, root: Path, retained: int = 3) -> None:
-        super().__init__(seed, open_store(root / "state", fsync=False), retained)
+        super().__init__(
+            seed, open_store(root / "state", storage_options={"fsync": False}), retained
+        )
         self.batch_id = -1
         self.folder = root / "query"
-        self.query = StoredQuery(open_store(self.folder, fsync=False))
+        self.query = StoredQuery(open_store(self.folder, storage_options={"fsync": False}))
         self._write("metadata", '{"id":"q"}')
 
     def micro_batch(self) -> None:

@@ -40,7 +40,7 @@ class WrittenState:
     def __init__(self, location: Path, schema: OperatorStateSchema, retained: int = 3) -> None:
         self.location = str(location)
         self.schema = schema
-        store = open_store(self.location, fsync=False)
+        store = open_store(self.location, storage_options={"fsync": False})
         self._coordinator = CheckpointCoordinator(
             store,
             owner_id="writer",

@@ -111,7 +111,6 @@ IDEAS = (
     Idea("properties of a catalog", "catalog_options", "--catalog-option"),
     Idea("versions of a table to retain", "retain", "--retain"),
     Idea("time between two looks", "interval_s", "--interval"),
-    Idea("make objects durable on local disk", "fsync", "", "fsync"),
 )
 
 

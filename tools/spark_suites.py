@@ -131,7 +131,7 @@ def enabled_class(checkout: Path, module: str, name: str) -> type[unittest.TestC
 
             prepare_environment()
             super().setUpClass()
-            cls.spark.conf.set("spark.statelog.stateLocation", "checkpoint")
+            cls.spark.conf.set("spark.statelog.baseLocation", "checkpoint")
             cls.spark.conf.set("spark.statelog.dropState", "*")  # tests of evolution remove fields
             enable(cls.spark)
 

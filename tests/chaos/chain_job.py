@@ -80,7 +80,7 @@ def work(config: JobConfig, send: Send) -> None:
         TOTALS,
         stateLocation=config.location,
         operator="customers",
-        snapshotPolicy=SNAPSHOTS,
+        **SNAPSHOTS,
         on_progress=lambda progress: send("batch", progress=progress.to_json()),
         **config.operator,
     )

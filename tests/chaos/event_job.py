@@ -148,7 +148,7 @@ def run_once(session: SparkSession, config: JobConfig, send: Send) -> int:
         outputMode="Update",
         stateLocation=config.location,
         operator="reminders",
-        snapshotPolicy=SNAPSHOTS,
+        **SNAPSHOTS,
         on_progress=note,
         **config.operator,
     )

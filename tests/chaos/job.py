@@ -18,7 +18,6 @@ from tests.chaos.request_log import log_requests_if_asked
 
 from statelog.demo.job import OUTPUT, CustomerTotals, JobConfig, read_lines
 from statelog.demo.program import Send, finish, main, open_session
-from statelog.options import SnapshotPolicy
 from statelog.spark import (
     ExpiredTimerInfo,
     StatefulProcessorHandle,
@@ -26,7 +25,7 @@ from statelog.spark import (
     transform_with_state,
 )
 
-SNAPSHOTS = SnapshotPolicy(max_log_handles=9)
+SNAPSHOTS = {"snapshot.max-log-handles": 9}
 """So that there are many snapshots."""
 
 DAY_MS = 86_400_000
@@ -114,7 +113,7 @@ def work(config: JobConfig, send: Send) -> None:
         f"{OUTPUT}, token string",
         stateLocation=config.location,
         operator="customer-totals",
-        snapshotPolicy=SNAPSHOTS,
+        **SNAPSHOTS,
         on_progress=lambda progress: send("batch", progress=progress.to_json()),
         **config.operator,
     )

@@ -93,10 +93,10 @@ class Campaign:
         operator = {
             "tasks": self._tasks,
             "delivery": self.delivery,
-            "inlineBytes": self.inline_bytes,
+            "stream.data-inline-threshold": self.inline_bytes,
             "timeMode": self.time_mode,
-            "stateBackend": self.state_backend,
-            "localDirectory": str(self.folder / "local"),
+            "state.backend": self.state_backend,
+            "state.local-directory": str(self.folder / "local"),
         }
         return JobConfig(
             folder=str(self.folder),

@@ -42,7 +42,7 @@ class Place:
         return self.journal.with_suffix(".requests")
 
     def open(self) -> ObjectStore:
-        return open_location(self.url, options=self.options, fsync=False)
+        return open_location(self.url, options={**self.options, "fsync": False})
 
     def note(self, **entry: object) -> None:
         """Append an entry to the journal, in one write."""

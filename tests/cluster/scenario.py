@@ -119,7 +119,7 @@ def main(master: str, folder: Path, deliveries: list[str]) -> None:
             ["key"],
             Totals(),
             TOTALS,
-            {"delivery": delivery, "inlineBytes": 0, "tasks": 2},
+            {"delivery": delivery, "stream.data-inline-threshold": 0, "tasks": 2},
         )
         story: dict[str, Any] = {"delivered": run(job, 3)}
         story["first orphans"] = orphans(job)

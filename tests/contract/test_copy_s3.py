@@ -11,7 +11,7 @@ from statelog.store import open_store
 
 
 def test_to_s3_and_back(s3_environment: S3Server, s3_bucket: str, tmp_path, capsys):
-    made = History("to S3", open_store(tmp_path / "here", fsync=False))
+    made = History("to S3", open_store(tmp_path / "here", storage_options={"fsync": False}))
     made.run(8)
     there = f"s3://{s3_bucket}/jobs/moved"
     for source, target in ((tmp_path / "here", there), (there, tmp_path / "back")):

@@ -38,7 +38,7 @@ class TestLocalDisk(LocalContract):
 class TestLocalDiskWithoutFsync(LocalContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObstoreStore:
-        return open_store(f"file://{tmp_path}/location", fsync=False)
+        return open_store(f"file://{tmp_path}/location", storage_options={"fsync": False})
 
 
 class TestEncrypted(LocalContract):

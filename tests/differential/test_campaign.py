@@ -17,10 +17,6 @@ from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of,
 from tests.spark.conftest import spark  # noqa: F401  # a fixture
 from tests.spark.streams import BatchSource, Job, run_on_spark
 
-from statelog.spark import (
-    SnapshotPolicy,
-)
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -44,13 +40,11 @@ def runs_of(rng: random.Random) -> list[dict[str, Any]]:
     return [
         {
             "tasks": rng.choice([1, 2, 3, 5]),
-            "inlineBytes": rng.choice([0, 1_000_000]),
-            "stateBackend": rng.choice(["memory", "auto", "disk"]),
-            "snapshotPolicy": SnapshotPolicy(
-                min_log_bytes=rng.choice([1, 1_000_000]),
-                log_to_snapshot_ratio=rng.choice([0.01, 1.0]),
-                max_log_handles=rng.choice([2, 4, 50]),
-            ),
+            "stream.data-inline-threshold": rng.choice([0, 1_000_000]),
+            "state.backend": rng.choice(["memory", "auto", "disk"]),
+            "snapshot.min-log-size": rng.choice([1, 1_000_000]),
+            "snapshot.log-to-snapshot-ratio": rng.choice([0.01, 1.0]),
+            "snapshot.max-log-handles": rng.choice([2, 4, 50]),
         }
         for _ in range(rng.choice([2, 3]))
     ]
@@ -78,7 +72,7 @@ def test_random_programs_see_on_statelog_what_they_see_on_spark(
         "delivery": delivery,
         "transform": transform,
         "noDataBatches": False,
-        "localDirectory": str(tmp_path / "disk"),
+        "state.local-directory": str(tmp_path / "disk"),
     }
     job = Job(source, tmp_path, KEYS, processor(has_ttl), OUTPUT, options)
     runs = runs_of(rng)

@@ -15,7 +15,10 @@ PAGE = "docs/how-to/report.md"
 
 def test_the_page_report_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    CostlyHistory(3, open_store(str(tmp_path / "bucket" / "jobs" / "totals"), fsync=False)).run(4)
+    CostlyHistory(
+        3,
+        open_store(str(tmp_path / "bucket" / "jobs" / "totals"), storage_options={"fsync": False}),
+    ).run(4)
     names: dict[str, object] = {}
     run_page(PAGE, tmp_path, names)
     assert str(names["text"]).startswith("<!doctype html>")

@@ -47,7 +47,7 @@ from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.format.trailer import SETS_TAG
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.runtime.clock import RandomIds
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 from statelog.spark.rows.types import from_ipc
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun
@@ -369,7 +369,7 @@ def recordings(folder: Path) -> list[bytes]:
     found = []
     for at, processor in enumerate((Steps(), FrameSteps())):
         job = RecordedJob(
-            str(folder / str(at)), processor, COLUMNS, OUTPUT, RecordRule(rate=1.0), pandas=bool(at)
+            str(folder / str(at)), processor, COLUMNS, OUTPUT, Record(share=1.0), pandas=bool(at)
         )
         job.run([("k1", "add", 3), ("k1", "timer", 1), ("k2", "put", 1), ("k1", "yield", 0)], 1000)
         with contextlib.suppress(ProcessorError):

@@ -110,7 +110,7 @@ def claim_text(**changes: Any) -> bytes:
 
 
 def test_a_claim_of_any_content_is_refused(tmp_path: Any) -> None:
-    store = open_store(tmp_path, fsync=False)
+    store = open_store(tmp_path, storage_options={"fsync": False})
     path = PATHS.metadata(3)
     hostile = [
         claim_text(**changes)
@@ -132,7 +132,7 @@ def test_a_claim_of_any_content_is_refused(tmp_path: Any) -> None:
     "time", [1, -(2**62), 2**63, 10**400], ids=["1", "before", "after", "huge"]
 )
 def test_a_claim_of_any_time_is_described(time: int, tmp_path: Any) -> None:
-    store = open_store(tmp_path, fsync=False)
+    store = open_store(tmp_path, storage_options={"fsync": False})
     data = claim_text(created_at_ms=0).replace(b'"created_at_ms":0', b'"created_at_ms":%d' % time)
     store.put(PATHS.metadata(3), claim_object(data))
     said = describe_newest_claim(store)
@@ -141,7 +141,7 @@ def test_a_claim_of_any_time_is_described(time: int, tmp_path: Any) -> None:
 
 
 def test_a_tag_of_any_content_is_refused(tmp_path: Any) -> None:
-    store = open_store(tmp_path, fsync=False)
+    store = open_store(tmp_path, storage_options={"fsync": False})
     path = PATHS.tag(TagKind.TAG.value, "t", 1, 0, "0" * 16)
     good = b'{"version":1,"created_at_ms":1,"facts":{}}'
     hostile = (*HOSTILE, b"\x81" * 100_000, b"\x81\xdb\xff\xff\xff\xff", b"\x81\xa1\xff\xc4\x00")

@@ -158,7 +158,7 @@ class Course:
 
     def begin_again(self) -> None:
         """Make the location at its path, after another one perhaps, with a new query."""
-        store = open_location(str(self.path), fsync=False)
+        store = open_location(str(self.path), options={"fsync": False})
         self.traces.end(store.url)
         if self.path.exists():
             shutil.rmtree(self.path)
@@ -370,7 +370,7 @@ class Course:
         statelog.fork(self.path, new, state_only=True)
         if self.rng.random() < 0.5:
             self.sleep()
-        store = open_location(str(new), fsync=False)
+        store = open_location(str(new), options={"fsync": False})
         self.traces.begin(store)
         old = self.job
         self.path = new

@@ -48,7 +48,7 @@ class ReplicaReader:
         if self._path != course.path:
             self.close()
         if self._replica is None:
-            store = open_location(str(course.path), fsync=False)
+            store = open_location(str(course.path), options={"fsync": False})
             self._replica, self._path = Replica(store, interval_s=None), course.path
         elif course.rng.random() < 0.7:
             try:

@@ -10,7 +10,7 @@ from statelog.options import OPTIONS
 from statelog.options.declaration import Option
 
 # The names under which readers hold an object of options.
-HOLDERS = {"options", "policy", "checkpoints", "local_recovery"}
+HOLDERS = {"options", "policy", "checkpoint", "stream", "local_recovery"}
 
 
 def holder_of(node: ast.expr) -> str:

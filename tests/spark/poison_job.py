@@ -36,7 +36,7 @@ def run(spark: SparkSession, folder: Path, *, is_corrected: bool) -> None:
         stateLocation=str(folder / "state"),
         onError="dead-letter",
         tasks=2,
-        inlineBytes=0,
+        **{"stream.data-inline-threshold": 0},
     )
     writer = stream.writeStream.option("checkpointLocation", str(folder / "query"))
     query = writer.foreachBatch(write).trigger(availableNow=True).start()

@@ -1,4 +1,4 @@
-"""A job with two side outputs, as a program that a test kills; its arguments are a folder and inlineBytes."""
+"""A job with two side outputs, as a program that a test kills; its arguments are a folder and a threshold of bytes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(spark: SparkSession, folder: Path, inline_bytes: int, **options: Any) ->
         TOTALS,
         stateLocation=str(folder / "state"),
         tasks=2,
-        inlineBytes=inline_bytes,
+        **{"stream.data-inline-threshold": inline_bytes},
         **options,
     )
     writer = stream.writeStream.option("checkpointLocation", str(folder / "query"))

@@ -14,7 +14,7 @@ from tests.spark.streams import BatchSource, wait
 
 import statelog as sl
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark import Aggregate, SnapshotPolicy, aggregate, transform_with_state
+from statelog.spark import Aggregate, aggregate, transform_with_state
 from statelog.spark import functions as F
 
 if TYPE_CHECKING:
@@ -138,8 +138,12 @@ def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
 ) -> None:
     rng = random.Random(seed)
     source = BatchSource(spark, tmp_path / "in", COLUMNS)
-    snapshots = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=3)
-    query = Query(source, tmp_path, delivery=delivery, snapshotPolicy=snapshots)
+    snapshots = {
+        "snapshot.min-log-size": 1,
+        "snapshot.log-to-snapshot-ratio": 0.01,
+        "snapshot.max-log-handles": 3,
+    }
+    query = Query(source, tmp_path, delivery=delivery, **snapshots)
     functions = {name: one for name, (one, _) in FUNCTIONS.items()}
     number = 0
     for tasks in (2, 1, 3):

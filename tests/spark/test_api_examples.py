@@ -146,7 +146,7 @@ LAST = ("statelog.untag", "statelog.edit", "statelog.forget")
 
 
 def test_the_examples_run(spark: SparkSession, names: dict[str, Any], tmp_path: Path) -> None:
-    spark.conf.set("spark.statelog.record", "1.0")
+    spark.conf.set("spark.statelog.record.share", "1.0")
     try:
         everything = front_row()
         between = [name for name in everything if name not in FIRST + LAST]
@@ -162,6 +162,6 @@ def test_the_examples_run(spark: SparkSession, names: dict[str, Any], tmp_path: 
             if "query" in names:
                 wait(names["query"])
     finally:
-        spark.conf.unset("spark.statelog.record")
+        spark.conf.unset("spark.statelog.record.share")
         spark.conf.unset(PROVIDER)
         statelog.spark.disable(spark)

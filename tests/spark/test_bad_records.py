@@ -186,8 +186,14 @@ def test_rows_are_kept_with_all_columns_or_the_writer_rejects_it(
         written = stream.writeStream.option("checkpointLocation", str(tmp_path / name / "query"))
         return written.trigger(availableNow=True).format("noop")
 
-    for option, value in (("onError", "dead-letter"), ("onError", "freeze"), ("record", "1.0")):
-        with pytest.raises(UsageError, match=f"{option} keeps rows with all their columns"):
+    for option, value in (
+        ("onError", "dead-letter"),
+        ("onError", "freeze"),
+        ("record.share", "1.0"),
+    ):
+        with pytest.raises(
+            UsageError, match=f"{option.removesuffix('.share')} keeps rows with all their columns"
+        ):
             writer("late").option(f"statelog.{option}", value).start()
     wait(writer("skips").option("statelog.onError", "skip").start())
     wait(writer("code", onError="dead-letter").start())

@@ -178,7 +178,7 @@ def test_rows_between_operators_that_are_many_use_files_and_leave_none(chain: Ch
     for rows in batches:
         chain.source.add(rows)
     expected = [model.apply(rows) for rows in batches]
-    assert expected == chain.run(tasks=2, inlineBytes=10)
+    assert expected == chain.run(tasks=2, **{"stream.data-inline-threshold": 10})
     assert min(one.objects for one in chain.progress) > 2
     assert any(path.startswith("output") for path in objects(chain.state)), "of the last operator"
     needed = reachable_objects(open_store(str(chain.state)))
@@ -223,7 +223,7 @@ def test_an_enabled_session_chains_sparks_own_calls(spark: "SparkSession", tmp_p
     for rows in BATCHES[:2]:
         source.add(rows)
     enable(session)
-    session.conf.set("spark.statelog.stateLocation", "checkpoint")
+    session.conf.set("spark.statelog.baseLocation", "checkpoint")
     try:
         first = row_operator(source.frame().groupBy("key"))(Totals(), TOTALS, "Update", "None")
         grouped = first.where("total >= 0").withColumn("bucket", F.col("key") % 3).groupBy("bucket")

@@ -19,7 +19,7 @@ import statelog as sl
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.spark import (
     ColumnarProcessor,
-    SnapshotPolicy,
+    Record,
     StatefulProcessor,
     transform_with_state,
     transform_with_state_in_pandas,
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
 
-SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=3)
+SNAPSHOTS = {
+    "snapshot.min-log-size": 1,
+    "snapshot.log-to-snapshot-ratio": 0.01,
+    "snapshot.max-log-handles": 3,
+}
 
 
 class ColumnarTotals(ColumnarProcessor):
@@ -69,7 +73,7 @@ def test_rows_and_columns_take_turns_over_one_state(
 ) -> None:
     rng = random.Random(7)
     source = BatchSource(spark, tmp_path / "in", INPUT)
-    options = {"delivery": delivery, "snapshotPolicy": SNAPSHOTS}
+    options = {"delivery": delivery, **SNAPSHOTS}
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
     model = TotalsModel()
     turns = [(ColumnarTotals(), 2), (ColumnarTotals(), 3), (Totals(), 2), (ColumnarTotals(), 1)]
@@ -98,12 +102,12 @@ class Narrow(ColumnarProcessor):
         yield {"key": keys["key"], "total": held.astype(np.int64), "rows": held.astype(np.int64)}
 
 
-@pytest.mark.parametrize("policy", [SNAPSHOTS, SnapshotPolicy()], ids=["snapshots", "log"])
+@pytest.mark.parametrize("policy", [SNAPSHOTS, {}], ids=["snapshots", "log"])
 def test_a_field_is_widened_and_one_is_added(
-    spark: "SparkSession", tmp_path: Path, policy: SnapshotPolicy
+    spark: "SparkSession", tmp_path: Path, policy: dict[str, Any]
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
-    options = {"snapshotPolicy": policy}
+    options = {**policy}
     job = Job(source, tmp_path, ["key"], Narrow(), TOTALS, options)
     for batch in ([(1, 5), (2, 7), (1, 1)], [(1, 1)], [(3, 1)]):
         source.add(batch)
@@ -171,7 +175,7 @@ def test_timers_fire_as_for_single_keys(spark: "SparkSession", tmp_path: Path) -
         source_frame = source.frame
         source.frame = lambda made=source_frame: stream(made())  # type: ignore[method-assign]
         try:
-            job.run(timeMode="EventTime", snapshotPolicy=SNAPSHOTS)
+            job.run(timeMode="EventTime", **SNAPSHOTS)
         finally:
             source.frame = source_frame  # type: ignore[method-assign]
         delivered.append([in_order(batch) for batch in job.take()])
@@ -281,4 +285,4 @@ def test_what_columns_cannot_do_is_refused(spark: "SparkSession", tmp_path: Path
         job.run(processor=ColumnarTotals())
     other = Job(source, tmp_path / "other", ["key"], ColumnarTotals(), TOTALS)
     with pytest.raises(UsageError, match="record has no effect"):
-        other.run(record=0.5)
+        other.run(record=Record(share=0.5))

@@ -28,7 +28,6 @@ from tests.unit.spark.worker import test_parity
 from tests.unit.spark.worker.test_parity import Waking
 
 from statelog.spark import (
-    SnapshotPolicy,
     transform_with_state,
 )
 
@@ -39,7 +38,11 @@ workers_get_by_value(test_parity.__name__)
 
 PROGRAMS = 220  # keys, each with its own
 TASKS = (2, 5, 1)  # restarts in between, so that state is read back from the store
-SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
+SNAPSHOTS = {
+    "snapshot.min-log-size": 1,
+    "snapshot.log-to-snapshot-ratio": 0.01,
+    "snapshot.max-log-handles": 4,
+}
 SEED = 20_110_109
 
 
@@ -54,7 +57,7 @@ def test_random_programs_see_the_same_state_as_on_spark(
     job = Job(source, tmp_path, KEYS, processor(), OUTPUT, options)
     for number, tasks in enumerate(TASKS):
         source.add(batch_of(rng, number, PROGRAMS))
-        job.run(tasks=tasks, snapshotPolicy=SNAPSHOTS)
+        job.run(tasks=tasks, **SNAPSHOTS)
     ours = job.take()
     theirs = [rows for rows in run_on_spark(job, "ProcessingTime") if rows]
     assert len(TASKS) == len(ours)

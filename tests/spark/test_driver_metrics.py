@@ -8,7 +8,6 @@ from tests.spark.streams import BatchSource, Job
 
 import statelog as sl
 from statelog.metrics import HistogramSnapshot
-from statelog.spark import SnapshotPolicy
 
 
 def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) -> None:
@@ -17,7 +16,7 @@ def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) ->
     for _ in range(3):
         source.add([(1, 10), (2, 20)])
     metrics = sl.Metrics()
-    job.run(tasks=1, metrics=metrics, snapshotPolicy=SnapshotPolicy(max_log_handles=1))
+    job.run(tasks=1, metrics=metrics, **{"snapshot.max-log-handles": 1})
     values = metrics.snapshot()
     snapshots = sum(progress.snapshots for progress in job.progress)
     assert snapshots > 0
@@ -48,7 +47,7 @@ def test_uploads_of_tasks_follow_the_options_and_are_counted(
     metrics = sl.Metrics()
     spark.conf.set("spark.statelog.changelog.compression.enabled", "true")
     try:
-        job.run(tasks=2, metrics=metrics, inlineBytes=0)
+        job.run(tasks=2, metrics=metrics, **{"stream.data-inline-threshold": 0})
     finally:
         spark.conf.unset("spark.statelog.changelog.compression.enabled")
     first = job.progress[0]

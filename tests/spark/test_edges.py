@@ -113,7 +113,7 @@ def test_a_sink_that_failed_gets_the_same_rows_again_and_state_counts_once(
     model = TotalsModel()
     expected = fill(job, model, some_rows(7), some_rows(8), some_rows(9))
     with pytest.raises(StreamingQueryException, match="the sink is full"):
-        job.run(Failing(job, at), inlineBytes=64 if at else 1024 * 1024)
+        job.run(Failing(job, at), **{"stream.data-inline-threshold": 64 if at else 1024 * 1024})
     first = job.delivered[at]
     job.delivered = job.delivered[:at]
     job.run(tasks=3)

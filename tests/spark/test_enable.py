@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 workers_get_by_value(processors.__name__)
 
-LOCATION = "spark.statelog.stateLocation"
+LOCATION = "spark.statelog.baseLocation"
 
 
 @pytest.fixture

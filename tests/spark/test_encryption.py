@@ -13,7 +13,6 @@ from tests.spark.streams import BatchSource, Job, workers_get_by_value
 import statelog as sl
 from statelog.cli.main import run
 from statelog.errors import InvalidOptionsError
-from statelog.spark import SnapshotPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,11 +41,11 @@ def test_an_encrypted_location_is_used_like_any_other(
     source = BatchSource(spark, tmp_path / "in", "key string, amount bigint")
     options = {
         "storageOptions": encryption,
-        "snapshotPolicy": SnapshotPolicy(
-            min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=2
-        ),
-        "inlineBytes": 500,  # some changes and output in files
-        "localDirectory": str(tmp_path / "local"),
+        "snapshot.min-log-size": 1,
+        "snapshot.log-to-snapshot-ratio": 0.01,
+        "snapshot.max-log-handles": 2,
+        "stream.data-inline-threshold": 500,  # some changes and output in files
+        "state.local-directory": str(tmp_path / "local"),
     }
     output = "key string, total bigint, rows bigint"
     job = Job(source, tmp_path, ["key"], Totals(), output, options)

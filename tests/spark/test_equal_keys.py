@@ -20,13 +20,17 @@ from tests.spark.streams import BatchSource, Job, run_on_spark
 from tests.spark.test_aggregate import COLUMNS, FUNCTIONS, Query, rows_of
 
 from statelog.errors import UsageError
-from statelog.spark import SnapshotPolicy, aggregate, transform_with_state
+from statelog.spark import aggregate, transform_with_state
 from statelog.spark import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=2)
+SNAPSHOTS = {
+    "snapshot.min-log-size": 1,
+    "snapshot.log-to-snapshot-ratio": 0.01,
+    "snapshot.max-log-handles": 2,
+}
 CLOSE = ("spread", "mean_int")
 KEYS: dict[str, Any] = {name: lambda name=name: sf.col(f"k_{name}") for name in TYPES} | {
     "window": lambda: sf.window("k_at", "15 minutes")
@@ -80,7 +84,7 @@ def only_touched(result: "DataFrame", touched: "DataFrame") -> list[Any]:
 
 
 def check_aggregate(rows: Rows, folder: Path, name: str, batches: int = 2) -> None:
-    key, query = KEYS[name](), Query(rows.source, folder, snapshotPolicy=SNAPSHOTS)
+    key, query = KEYS[name](), Query(rows.source, folder, **SNAPSHOTS)
     functions = {one: function for one, (function, _) in FUNCTIONS.items()}
     extra = {
         "last_pair": (F.last("v_pair", by="number"), "max_by(v_pair, number)"),
@@ -114,10 +118,10 @@ def check_rows(rows: Rows, folder: Path, name: str, value: str, batches: int = 2
     kind = rows.source.frame().select(key).schema[0].dataType.simpleString()
     output = f"key {kind}, n bigint, value {TYPES[value]}, times bigint"
     processor = Counts(f"v_{value}", TYPES[value])
-    job = Job(rows.source, folder, [key], processor, output, {"snapshotPolicy": SNAPSHOTS})
+    job = Job(rows.source, folder, [key], processor, output, {**SNAPSHOTS})
     for at in range(batches):
         rows.add(40)
-        job.run(tasks=1 + at % 2, stateBackend=("memory", "disk")[at % 2])
+        job.run(tasks=1 + at % 2, **{"state.backend": ("memory", "disk")[at % 2]})
         found = [row for batch in job.take() for row in batch]
         seen, touched = rows.seen(key)
         counts = seen.groupBy(key.alias("key")).agg(sf.count("*").alias("n"))
@@ -138,7 +142,7 @@ def check_columns(rows: Rows, folder: Path, name: str, batches: int = 2) -> None
     values = ", ".join(f"v_{one} {kind}" for one, kind in TYPES.items())
     output = f"key {kind}, n bigint, number bigint, {values}"
     job = Job(rows.source, folder, [key], LatestColumns(list(TYPES)), output)  # type: ignore[arg-type]
-    job.options["snapshotPolicy"] = SNAPSHOTS
+    job.options |= SNAPSHOTS
     for at in range(batches):
         rows.add(40)
         job.run(tasks=1 + at % 2)

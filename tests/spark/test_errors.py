@@ -171,7 +171,7 @@ def test_a_batch_frame_shows_the_processors_lines(spark: "SparkSession") -> None
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
 def test_a_changelog_file_that_is_not_there_says_what_to_do(job: Job, damage: str) -> None:
-    job.run(inlineBytes=0)
+    job.run(**{"stream.data-inline-threshold": 0})
     files = [path for path in (job.state / "dstl").rglob("*") if path.is_file()]
     assert files
     for path in files:

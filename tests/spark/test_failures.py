@@ -244,7 +244,7 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
 ) -> None:
     """Spark forbids two runs of one query in one process, so the engines are called by hand."""
     stream = transform_with_state(job.source.frame().groupBy("key"), Totals(), TOTALS)
-    settings = QuerySettings(tasks=2)
+    settings = QuerySettings(tasks=(2, 2))
     query = Query(stream._operators, settings, normalize_url(str(job.state)), TaskBounds(2, 2))
     model = TotalsModel()
     batches = [[(1, 1), (2, 2)], [(1, 10)], [(2, 20)]]
@@ -303,7 +303,10 @@ def test_a_full_disk_is_one_clear_error_and_nothing_committed_is_lost(
 ) -> None:
     model = TotalsModel()
     batches = [[(key, 1) for key in range(size)] for size in (50, 9000, 50)]
-    job.options = {"stateLocation": str(small_disk / "state"), "inlineBytes": inline_bytes}
+    job.options = {
+        "stateLocation": str(small_disk / "state"),
+        "stream.data-inline-threshold": inline_bytes,
+    }
     job.source.add(batches[0])
     job.run()
     filler = small_disk / "filler"

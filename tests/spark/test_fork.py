@@ -31,7 +31,11 @@ MODES: dict[str, dict[str, Any]] = {
     "staged": {},
     "direct": {"delivery": "direct"},
     "event time": {"timeMode": "EventTime"},
-    "files, on disk": {"inlineBytes": 0, "stateBackend": "disk", "memoryBudget": "64 mb"},
+    "files, on disk": {
+        "stream.data-inline-threshold": 0,
+        "state.backend": "disk",
+        "memoryBudget": "64 mb",
+    },
 }
 
 

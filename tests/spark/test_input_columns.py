@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.errors import UsageError
-from statelog.spark import ColumnarProcessor, aggregate, transform_with_state
+from statelog.spark import ColumnarProcessor, Record, aggregate, transform_with_state
 from statelog.spark import functions as SF
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def test_the_setting_may_change_at_a_restart(job: Job) -> None:
 
 
 def test_recorded_keys_have_all_columns(job: Job, tmp_path: Path) -> None:
-    read = columns_read(job, tmp_path / "1", record=1.0)
+    read = columns_read(job, tmp_path / "1", record=Record(share=1.0))
     assert "note:string" in read
 
 

@@ -10,7 +10,6 @@ from tests.spark.streams import BatchSource, Job
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import read_checkpoint
 from statelog.extensions.report import ReportPlan, collect, page
-from statelog.spark import SnapshotPolicy
 from statelog.store import open_existing_store
 
 
@@ -26,8 +25,8 @@ def test_costs_are_recorded_and_those_after_the_commit_by_the_next(
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
     for _ in range(3):
         source.add([(1, 10), (2, 20)])
-    policy = SnapshotPolicy(max_log_handles=1)
-    job.run(tasks=2, retainedCheckpoints=9, snapshotPolicy=policy)
+    policy = {"snapshot.max-log-handles": 1}
+    job.run(tasks=2, retainedCheckpoints=9, **policy)
     found = records(job.state)
     assert 3 == len(found) == len(job.progress)
     for record, progress in zip(found, job.progress, strict=True):

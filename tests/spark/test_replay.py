@@ -20,7 +20,12 @@ from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.extensions.recordings.location import list_recordings
-from statelog.spark import replay, transform_with_state, transform_with_state_in_pandas
+from statelog.spark import (
+    Record,
+    replay,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 from statelog.store import open_store
 
 if TYPE_CHECKING:
@@ -32,7 +37,7 @@ workers_get_by_value(processors.__name__)
 ROOT = Path(__file__).parents[2]
 FRAUD = ROOT / "examples" / "fraud.py"
 RULE = "row.amount > LARGE and at <= armed[0]"
-RECORD = "spark.statelog.record"
+RECORD = "spark.statelog.record.keys"
 
 
 def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -147,7 +152,7 @@ def test_both_deliveries_record_with_any_number_of_tasks(
     spark: "SparkSession", tmp_path: Path, delivery: str
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
-    options = {"delivery": delivery, "record": 1.0}
+    options = {"delivery": delivery, "record": Record(share=1.0)}
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
     for tasks in (1, 3):
         source.add([(1, tasks), (2, 2), (1, 3)])
@@ -178,7 +183,7 @@ def test_each_operator_of_a_query_is_recorded(spark: "SparkSession", tmp_path: P
     source.add([(1, 5)])
     state = tmp_path / "state"
     first = transform_with_state(
-        source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), record=[(1,)],
+        source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), record=Record(keys=[(1,)]),
         operator="totals",
     )  # fmt: skip
     second = transform_with_state(first.groupBy("rows"), Marks(), TOTALS, operator="marks")
@@ -210,7 +215,7 @@ def test_frames_and_initial_state_are_recorded(spark: "SparkSession", tmp_path: 
     source = BatchSource(spark, tmp_path / "in", INPUT)
     initial = spark.createDataFrame([(1, 100), (7, 70)], INPUT).groupBy("key")
     options = {
-        "transform": transform_with_state_in_pandas, "initialState": initial, "record": 1.0,
+        "transform": transform_with_state_in_pandas, "initialState": initial, "record": Record(share=1.0),
     }  # fmt: skip
     job = Job(source, tmp_path, ["key"], FrameTotals(), TOTALS, options)
     source.add([(1, 1), (2, 2)])
@@ -232,6 +237,6 @@ def test_a_key_of_no_operator_is_refused_at_the_start(
 
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([(1, 1)])
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, {"record": ["x"]})
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, {"record": Record(keys=["x"])})
     with pytest.raises(UsageError, match="record: key column 'key' takes int64"):
         job.run()

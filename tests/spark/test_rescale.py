@@ -18,7 +18,6 @@ from tests.spark.versions import needs
 from statelog.core.task_count import BatchCost
 from statelog.errors import CheckpointError
 from statelog.metrics import Metrics
-from statelog.spark import SnapshotPolicy
 from statelog.spark.driver import operator_run
 from statelog.spark.worker.protocol import TaskAck
 
@@ -30,7 +29,11 @@ if TYPE_CHECKING:
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
 
-SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
+SNAPSHOTS = {
+    "snapshot.min-log-size": 1,
+    "snapshot.log-to-snapshot-ratio": 0.01,
+    "snapshot.max-log-handles": 4,
+}
 TASKS = (1, 2, 7, 3)
 KEYS = 60
 HOUR_MS = 3_600_000
@@ -122,9 +125,9 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
     local = tmp_path / "local"
     options = {
         "timeMode": "ProcessingTime",
-        "snapshotPolicy": SNAPSHOTS,
-        "stateBackend": "disk",  # every restart finds the state in columns
-        "localDirectory": str(local),
+        **SNAPSHOTS,
+        "state.backend": "disk",  # every restart finds the state in columns
+        "state.local-directory": str(local),
     }
     job = Job(source, tmp_path, ["key"], EveryKind(), "key bigint, held string", options)
     model = Model()
@@ -160,7 +163,7 @@ def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(
     batches = [small, large, small, small, large, small]
     for rows in batches:
         source.add(rows)
-    job.run(minTasks=1, maxTasks=2)
+    job.run(tasks="1-2")
     model = TotalsModel()
     assert [model.apply(rows) for rows in batches] == [in_order(rows) for rows in job.take()]
     assert [1, 2, 1, 1, 2, 1] == [progress.tasks for progress in job.progress]
@@ -177,8 +180,8 @@ def test_snapshots_go_round_the_key_groups_and_one_that_fails_does_no_harm(
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     metrics = Metrics()
-    policy = SnapshotPolicy(max_log_handles=4, slice_bytes=1, max_slices=4)
-    options = {"snapshotPolicy": policy, "metrics": metrics, "tasks": 2}
+    policy = {"snapshot.max-log-handles": 4, "snapshot.slice-size": 1, "snapshot.max-slices": 4}
+    options = {**policy, "metrics": metrics, "tasks": 2}
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
     model = TotalsModel()
     expected = []
@@ -261,18 +264,18 @@ def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
 BATCHES = [[(1, 1), (2, 2)], [(1, 10)], [(2, 100)], [(1, 1000), (2, 1000)]]
 
 
-@pytest.mark.parametrize("materialization", [SNAPSHOTS, SnapshotPolicy()])
+@pytest.mark.parametrize("materialization", [SNAPSHOTS, {}])
 def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(
-    job: Job, materialization: SnapshotPolicy
+    job: Job, materialization: dict[str, Any]
 ) -> None:
     for rows in BATCHES[:3]:
         job.source.add(rows)
-    job.run(snapshotPolicy=materialization)
+    job.run(**materialization)
     job.take()
     job.source.add(BATCHES[3])
-    job.run(checkpoint=committed(job.state)[-2], tasks=3, snapshotPolicy=materialization)
+    job.run(checkpoint=committed(job.state)[-2], tasks=3, **materialization)
     job.source.add(BATCHES[1])
-    job.run(snapshotPolicy=materialization)
+    job.run(**materialization)
     model = TotalsModel()
     for rows in BATCHES[:2]:  # what the older checkpoint knows; batch 2 is given up with its own
         model.apply(rows)
@@ -317,14 +320,14 @@ def test_a_damaged_file_of_the_state_is_reported_and_never_skipped(
 ) -> None:
     for rows in BATCHES[:3]:
         job.source.add([(key + more, amount) for key, amount in rows for more in range(keys)])
-    policy = SNAPSHOTS if folder == "taskowned" else SnapshotPolicy()
-    job.run(inlineBytes=0, snapshotPolicy=policy)
+    policy = SNAPSHOTS if folder == "taskowned" else {}
+    job.run(**{"stream.data-inline-threshold": 0}, **policy)
     job.source.add(BATCHES[3])
     for path in (job.state / folder).iterdir():
         flip(path, path.stat().st_size // 2)
     delivered = len(job.delivered)
     with pytest.raises(Exception, match=r"CorruptionError|damaged") as raised:
-        job.run(inlineBytes=0, tasks=3, snapshotPolicy=policy)
+        job.run(**{"stream.data-inline-threshold": 0}, tasks=3, **policy)
     assert f"{folder}/" in str(raised.value)
     assert delivered == len(job.delivered)
 

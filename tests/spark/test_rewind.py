@@ -39,7 +39,11 @@ MODES: dict[str, dict[str, Any]] = {
     "none, direct": {"delivery": "direct"},
     "processing time, ticks": {"timeMode": "ProcessingTime"},
     "event time, direct": {"timeMode": "EventTime", "delivery": "direct"},
-    "files, on disk": {"inlineBytes": 0, "stateBackend": "disk", "memoryBudget": "64 mb"},
+    "files, on disk": {
+        "stream.data-inline-threshold": 0,
+        "state.backend": "disk",
+        "memoryBudget": "64 mb",
+    },
 }
 
 

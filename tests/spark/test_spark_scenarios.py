@@ -49,7 +49,7 @@ def on_both(
         for name, value in settings.items():
             session.conf.set(name.replace("__", "."), value)
         if ours:
-            session.conf.set("spark.statelog.stateLocation", "checkpoint")
+            session.conf.set("spark.statelog.baseLocation", "checkpoint")
             enable(session)
         try:
             results.append(run(session, folder / str(ours), source, build))
@@ -72,7 +72,7 @@ def run(
     mine = BatchSource(session, source.folder, "x int")
     mine.schema = source.schema
     frame = build(session, mine)
-    if session.conf.get("spark.statelog.stateLocation", None):
+    if session.conf.get("spark.statelog.baseLocation", None):
         assert isinstance(frame, StatefulStream)
     writer = frame.writeStream.queryName("scenario").outputMode("update").foreachBatch(take)
     if folder.name == "kept":
@@ -241,7 +241,7 @@ def test_no_limit_of_records_in_every_way_of_delivery(
 ) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", value)
-    session.conf.set("spark.statelog.stateLocation", "checkpoint")
+    session.conf.set("spark.statelog.baseLocation", "checkpoint")
     session.conf.set("spark.statelog.delivery", delivery)
     enable(session)
     source = BatchSource(session, tmp_path / "in", INPUT)
@@ -365,7 +365,7 @@ def test_text_of_one_letter_is_the_key_of_a_map_as_on_spark_and_longer_text_is_r
     longer = BatchSource(spark, tmp_path / "longer", INPUT)
     longer.add([("ab", 1, "x")])
     session = spark.newSession()
-    session.conf.set("spark.statelog.stateLocation", "checkpoint")
+    session.conf.set("spark.statelog.baseLocation", "checkpoint")
     enable(session)
     ((row,),) = run(session, tmp_path / "ours", longer, build)
     disable(session)

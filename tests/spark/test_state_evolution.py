@@ -12,7 +12,6 @@ from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_v
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.runtime.clock import wall_clock_ms
-from statelog.spark import SnapshotPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +20,11 @@ workers_get_by_value(__name__)
 
 INPUT = "key bigint, number bigint"
 SEEN = "key bigint, seen string"
-SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=2)
+SNAPSHOTS = {
+    "snapshot.min-log-size": 1,
+    "snapshot.log-to-snapshot-ratio": 0.01,
+    "snapshot.max-log-handles": 2,
+}
 HOUR_MS = 3_600_000
 
 
@@ -94,9 +97,7 @@ def test_states_evolve_as_on_spark(spark: "SparkSession", tmp_path: Path) -> Non
                     CheckpointError, match=r"'value\.gone', 'list\.gone', 'map\.gone'"
                 ):
                     job.run()
-            job.run(
-                tasks=tasks, snapshotPolicy=SNAPSHOTS, dropState="value.gone, list.gone, map.gone"
-            )
+            job.run(tasks=tasks, **SNAPSHOTS, dropState="value.gone, list.gone, map.gone")
             ours += job.take()
             theirs += [rows for rows in run_on_spark(job) if rows]
     finally:

@@ -184,7 +184,9 @@ def test_rows_that_a_processor_yields_become_what_spark_makes_of_them(
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
         expected = [sorted(batch, key=repr) for batch in run_on_spark(job)]
-        for number, settings in enumerate(({}, {"inlineBytes": 0}, {"delivery": "direct"})):
+        for number, settings in enumerate(
+            ({}, {"stream.data-inline-threshold": 0}, {"delivery": "direct"})
+        ):
             job.run(
                 tasks=2,
                 stateLocation=str(tmp_path / f"state{number}"),

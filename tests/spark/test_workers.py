@@ -178,7 +178,13 @@ def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes:
         sizes.append(sum((job.state / name).stat().st_size for name in now - seen[-1]))
         seen.append(now)
 
-    job.run(look, delivery=delivery, inlineBytes=inline_bytes, tasks=2, on_progress=count)
+    job.run(
+        look,
+        delivery=delivery,
+        **{"stream.data-inline-threshold": inline_bytes},
+        tasks=2,
+        on_progress=count,
+    )
     first, second = job.progress
     assert (0, 1, 2, 3, 2, 2) == (
         first.batch_id,
@@ -222,7 +228,7 @@ for batch in range(3):
     source.add([(key, batch) for key in range(20)])
 for delivery in ("staged", "direct"):
     job = streams.Job(source, folder / delivery, ["key"], processors.Totals(), processors.TOTALS)
-    job.run(tasks=2, inlineBytes=0, delivery=delivery)
+    job.run(tasks=2, **{"stream.data-inline-threshold": 0}, delivery=delivery)
     for batch_id, rows in job.delivered:
         print(delivery, batch_id, sorted(map(tuple, rows)))
 spark.stop()

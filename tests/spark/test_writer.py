@@ -155,7 +155,7 @@ def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(
         assert committed(seen[-1] / "statelog")
         assert 3 == frame.count()
 
-    spark.conf.set("spark.statelog.stateLocation", str(tmp_path / "base"))  # for lasting queries
+    spark.conf.set("spark.statelog.baseLocation", str(tmp_path / "base"))  # for lasting queries
     try:
         writer = writer_of().queryName(f"once_{sink}")
         if sink == "foreachBatch":
@@ -165,7 +165,7 @@ def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(
         else:
             query = writer.format(sink).start()
     finally:
-        spark.conf.unset("spark.statelog.stateLocation")
+        spark.conf.unset("spark.statelog.baseLocation")
     folder = checkpoint_of(query)
     finished(query)
     assert "temporary-" in folder.name

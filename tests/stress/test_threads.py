@@ -67,7 +67,12 @@ def turmoil(
     seed: int,
     record: evidence.Record | None = None,
 ) -> Counter[str]:
-    store = ChaosStore(open_store(location, fsync=False), seed, PLAN, harm_deletes=harm_deletes)
+    store = ChaosStore(
+        open_store(location, storage_options={"fsync": False}),
+        seed,
+        PLAN,
+        harm_deletes=harm_deletes,
+    )
     storage = cl.FsStateChangelogStorage(store, options=OPTIONS, job_id="job")
     side = CheckpointSide(store, storage.registry)
     producers = [

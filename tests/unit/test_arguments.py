@@ -96,7 +96,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: cl.FsStateChangelogStorage("a", cache_directories="tmp"), "cache_directories"),
     (lambda: cl.FsStateChangelogStorage("a", local_recovery=["x"]), "LocalRecoveryConfig"),
     (lambda: open_store(5), "location .*path"),
-    (lambda: open_store("a", fsync="no"), "fsync .*True or False"),
+    (lambda: open_store("a", storage_options={"fsync": "no"}), "fsync .*true or false"),
     (lambda: open_store("a", storage_options=["x"]), "options .*mapping"),
     (lambda: LocationPaths("../a"), "root"),
     (lambda: LocationPaths("/a"), "root"),

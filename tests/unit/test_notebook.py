@@ -17,7 +17,7 @@ def test_texts_are_escaped_and_what_is_empty_is_left_out() -> None:
 
 
 def test_a_location_and_its_checkpoints_show_their_facts(tmp_path: Path) -> None:
-    History("notebook", open_store(str(tmp_path), fsync=False)).run(3)
+    History("notebook", open_store(str(tmp_path), storage_options={"fsync": False})).run(3)
     with statelog.open(str(tmp_path)) as state:
         assert "variables" not in state._repr_html_(), "nothing was read yet"
         newest = state.checkpoints()[-1]

@@ -89,7 +89,7 @@ def record(source: Source) -> str:
     lines = [
         ["without recording", number(rows["cpu_ms_median_plain"]), rows["cpu_ms_best_plain"], ""],
         [
-            "`record=0.001`",
+            "`share=0.001`",
             number(rows["cpu_ms_median_record"]),
             rows["cpu_ms_best_record"],
             f"{rows['ratio_median']:.3f} ({low:.3f} to {high:.3f})",

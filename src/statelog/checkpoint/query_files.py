@@ -244,7 +244,7 @@ def refuse_unfinished_repartition(files: QueryFiles) -> None:
         "partitions. Spark does not start a query after it, and cannot finish it, because the state "
         f"is in statelog. Delete the files {OFFSETS}/{newest} and {OFFSETS}/.{newest}.crc there, and "
         "start the query again: it continues after its last micro-batch. The number of tasks is free "
-        "at every start (tasks, maxTasks)",
+        "at every start (tasks)",
         reason="incompatible",
     )
 

@@ -31,8 +31,7 @@ from statelog.checkpoint.state_stream import Entropy, random_name, read_stream
 from statelog.errors import ClosedError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
-from statelog.options import StreamOptions
-from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
+from statelog.options import MIB, StreamOptions
 from statelog.store import LocationPaths, ObjectStore
 from statelog.store.location import local_path
 from statelog.store.object_store import as_store
@@ -43,7 +42,7 @@ MAX_ATTEMPTS: Final = 10
 PutObject = Callable[[Callable[[], str], Sequence[Buffer]], str]
 """Puts an object under a new name of its first argument, and returns the name."""
 
-MAX_FILE_STATE_THRESHOLD: Final = INLINE_THRESHOLD_MAX_BYTES
+MAX_FILE_STATE_THRESHOLD: Final = MIB
 DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
 DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
 

@@ -54,9 +54,7 @@ class TaskBounds:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
-            raise UsageError(
-                f"minTasks is 1 to maxTasks; got {self.least} and maxTasks {self.most}"
-            )
+            raise UsageError(f"tasks is a range from 1 or more; got {self.least} to {self.most}")
 
 
 @dataclass(frozen=True, slots=True)

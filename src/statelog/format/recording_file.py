@@ -34,7 +34,7 @@ def pack_recording(raw: bytes) -> bytes:
     if len(raw) > RECORDING_BYTES_MAX:
         raise UsageError(
             f"a recording of {len(raw)} bytes cannot be read again; the most is {RECORDING_BYTES_MAX}: "
-            "set recordBytes to less"
+            "set record.bytes to less"
         )
     body = compress_zstd(raw)
     if body is None:

@@ -8,21 +8,24 @@ from statelog.options.sections import (
     LocalRecoveryOptions,
     Options,
     SnapshotPolicy,
+    StateOptions,
     StreamOptions,
 )
-from statelog.options.sources import load_options, task_changelog_options, task_defaults
+from statelog.options.sources import MEMORY_BUDGET, load_options, task_defaults, task_options
 
 __all__ = [
     "KIB",
+    "MEMORY_BUDGET",
     "MIB",
     "OPTIONS",
     "ChangelogOptions",
     "CheckpointOptions",
     "LocalRecoveryOptions",
     "SnapshotPolicy",
+    "StateOptions",
     "Options",
     "StreamOptions",
     "load_options",
-    "task_changelog_options",
     "task_defaults",
+    "task_options",
 ]

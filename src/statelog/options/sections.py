@@ -41,7 +41,6 @@ from statelog.options.kinds import (
     choice,
 )
 
-INLINE_THRESHOLD_MAX_BYTES: Final = MIB
 RETAINED_MAX: Final = 1 << 16
 """Checkpoints that one location retains: the record of each lists them."""
 
@@ -51,11 +50,11 @@ _EXECUTION: Final = "execution.checkpointing."
 _NO_STREAM: Final = "a task writes each snapshot in one piece"
 _NO_DOWNLOADS: Final = (
     "a task reads the log through a cache in memory, and keeps its state on the host "
-    "(stateBackend, localDirectory)"
+    "(state.local-directory)"
 )
 _NO_COPIES: Final = (
-    "a worker keeps its state in memory and on the host's disk (stateBackend, localDirectory), "
-    "and a restart begins from there"
+    "a worker keeps its state in memory and on the host's disk (state.local-directory), and a "
+    "restart begins from there"
 )
 
 
@@ -208,7 +207,9 @@ class StreamOptions:
     Settings of an `FsCheckpointStreamFactory`; its `from_options` reads them.
 
     Args:
-        data_inline_threshold_bytes: State up to this size stays in its handle.
+        data_inline_threshold_bytes: State up to this size stays in its handle.  In a query: changes
+            and rows of one task up to this size are stored in the one object of the micro-batch, larger
+            ones in files.
         write_buffer_size_bytes: Small writes to a checkpoint stream are collected in pieces of this
             size; raised to the threshold.
 
@@ -225,11 +226,6 @@ class StreamOptions:
             "state.storage.fs.memory-threshold",
             "state.backend.fs.memory-threshold",
         ),
-        not_in_query=(
-            "changes and rows of a task up to inlineBytes are stored in the object of the "
-            "micro-batch, and a snapshot is always a file; set inlineBytes"
-        ),
-        most=INLINE_THRESHOLD_MAX_BYTES,
     )
     write_buffer_size_bytes: int = option(
         4096,
@@ -265,6 +261,30 @@ class SnapshotPolicy:
     max_log_handles: int = option(250, "max-log-handles", COUNT, least=1)
     slice_bytes: int = option(4 * MIB, "slice-size", SIZE, least=1)
     max_slices: int = option(64, "max-slices", COUNT, least=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StateOptions:
+    """
+    Where a worker of a query keeps its state.
+
+    Args:
+        backend: auto: in memory while it fits into `memoryBudget`, else on the host's disk. memory:
+            never on disk. disk: on disk after every restart, however small.
+        local_directory: Folder on each host for state on its disk; by default a folder of the user in
+            the system's temporary directory.
+
+    Raises:
+        InvalidOptionsError: A value is out of range.
+    """
+
+    backend: str = option("auto", "backend", choice("auto", "memory", "disk"))
+    local_directory: str | None = option(
+        None, "local-directory", PATH, also=("state.backend.rocksdb.localdir",)
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -327,6 +347,7 @@ class Options:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     stream: StreamOptions = field(default_factory=StreamOptions)
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
+    state: StateOptions = field(default_factory=StateOptions)
     local_recovery: LocalRecoveryOptions = field(default_factory=LocalRecoveryOptions)
 
     def __post_init__(self) -> None:
@@ -342,6 +363,7 @@ SECTIONS: Final = {
     CheckpointOptions: "checkpoint",
     StreamOptions: "stream",
     SnapshotPolicy: "snapshot",
+    StateOptions: "state",
     LocalRecoveryOptions: "local-recovery",
 }
 """The sections of keys by their classes."""

@@ -21,7 +21,6 @@ from statelog.options.kinds import MIB
 from statelog.options.sections import (
     OPTIONS,
     SECTIONS,
-    ChangelogOptions,
     Options,
     find_option,
     variable_of,
@@ -186,9 +185,11 @@ def task_defaults(memory_budget: int = MEMORY_BUDGET) -> dict[str, object]:
         # Flink's second is less than a large file takes on a slow connection.
         "changelog.upload.timeout": dt.timedelta(seconds=30),
         "changelog.upload.max-attempts": 5,
+        # A small micro-batch is one object, whatever its tasks wrote.
+        "stream.data-inline-threshold": MIB,
     }
 
 
-def task_changelog_options(memory_budget: int = MEMORY_BUDGET) -> ChangelogOptions:
-    """Return the options of a task where nothing is set."""
-    return ChangelogOptions.from_mapping(task_defaults(memory_budget))
+def task_options() -> Options:
+    """Return the options of a query where nothing is set."""
+    return load_options(task_defaults(), environ={})

@@ -21,7 +21,6 @@ from statelog.extensions.sinks.kafka import KafkaSink as KafkaSink
 from statelog.extensions.testing.replay import Difference as Difference
 from statelog.extensions.testing.replay import ReplayedStep as ReplayedStep
 from statelog.extensions.testing.replay import replay as replay
-from statelog.options import SnapshotPolicy as SnapshotPolicy
 from statelog.spark.api import transform_with_state as transform_with_state
 from statelog.spark.api import transform_with_state_in_pandas as transform_with_state_in_pandas
 from statelog.spark.enabling import disable as disable
@@ -30,6 +29,7 @@ from statelog.spark.query.broadcast import Broadcast as Broadcast
 from statelog.spark.query.broadcast import BroadcastTable as BroadcastTable
 from statelog.spark.query.delivery import writer_id as writer_id
 from statelog.spark.query.progress import BatchProgress as BatchProgress
+from statelog.spark.query.record import Record as Record
 from statelog.spark.query.settings import OperatorSettings as OperatorSettings
 from statelog.spark.query.side_output import SideOutput as SideOutput
 from statelog.spark.query.tagged_union import tagged_union as tagged_union

@@ -46,7 +46,7 @@ def enable(
     Run `transformWithState` on statelog in one session.
 
     The state of each query is stored in the folder `statelog` of its checkpointLocation.  With
-    `spark.statelog.stateLocation` at the time of the call of `transformWithState` it is stored elsewhere: in a
+    `spark.statelog.baseLocation` at the time of the call of `transformWithState` it is stored elsewhere: in a
     base folder, under the queryName.  The other settings of `OperatorSettings`, and the options of
     docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call replaces the
     observers.

@@ -312,10 +312,7 @@ class LocationStore(StoreWrapper):
 
 
 def open_location(
-    location: str | os.PathLike[str],
-    *,
-    options: Mapping[str, object] | None = None,
-    fsync: bool = True,
+    location: str | os.PathLike[str], *, options: Mapping[str, object] | None = None
 ) -> LocationStore:
     """
     Return the store of a state location to write to; arguments and errors as `open_store`.
@@ -324,7 +321,7 @@ def open_location(
     keys of an encrypted location; see `EncryptedStore`.
     """
     client, keys = split_options(options)
-    store = _encrypted(open_store(location, storage_options=client, fsync=fsync), keys)
+    store = _encrypted(open_store(location, storage_options=client), keys)
     return LocationStore(store, options)
 
 

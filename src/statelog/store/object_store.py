@@ -26,6 +26,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.format.buffers import Buffer, joined
+from statelog.options.kinds import SWITCH
 from statelog.redaction import redacted, without_secrets
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.client import (
@@ -462,7 +463,6 @@ def open_store(
     location: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, object] | None = None,
-    fsync: bool = True,
 ) -> ObstoreStore | FsspecStore:
     """
     Return the store rooted at *location*; no request is sent before the first use.
@@ -473,16 +473,14 @@ def open_store(
         storage_options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
             taken from the usual environment variables of the process that uses the store.
             `backend="fsspec"` uses fsspec for any location; the other options are then arguments
-            of its file system.
-        fsync: On local disk, make every object durable (file and folders) before a put returns.
-            False leaves it to the operating system: a power failure may then lose objects that
-            were acknowledged.
+            of its file system.  `fsync=False` leaves it to the operating system when objects on local
+            disk become durable: a power failure may then lose objects that were acknowledged.  By
+            default file and folders are durable before a put returns.
 
     Raises:
         InvalidOptionsError: The location is invalid, or an option is unknown.
     """
     location = arguments.path(location, "location", error=InvalidOptionsError)
-    arguments.switch(fsync, "fsync", error=InvalidOptionsError)
     settings = dict(
         arguments.instance(
             {} if storage_options is None else storage_options,
@@ -492,6 +490,7 @@ def open_store(
             error=InvalidOptionsError,
         )
     )
+    fsync = SWITCH.parse(settings.pop("fsync", True), "store option fsync")
     backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
     if backend == "fsspec":
         from statelog.store.fsspec_store import open_fsspec_store

@@ -21,7 +21,7 @@ from statelog.errors import UsageError
 from statelog.extensions.connect.client import ConnectStream
 from statelog.extensions.connect.query_files import SparkFiles
 from statelog.metrics import Metrics
-from statelog.spark import disable, enable, replay, transform_with_state
+from statelog.spark import Record, disable, enable, replay, transform_with_state
 from statelog.spark.jvm.files import LocalFiles
 
 workers_get_by_value(__name__)
@@ -136,7 +136,7 @@ def test_a_batch_frame_and_enable(remote: SparkSession) -> None:
     frame = remote.createDataFrame([(1, 1), (2, 2), (1, 3)], INPUT)
     rows = transform_with_state(frame.groupBy("key"), Totals(), TOTALS).orderBy("key").collect()
     assert [tuple(row) for row in rows] == [(1, 4, 2), (2, 2, 1)]
-    remote.conf.set("spark.statelog.stateLocation", "checkpoint")
+    remote.conf.set("spark.statelog.baseLocation", "checkpoint")
     enable(remote)
     try:
         stream = remote.readStream.format("rate").load().withColumnRenamed("value", "key")
@@ -144,7 +144,7 @@ def test_a_batch_frame_and_enable(remote: SparkSession) -> None:
         assert isinstance(operator(Totals(), TOTALS, "Update", "None"), ConnectStream)
     finally:
         disable(remote)
-        remote.conf.unset("spark.statelog.stateLocation")
+        remote.conf.unset("spark.statelog.baseLocation")
     kind = type(stream.groupBy("key"))
     assert not hasattr(getattr(kind, "transformWithState", None), "__wrapped__")
 
@@ -226,7 +226,7 @@ def test_sinks_and_writers_that_cannot_work_are_refused(job: ConnectJob, tmp_pat
 
 
 def test_keys_are_recorded(job: ConnectJob, tmp_path: Path) -> None:
-    job.options["record"] = [1]
+    job.options["record"] = Record(keys=[1])
     for rows in BATCHES:
         job.source.add(rows)
     job.run()

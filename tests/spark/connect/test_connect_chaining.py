@@ -65,7 +65,7 @@ def test_an_enabled_session_chains_its_own_calls_and_others_are_refused(
         grouped.count()
     with pytest.raises(UsageError, match="cannot be grouped for an operator of Spark's"):
         grouped.transformWithState(Changes(), CHANGES, "Update", "None")
-    remote.conf.set("spark.statelog.stateLocation", "checkpoint")
+    remote.conf.set("spark.statelog.baseLocation", "checkpoint")
     enable(remote)
     try:
         steps = job.stream().withColumn("bucket", col("key") % BUCKETS).groupBy("bucket")
@@ -73,7 +73,7 @@ def test_an_enabled_session_chains_its_own_calls_and_others_are_refused(
         assert ["bucket", "changes", "sum"] == chained.columns
     finally:
         disable(remote)
-        remote.conf.unset("spark.statelog.stateLocation")
+        remote.conf.unset("spark.statelog.baseLocation")
 
 
 def test_a_broadcast_table_is_read_in_the_server(job: ConnectJob, remote: SparkSession) -> None:

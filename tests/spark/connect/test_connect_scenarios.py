@@ -24,7 +24,7 @@ SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
-LOCATION = "spark.statelog.stateLocation"
+LOCATION = "spark.statelog.baseLocation"
 
 
 def on_both(

@@ -23,7 +23,7 @@ from statelog.extensions.recordings.location import (
     objects_with_key,
 )
 from statelog.extensions.testing.replay import replay
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 from statelog.store import ObjectStore
 
 pytestmark = pytest.mark.campaign
@@ -35,7 +35,7 @@ STEPS = ["--processor", "tests.recorded_processors:Steps"]
 def job(tmp_path: Path) -> RecordedJob:
     """Return a job with three recorded steps of k1, and a failure of k3."""
     job = RecordedJob(
-        str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, RecordRule(keys=(("k1",),)), retained=2
+        str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, Record(keys=(("k1",),)), retained=2
     )
     for number in range(3):
         job.run([("k1", "add", number), ("k1", "yield", 0)], 1000 + number)

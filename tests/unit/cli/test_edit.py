@@ -19,7 +19,9 @@ class Exported:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.location, self.out = str(folder / "state"), folder / "out"
-        self.history = History(f"edit files {seed}", open_store(self.location, fsync=False))
+        self.history = History(
+            f"edit files {seed}", open_store(self.location, storage_options={"fsync": False})
+        )
         self.history.run(6)
         self.names = [one.name for one in self.history.model.schema.states if not one.dropped]
 

@@ -25,7 +25,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """Return a location with all variables, whose name has spaces and letters beyond ASCII."""
     for seed in range(100):
         folder = tmp_path_factory.mktemp("state") / "jöb 100% ☃"
-        history = History(f"export {seed}", open_store(str(folder), fsync=False))
+        history = History(
+            f"export {seed}", open_store(str(folder), storage_options={"fsync": False})
+        )
         history.run(6)
         names = {one.name for one in history.model.schema.states if not one.dropped}
         if names >= {"total", "counts", "recent"}:

@@ -18,7 +18,7 @@ from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, S
 from statelog.cli import main as cli
 from statelog.errors import CorruptionError, UsageError
 from statelog.extensions.testing.replay import debug_step, replay
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 
 pytestmark = pytest.mark.campaign
 
@@ -27,9 +27,7 @@ PROCESSOR = "tests.recorded_processors:Steps"
 
 def recorded(folder: Path, *, pandas: bool = False) -> RecordedJob:
     kind = FrameSteps if pandas else Steps
-    job = RecordedJob(
-        str(folder), kind(), COLUMNS, OUTPUT, RecordRule(keys=(("k1",),)), pandas=pandas
-    )
+    job = RecordedJob(str(folder), kind(), COLUMNS, OUTPUT, Record(keys=(("k1",),)), pandas=pandas)
     job.run([("k1", "add", 3), ("k1", "yield", 0)], 1000)
     return job
 

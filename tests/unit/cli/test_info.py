@@ -40,7 +40,7 @@ def test_json_has_the_same_facts(call, tmp_path: Path) -> None:
 
 
 def test_operators_and_variables_are_named(call, tmp_path: Path) -> None:
-    history = History("info", open_store(str(tmp_path), fsync=False))
+    history = History("info", open_store(str(tmp_path), storage_options={"fsync": False}))
     history.run(3)
     (operator,) = json.loads(call("info", str(tmp_path), "--json"))["operators"]
     assert set(NAMES) <= {each["name"] for each in operator["variables"]}

@@ -20,7 +20,7 @@ from statelog.errors import ProcessorError, UsageError
 from statelog.extensions.recordings.location import forget_key, list_recordings, objects_with_key
 from statelog.extensions.testing.find_processor import find_processor
 from statelog.extensions.testing.replay import debug_step, replay
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 
 pytestmark = pytest.mark.campaign
 
@@ -38,7 +38,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 def job(tmp_path: Path) -> RecordedJob:
     """Return a job with two steps of k1, one of k2, and a failure of k3."""
     made = RecordedJob(
-        str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, RecordRule(keys=(("k1",), ("k2",)))
+        str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, Record(keys=(("k1",), ("k2",)))
     )
     made.run([("k1", "add", 3), ("k1", "timer", 1), ("k2", "put", 1), ("k1", "yield", 0)], 1000)
     made.run([("k1", "append", 5)], 1150)

@@ -29,7 +29,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """Return a location with all variables, and a key that has a value and a map."""
     for seed in range(100):
         folder = tmp_path_factory.mktemp("state")
-        history = History(f"cli {seed}", open_store(str(folder), fsync=False))
+        history = History(f"cli {seed}", open_store(str(folder), storage_options={"fsync": False}))
         history.run(6)
         names = {one.name for one in history.model.schema.states if not one.dropped}
         if not names >= {"total", "counts"}:
@@ -62,7 +62,11 @@ def test_all_variables_are_read_for_programs(call, stored):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_checkpoint_of_a_random_run_is_that_of_the_model(call, tmp_path, seed):
-    history = History(f"command line {seed}", open_store(str(tmp_path), fsync=False), retained=3)
+    history = History(
+        f"command line {seed}",
+        open_store(str(tmp_path), storage_options={"fsync": False}),
+        retained=3,
+    )
     history.run(7)
     compared = 0
     for checkpoint_id in list(history.expected)[-3:]:

@@ -59,7 +59,7 @@ class Published:
     def __init__(self, seed: int | str, root: Path, retained: int = 2) -> None:
         self.root = root
         self.location = str(root / "state")
-        store = open_location(self.location, fsync=False)
+        store = open_location(self.location, options={"fsync": False})
         self.history = History(seed, store, retained)
 
     def rewind(self, older: int) -> None:

@@ -88,7 +88,7 @@ def test_the_driver_holds_few_bytes_of_rows_however_well_they_compress(
 
 
 def test_rows_are_dropped_by_their_age_also_out_of_an_object_that_grows(tmp_path: Path) -> None:
-    age = QuerySettings(side_output_age=dt.timedelta(minutes=10))
+    age = QuerySettings(retention=dt.timedelta(minutes=10))
     job = late_job(tmp_path, settings=age)
     for minute in range(25):
         job.run([(f"k{minute:02}", "row", 1)], minute * MINUTE)
@@ -102,7 +102,7 @@ def test_rows_are_dropped_by_their_age_also_out_of_an_object_that_grows(tmp_path
 
 
 def test_rows_of_this_micro_batch_are_kept_whatever_the_age_is(tmp_path: Path) -> None:
-    job = late_job(tmp_path, settings=QuerySettings(side_output_age=dt.timedelta(0)))
+    job = late_job(tmp_path, settings=QuerySettings(retention=dt.timedelta(0)))
     job.run([("a", "row", 1)], 5)
     job.run([("b", "row", 1)], 6)
     assert ["b"] == [row[2] for row in rows_of(job.location, "late")]

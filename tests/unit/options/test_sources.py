@@ -170,7 +170,6 @@ def test_a_variable_that_is_no_option_is_let_be() -> None:
         {"settings": {"snapshot.max-log-handles": "5 kb"}},
         {"settings": {"checkpoint.retained": True}},
         {"settings": {"checkpoint.retained": 0}},
-        {"settings": {"stream.data-inline-threshold": "2 mb"}},
         {"settings": {"local-recovery.recovery": True}},
         {"settings": {"local-recovery.directories": 5}},
         {"yaml_text": "- a\n- b\n"},

@@ -36,7 +36,7 @@ def test_a_link_under_a_temporary_name_is_not_written_through(
     (root / "recordings").mkdir()
     for number in range(1, 4):
         (root / f"{name}#{number}").symlink_to(victim / "secret")
-    open_store(str(root), fsync=fsync).put(name, b"bytes of a key")
+    open_store(str(root), storage_options={"fsync": fsync}).put(name, b"bytes of a key")
     assert (victim / "secret").read_bytes() == b"precious"
     assert bytes(open_store(str(root)).get(name)) == b"bytes of a key"
 
@@ -93,7 +93,7 @@ def test_a_link_under_the_name_of_an_object_is_not_written_through(
 ) -> None:
     (root / "folder").mkdir()
     (root / name).symlink_to(victim / "secret")
-    store = open_store(str(root), fsync=fsync)
+    store = open_store(str(root), storage_options={"fsync": fsync})
     try:
         store.put(name, b"new")
     except StoreError as error:

@@ -82,12 +82,18 @@ def test_a_new_root_is_durable_too(tmp_path, synced):
     assert sorted(synced) == [str(tmp_path), str(tmp_path / "new")]
 
 
-def test_without_fsync_nothing_is_synced(tmp_path, synced):
-    store = open_store(str(tmp_path / "new"), fsync=False)
+@pytest.mark.parametrize("fsync", [False, "false"])
+def test_without_fsync_nothing_is_synced(tmp_path, synced, fsync):
+    store = open_store(str(tmp_path / "new"), storage_options={"fsync": fsync})
     for one in (store, pickle.loads(pickle.dumps(store))):
         one.put(f"a/{id(one)}", b"x")
         one.put_if_absent(f"b/{id(one)}", b"x")
     assert synced == []
+
+
+def test_stores_that_sync_themselves_ignore_the_option():
+    for url in ("memory://without", "s3://bucket/job"):
+        assert url in open_store(url, storage_options={"fsync": "false"}).url
 
 
 def test_a_commit_that_cannot_be_synced_is_no_commit(tmp_path, monkeypatch):
@@ -204,7 +210,7 @@ def _open_to_all(path: Path) -> Path:
 
 FULL = """
 for fsync in (True, False):
-    store = open_store(str(root / "job"), fsync=fsync)
+    store = open_store(str(root / "job"), storage_options={"fsync": fsync})
     store.put(f"small-{fsync}", b"x")
     for call in (store.put, store.put_if_absent):
         data = [b"x" * 100_000] * 20

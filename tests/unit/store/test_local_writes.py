@@ -33,7 +33,7 @@ def test_a_short_write_goes_on_where_it_stopped(
 
 def test_more_pieces_than_one_call_takes(tmp_path: Path) -> None:
     pieces = [str(number).encode() for number in range(3000)]
-    open_store(str(tmp_path), fsync=False).put("many", pieces)
+    open_store(str(tmp_path), storage_options={"fsync": False}).put("many", pieces)
     assert b"".join(pieces) == (tmp_path / "many").read_bytes()
 
 
@@ -43,7 +43,7 @@ def test_what_cannot_be_finished_leaves_nothing(
     def full(descriptor: int, pieces: list[memoryview]) -> int:
         raise OSError(28, "No space left on device")
 
-    store = open_store(str(tmp_path), fsync=False)
+    store = open_store(str(tmp_path), storage_options={"fsync": False})
     monkeypatch.setattr(os, "writev", full)
     with pytest.raises(StoreError, match="No space left"):
         store.put("dstl/name", b"content")
@@ -53,7 +53,7 @@ def test_what_cannot_be_finished_leaves_nothing(
 def test_a_file_that_is_not_complete_is_no_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(str(tmp_path), fsync=True)
+    store = open_store(str(tmp_path), storage_options={"fsync": True})
     seen = []
     real = os.rename
 
@@ -82,7 +82,7 @@ def test_names_that_obstore_may_escape_are_left_to_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a b/c", "50%/x", "ä/ö"])
 def test_odd_names_come_back_as_they_were(tmp_path: Path, name: str) -> None:
-    store = open_store(str(tmp_path), fsync=False)
+    store = open_store(str(tmp_path), storage_options={"fsync": False})
     store.put(name, PIECES)
     assert WHOLE == bytes(store.get(name))
     assert [name] == [each.path for each in store.list()]

@@ -63,7 +63,7 @@ def error_policy(settings: QuerySettings) -> ErrorPolicy | None:
 
 def letter_policy(settings: QuerySettings) -> AttachmentPolicy:
     """Return how dead letters are joined and kept."""
-    age_ms = settings.dead_letter_age.total_seconds() * 1000
+    age_ms = settings.retention.total_seconds() * 1000
     return AttachmentPolicy(
         kind=DEAD_LETTERS,
         what="dead letters",

@@ -28,7 +28,7 @@ from statelog.model import (
     KeyGroupRange,
     TaskStateSnapshot,
 )
-from statelog.options import Options, task_changelog_options
+from statelog.options import task_options
 from statelog.runtime.clock import wall_clock_ms
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
@@ -259,7 +259,7 @@ class EditTarget:
         if not len(changes):
             return None, 0
         storage = FsStateChangelogStorage.from_options(
-            Options(changelog=task_changelog_options()),
+            task_options(),
             self._store,
             job_id="",
             inline_bytes=_INLINE_BYTES,

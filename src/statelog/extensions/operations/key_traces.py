@@ -290,7 +290,7 @@ class Needs:
         newest = self._newest
         kept = len(newest.retained)
         if path in self._aged:
-            steps.append("the age of its newest row (sideOutputAge)")
+            steps.append("the age of its newest row (retention)")
         if newest.checkpoint_id in needed:
             groups = ", ".join(sorted({str(part) for part in ranges_needing(newest, {path})}))
             if not groups:  # rows of its own micro-batch, and no state

@@ -25,8 +25,8 @@ def recording_policy(settings: QuerySettings) -> AttachmentPolicy:
         what="recordings",
         path_of=PATHS.recording,
         contents=lambda parts: RecordedParts(tuple(parts)),
-        age_ms=settings.record_age.total_seconds() * 1000,
-        checkpoints_max=settings.record_checkpoints,
+        age_ms=settings.retention.total_seconds() * 1000,
+        checkpoints_max=settings.record.checkpoints,
         is_required=False,
         has_checksum=True,
     )
@@ -53,7 +53,7 @@ class Recordings(AttachingExtension):
         dropped = sum(addition.info.get("dropped", 0) for addition in self.added(answers))
         if dropped:
             _log.warning(
-                "checkpoint %d: %d keys were not recorded, because they exceed recordBytes",
+                "checkpoint %d: %d keys were not recorded, because they exceed record.bytes",
                 start.checkpoint_id,
                 dropped,
             )
@@ -62,8 +62,8 @@ class Recordings(AttachingExtension):
 
 def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
     """Return the keys to record of each operator."""
-    rule = query.settings.record
-    if rule is None:
+    record = query.settings.record
+    if not record.is_on:
         return [() for _ in query.operators]
     for operator in query.operators:
         if not face_of(operator.processor).handles_single_keys:
@@ -71,22 +71,22 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
                 f"record has no effect on {type(operator.processor).__name__}: what single keys see is "
                 "recorded of processors of Rows and pandas frames only"
             )
-    return keys_of_operators(rule, [operator.schema.key_schema for operator in query.operators])
+    return keys_of_operators(record, [operator.schema.key_schema for operator in query.operators])
 
 
 def record_spec(
     query: Query, operator: int, keys: tuple[tuple[object, ...], ...], tasks: int
 ) -> RecordSpec | None:
     """Return what the tasks of an operator record; None for nothing."""
-    settings = query.settings
-    if settings.record is None:
+    record = query.settings.record
+    if not record.is_on:
         return None
-    each = max(settings.record_bytes // (tasks * len(query.operators)), 1)
+    each = max(record.bytes // (tasks * len(query.operators)), 1)
     return RecordSpec(
-        rate=settings.record.rate,
+        share=record.share,
         keys=keys,
         batch_bytes=each,
-        key_bytes=min(key_bytes_of(settings.record_bytes), each),
+        key_bytes=min(key_bytes_of(record.bytes), each),
         operator_id=query.operators[operator].schema.operator_id
         if len(query.operators) > 1
         else "",

@@ -41,7 +41,7 @@ class KeyChoice:
     def __init__(self, spec: RecordSpec, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
         self._schema = codec.schema.key_schema
         self._key = codec.key
-        self._rate = spec.rate
+        self._share = spec.share
         self._wanted: dict[int | None, set[Key]] = {}
         for key in spec.keys:
             try:
@@ -57,7 +57,7 @@ class KeyChoice:
         mixed = hash_columns(columns, self._schema)
         mixed = (mixed ^ (mixed >> np.uint64(32))) * _MIX
         chosen: npt.NDArray[np.bool_] = (mixed >> np.uint64(11)).astype(np.float64) < (
-            self._rate * 2.0**53
+            self._share * 2.0**53
         )
         return chosen
 
@@ -65,7 +65,7 @@ class KeyChoice:
         """Return the chosen keys of an input by key group."""
         chosen: dict[int, set[Key]] = {}
         kept = rows.kept if isinstance(rows, KeyedRows) else None
-        if self._rate and kept is not None and kept.key_columns:
+        if self._share and kept is not None and kept.key_columns:
             at = np.flatnonzero(self._sampled(kept.key_columns))
             for key_group, (first, end) in kept.order.ranges.items() if len(at) else ():
                 inside = at[np.searchsorted(at, first) : np.searchsorted(at, end)]
@@ -86,7 +86,7 @@ class KeyChoice:
             for keys_by_group in keys
             if self._wanted and keys_by_group[1] in self._wanted_of(keys_by_group[0])
         }
-        if self._rate and keys:
+        if self._share and keys:
             columns = self._key.encode([key for _, key in keys])
             chosen.update(keys[at] for at in np.flatnonzero(self._sampled(columns)).tolist())
         return chosen

@@ -24,8 +24,8 @@ _log = logging.getLogger("statelog.spark")
 FAILURES_MAX: Final = 100
 """Most recordings of failed keys in a location; the oldest ones are deleted."""
 _SWITCH_ON: Final = (
-    'To replay such a key in a test or a debugger, record it: record="failed" '
-    "(spark.statelog.record=failed)"
+    "To replay such a key in a test or a debugger, record it: record=Record(failed=True) "
+    "(spark.statelog.record.failed=true)"
 )
 
 
@@ -57,7 +57,7 @@ def _recorded(
     try:
         recording = failed_recording(recorder, spec, error)
         if recording is None:
-            return "The key was not recorded: its rows and state take more than an eighth of recordBytes"
+            return "The key was not recorded: its rows and state take more than an eighth of record.bytes"
         name, data = recording
         store.put(PATHS.failed_recording(name), data)
         _delete_oldest(store)

@@ -67,7 +67,7 @@ def side_output_policy(settings: QuerySettings) -> AttachmentPolicy:
         what="rows of side outputs",
         path_of=PATHS.output,
         contents=lambda streams: _Rows(pa.concat_tables(map(from_ipc, streams))),
-        age_ms=settings.side_output_age.total_seconds() * 1000,
+        age_ms=settings.retention.total_seconds() * 1000,
         tail_bytes=TAIL_BYTES,
         objects_max=SIDE_FILES_MAX,
     )

@@ -108,7 +108,6 @@ class MemoryJob:
         self._location = TaskState(
             location=self.store.url,
             storage_options={},
-            fsync=False,
             epoch=self._coordinator.claim(),
             schema=schema.to_json(),
             backend=StateBackendConfig("memory", budget_bytes=sys.maxsize),

@@ -38,10 +38,11 @@ from statelog.state.schema import OperatorStateSchema
 def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> DataFrame:
     """Return the output of the operator over a batch frame, lazily."""
     extras = batch_parts(definition.declared, settings)
-    frame, groups, tasks = definition.frame, definition.max_parallelism, settings.tasks
-    if tasks is None:  # as many as a shuffle has: a task holds all rows of its keys
-        partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-        tasks = min(partitions, groups)
+    frame, groups = definition.frame, definition.max_parallelism
+    # As many as a shuffle has: a task holds all rows of its keys.
+    partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    bounds = settings.task_bounds(partitions)
+    tasks = max(bounds.least, min(partitions, bounds.most))
     key_groups = KeyGroupRange(0, groups - 1)
     time_mode, initial = definition.time_mode, definition.initial
     spec = BatchFrameSpec(

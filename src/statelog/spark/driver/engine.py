@@ -59,7 +59,7 @@ class MicroBatchEngine:
         self._query = query
         self._query_times = query_times
         self._location = StateLocation(query)
-        objects = LocationObjects(self._location.store, query.settings.changelog)
+        objects = LocationObjects(self._location.store, query.settings.options.changelog)
         self._extensions = driver_extensions(
             DriverContext(query, self._location.store, objects.put, side_sinks, repeated)
         )

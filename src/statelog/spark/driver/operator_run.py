@@ -245,13 +245,12 @@ class OperatorRun:
             state=TaskState(
                 location=self._query.location,
                 storage_options=settings.storage_options,
-                fsync=settings.fsync,
                 epoch=location.epoch or 0,
                 run_id=location.run_id,
                 schema=location.schemas[self._index].to_json(),
                 backend=settings.backend_of_each(len(self._query.operators)),
                 operator=self._index,
-                changelog=settings.changelog,
+                changelog=settings.options.changelog,
             ),
             checkpoint_id=batch.checkpoint_id,
             base_id=last.checkpoint_id,
@@ -263,7 +262,10 @@ class OperatorRun:
                 for partition, each in enumerate(ranges)
                 if each in batch.snapshots
             },
-            inline_bytes=min(settings.inline_bytes, _MAX_INLINE_BYTES // len(ranges)),
+            inline_bytes=min(
+                settings.options.stream.data_inline_threshold_bytes,
+                _MAX_INLINE_BYTES // len(ranges),
+            ),
             staged=staged,
             extras=self._extensions.task_parts(self._index, len(ranges)),
         )

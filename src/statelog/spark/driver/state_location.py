@@ -50,17 +50,15 @@ class StateLocation:
     def __init__(self, query: Query) -> None:
         self._query = query
         settings, groups = query.settings, query.key_groups
-        self.store = open_location(
-            query.location, options=dict(settings.storage_options), fsync=settings.fsync
-        )
+        self.store = open_location(query.location, options=dict(settings.storage_options))
         self._entries = Entries(self.store)
         recorder = CheckpointRecorder(query.observers.metrics or Metrics())
-        self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
+        self.snapshots = SnapshotPlanner(settings.options.snapshot, groups, recorder)
         self.coordinator = CheckpointCoordinator(
             self.store,
             owner_id=new_owner_id("query"),
             max_parallelism=groups,
-            options=settings.checkpoints,
+            options=settings.options.checkpoint,
             clock_ms=wall_clock_ms,
             recorder=recorder,
             pause=self._pause,
@@ -323,10 +321,10 @@ class LocationCleanUp:
         try:
             report = collect_garbage(
                 self._store,
-                min_age=self._settings.checkpoints.min_age_of_orphans,
+                min_age=self._settings.options.checkpoint.min_age_of_orphans,
                 apply=True,
                 now=dt.datetime.now(dt.UTC),
-                failed_recording_age=self._settings.record_age,
+                failed_recording_age=self._settings.retention,
             )
         except StatelogError as error:
             _log.warning("deletion of orphans in %s failed: %s", self._store.url, error)

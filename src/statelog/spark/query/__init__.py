@@ -7,8 +7,8 @@ Everything about a stateful query that is decided once, before it runs.
     processor_checks     a copy of the processor as a worker gets it, and a warning of a missing `yield`
     declared_state       from the processor's `init`, run once, to the declared state variables, and what it declares to extensions
     ddl                  Spark's DDL text as a schema, without the JVM
-    settings             the declarations of all settings, each made by `setting`; as arguments too
-    record               which keys are recorded; error_policy: what happens where a key fails
+    settings             the declarations of all settings, by field; as arguments too
+    record               what is recorded of keys; error_policy: what happens where a key fails
     resolve              from session, code and writer to `QuerySettings`
     query                operators, settings and location in one immutable object for the driver
 

@@ -9,7 +9,6 @@ With "freeze" a key that failed is frozen, see `declared_state`.
 
 from __future__ import annotations
 
-import datetime as dt
 import enum
 from dataclasses import dataclass
 from typing import Final
@@ -31,7 +30,6 @@ class OnError(enum.Enum):
         return self in (OnError.DEAD_LETTER, OnError.FREEZE)
 
 
-DEFAULT_LETTER_AGE: Final = dt.timedelta(days=7)
 _LEAST_KEYS: Final = 10
 """A share allows this many keys in any case, because a share of few keys says little."""
 

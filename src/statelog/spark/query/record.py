@@ -1,38 +1,117 @@
 """
-Which keys a query records, and how much of them.
+What a query records of its keys: the setting `record`, and its part for the tasks of an operator.
 
-The setting `record` is a list of keys, a share of all keys, or the word "failed".  Whatever it is,
-keys whose processing raises are recorded too.
+As text each field has its own key: `record.keys`, `record.share`, ...
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import pyarrow as pa
 
 from statelog.errors import UsageError
-from statelog.options.kinds import Kind
+from statelog.options import MIB
+from statelog.options.declaration import check_fields, describe_values, option, options_of
+from statelog.options.kinds import COUNT, SIZE, SWITCH, Kind
 from statelog.state.keys.state_key import StateKey
 
-FAILED: Final = "failed"
-DEFAULT_BYTES: Final = 4 * 1024 * 1024
-DEFAULT_CHECKPOINTS: Final = 100
-DEFAULT_AGE: Final = dt.timedelta(days=7)
 _KEY_SHARE: Final = 8
 """One key takes at most this part of the bytes of a micro-batch."""
 
+Key = tuple[object, ...]
 
-@dataclass(frozen=True, slots=True)
-class RecordRule:
-    """The keys to record: a share of all by their hash, 0 to 1, or single keys as tuples."""
 
-    rate: float = 0.0
-    keys: tuple[tuple[object, ...], ...] = ()
+def _keys(value: object) -> tuple[Key, ...]:
+    keys = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(keys, list | tuple | set | frozenset):
+        raise TypeError
+    return tuple(tuple(key) if isinstance(key, list | tuple) else (key,) for key in keys)
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError
+    share = float(value)
+    if not 0 <= share <= 1:
+        raise ValueError
+    return share
+
+
+def _unchecked(value: object, name: str, *, error: type[UsageError] = UsageError) -> object:
+    """Return *value*: the kind itself rejects wrong ones, and shows no keys."""
+    return value
+
+
+_KEYS: Final = Kind(
+    "a list of keys",
+    _keys,
+    'a list of keys (as text in JSON, such as ["c1", "c2"]; a key of several columns is a list)',
+    check=_unchecked,
+    shows_value=False,
+)
+"""Keys are personal data."""
+_SHARE: Final = Kind("0 to 1", _share, check=_unchecked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """
+    What to record of keys, for `statelog replay`.
+
+    It is personal data where the rows are.  Without a field nothing is recorded.
+
+    Example:
+        record=Record(keys=["c42", "c43"])
+
+    Args:
+        keys: Which keys? A key of several columns is a tuple of its values.
+        share: Which share of all keys, chosen by their hash?
+        failed: Record keys whose processing fails? `keys` and `share` imply it.
+        bytes: How many bytes of a micro-batch at most? One key takes at most an eighth.
+        checkpoints: The recordings of how many newest checkpoints are retained?
+
+    Raises:
+        InvalidOptionsError: A value is out of range.
+    """
+
+    keys: Sequence[object] = option((), "keys", _KEYS)
+    share: float = option(0.0, "share", _SHARE)
+    failed: bool = option(False, "failed", SWITCH)
+    bytes: int = option(4 * MIB, "bytes", SIZE, least=1)
+    checkpoints: int = option(100, "checkpoints", COUNT, least=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is recorded."""
+        return self.failed or self.share > 0 or bool(self.keys)
+
+
+SECTION: Final = "record"
+FIELDS: Final = options_of(Record, SECTION)
+"""The fields as options `record.<name>`."""
+describe_values(Record, {declared.field: declared for declared in FIELDS})
+
+
+def _record(value: object) -> Record:
+    if not isinstance(value, Record):
+        raise TypeError
+    return value
+
+
+_KEY_NAMES: Final = ", ".join(declared.key for declared in FIELDS)
+RECORD: Final = Kind(
+    "a `Record`",
+    _record,
+    f"a statelog.spark.Record (outside of the code, the options {_KEY_NAMES})",
+    shows_value=False,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,58 +120,24 @@ class RecordSpec:
     What the tasks of an operator record.
 
     Args:
-        rate: The share of all keys, 0 to 1.
+        share: The share of all keys, 0 to 1.
         keys: Single keys, with the values that Arrow returns from columns of the key's types.
         batch_bytes: Most bytes of one task in one micro-batch.
         key_bytes: Most bytes of one key in one micro-batch.
         operator_id: Name of the operator where the query has several, else "".
     """
 
-    rate: float
-    keys: tuple[tuple[object, ...], ...]
+    share: float
+    keys: tuple[Key, ...]
     batch_bytes: int
     key_bytes: int
     operator_id: str
 
 
-def _rule(value: object) -> RecordRule | None:
-    """Return the rule; text is "failed", a number, or keys as a JSON list.  None records nothing."""
-    if isinstance(value, RecordRule):
-        return value
-    if isinstance(value, str):
-        text = value.strip()
-        if text.lower() in ("", "off", "false", "none"):
-            return None
-        if text.lower() == FAILED:
-            return RecordRule()
-        value = json.loads(text)
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-        return RecordRule(rate=float(value)) if value else None
-    if isinstance(value, list | tuple | set | frozenset) and value:
-        return RecordRule(keys=tuple(_key(entry) for entry in value))
-    raise ValueError
-
-
-RECORD: Final = Kind(
-    'a list of keys, 0 to 1, or "failed"',
-    _rule,
-    f'a list of keys, the share of keys to record (0 to 1), or "{FAILED}" (as text the list is JSON, '
-    'such as ["c1", "c2"])',
-    shows_value=False,
-)
-"""The kind of the setting; keys are personal data, which no error shows."""
-
-
-def _key(value: object) -> tuple[object, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def keys_of_operators(
-    rule: RecordRule, schemas: Sequence[pa.Schema]
-) -> list[tuple[tuple[object, ...], ...]]:
-    """Return the keys of the rule for each operator, in the types of its key columns."""
-    by_operator: list[list[tuple[object, ...]]] = [[] for _ in schemas]
-    for key in rule.keys:
+def keys_of_operators(record: Record, schemas: Sequence[pa.Schema]) -> list[tuple[Key, ...]]:
+    """Return the keys of each operator, in the types of its key columns."""
+    by_operator: list[list[Key]] = [[] for _ in schemas]
+    for key in cast("Sequence[Key]", record.keys):
         refused: UsageError | None = None
         fits = False
         for keys, schema in zip(by_operator, schemas, strict=True):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final, TypeVar, cast
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.options import OPTIONS, task_defaults
+from statelog.options import MEMORY_BUDGET, OPTIONS, task_defaults
 from statelog.options.declaration import (
+    Entry,
     ForeignKey,
     Option,
     Values,
@@ -28,27 +29,29 @@ from statelog.options.declaration import (
 from statelog.options.sections import find_option, variable_of
 from statelog.options.sources import from_environment, options_from
 from statelog.spark.jvm.tricks import is_switch
+from statelog.spark.query.record import FIELDS, SECTION, Record
 from statelog.spark.query.settings import (
     CONF_PREFIX,
     OPTION_PREFIX,
     SETTINGS,
+    OperatorSettings,
     Place,
     QuerySettings,
 )
-from statelog.state.columnar.run_files import DEFAULT_BUDGET
 from statelog.store.location_store import with_source
 
 T = TypeVar("T")
 
 _log = logging.getLogger("statelog.spark")
 
-_OF_ONE_OPERATOR: Final = frozenset(["operator", "inputcolumns"])
-"""Settings that each operator of a query has for itself, by their plain names."""
 _OBSERVERS: Final = {"onprogress": "on_progress", "metrics": "metrics"}
 """Arguments that are objects, by the plain names under which they are given as settings."""
-_REFUSAL: Final = {
-    Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
-    Place.WRITER: "it belongs to the operator: give it to transform_with_state",
+_BY_SESSION: Final = (Place.SESSION,)
+_BY_CODE: Final = (Place.CODE, Place.OPERATOR)
+_BY_WRITER: Final = (Place.WRITER,)
+_REFUSAL: Final[Mapping[tuple[Place, ...], str]] = {
+    _BY_SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
+    _BY_WRITER: "it belongs to the operator: give it to transform_with_state",
 }
 
 
@@ -56,8 +59,13 @@ def _plain(name: str) -> str:
     return name.replace(".", "").replace("-", "").replace("_", "").lower()
 
 
-_NAMES: Final = {_plain(name): name for name in SETTINGS}
-"""The names of the settings by plain name."""
+_DECLARED: Final[Mapping[str, Option]] = {**SETTINGS, **{field.key: field for field in FIELDS}}
+_NAMES: Final = {_plain(name): name for name in _DECLARED}
+"""The names of the settings, and of the fields of `Record`, by plain name."""
+_OF_OPERATOR: Final = {
+    plain for plain, name in _NAMES.items() if Place.OPERATOR in _DECLARED[name].only
+}
+"""The settings that each operator of a query has for itself, by their plain names."""
 
 
 def _nearest(key: str) -> str:
@@ -66,11 +74,11 @@ def _nearest(key: str) -> str:
 
 
 def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
-    """Reject arguments of `transform_with_state` that are not settings."""
-    unknown = sorted(set(arguments).difference(SETTINGS))
+    """Reject arguments of `transform_with_state` that are not settings; options have a dot."""
+    unknown = sorted(name for name in arguments if name not in SETTINGS and "." not in name)
     if unknown:
         near = [name for name in map(_nearest, unknown) if name]
-        hint = f"it takes Spark's and {', '.join(SETTINGS)}"
+        hint = f"it takes Spark's and {', '.join(OperatorSettings.__annotations__)}"
         if near:
             hint = f"did you mean {', '.join(map(repr, near))}?"
         raise UsageError(f"transform_with_state has no argument {', '.join(unknown)}; {hint}")
@@ -81,7 +89,7 @@ def chained_arguments(
 ) -> dict[str, object]:
     """Return the settings of a query with another operator."""
     given_names = {_plain(name): name for name, value in arguments.items() if value is not None}
-    chained = {n: value for n, value in before.items() if _plain(n) not in _OF_ONE_OPERATOR}
+    chained = {n: value for n, value in before.items() if _plain(n) not in _OF_OPERATOR}
     for name, value in chained.items():
         given = given_names.get(_plain(name), name)
         if value is not None and arguments.get(given, value) != value:
@@ -111,35 +119,37 @@ def resolve_settings(
         for key, value in conf.items()
         if key.startswith(CONF_PREFIX) and not is_switch(key, value)
     )
-    code, code_store = store_options(
-        (name, value, f"argument {name!r}")
-        for name, value in arguments.items()
-        if value is not None
-    )
+    code, code_store = store_options(_of_code(arguments))
     writer, writer_store = store_options(
         (name, value, f"writer's option '{OPTION_PREFIX}{name}'")
         for name, value in (written or {}).items()
     )
     values = read(from_environment(environ), find_option)
-    values |= read(session, partial(_find, Place.SESSION))
-    base = _taken(values, "stateLocation", None)
-    values |= read(code, partial(_find, Place.CODE))
-    values |= read(writer, partial(_find, Place.WRITER))
-    budget = _taken(dict(values), "memoryBudget", DEFAULT_BUDGET)
+    values |= read(session, partial(_find, _BY_SESSION))
+    values |= read(code, partial(_find, _BY_CODE))
+    values |= read(writer, partial(_find, _BY_WRITER))
+    budget = _taken(dict(values), "memoryBudget", MEMORY_BUDGET)
     defaults = ((key, value, "the defaults") for key, value in task_defaults(budget).items())
     values = read(defaults, find_option) | values
     store: Mapping[str, object] = _taken(values, "storageOptions", {})
     store = with_source({**session_store, **store, **code_store, **writer_store}, environ)
-    options = options_from(values)
-    fields: dict[str, object] = {
-        "base_location": base,
-        "changelog": options.changelog,
-        "checkpoints": options.checkpoint,
-        "storage_options": store,
-    }
-    if "snapshotPolicy" not in values:
-        fields["snapshot_policy"] = options.snapshot
-    return build(QuerySettings, values, **fields)
+    return build(
+        QuerySettings,
+        values,
+        options=options_from(values),
+        record=build(Record, values, SECTION),
+        storage_options=store,
+    )
+
+
+def _of_code(arguments: Mapping[str, object]) -> Iterator[Entry]:
+    """Yield what the code sets; a `Record` sets all its fields."""
+    for name, value in arguments.items():
+        origin = f"argument {name!r}"
+        if isinstance(value, Record) and _plain(name) == SECTION:
+            yield from ((field.key, getattr(value, field.field), origin) for field in FIELDS)
+        elif value is not None:
+            yield name, value, origin
 
 
 def _taken(values: Values, key: str, default: T) -> T:
@@ -147,13 +157,15 @@ def _taken(values: Values, key: str, default: T) -> T:
     return cast("T", values.pop(key)[1]) if key in values else default
 
 
-def _find(place: Place, key: str) -> Option | ForeignKey:
-    """Return the setting, or the option of docs/reference/options.md, that *key* names in one place."""
+def _find(places: tuple[Place, ...], key: str) -> Option | ForeignKey:
+    """Return the setting, or the option of docs/reference/options.md, that *key* names in a place."""
     if (name := _NAMES.get(_plain(key))) is None:
         return _find_option(key)
-    setting = SETTINGS[name]
-    if setting.only and place not in setting.only:
-        raise InvalidOptionsError(f"{name} has no effect there; {_REFUSAL[place]}")
+    setting = _DECLARED[name]
+    if setting.only and not set(setting.only).intersection(places):
+        raise InvalidOptionsError(
+            f"{name} has no effect there; {setting.advice or _REFUSAL[places]}"
+        )
     return setting
 
 
@@ -165,7 +177,8 @@ def _find_option(key: str) -> Option | ForeignKey:
     try:
         declared = find_option(key)
     except InvalidOptionsError:
-        near = "" if "." in key else _nearest(key)  # an option has a dot
+        is_setting = "." not in key or key.lower().startswith(f"{SECTION}.")
+        near = _nearest(key) if is_setting else ""
         if not near:
             raise
         raise InvalidOptionsError(f"unknown setting {key!r}; did you mean {near!r}?") from None

@@ -22,7 +22,6 @@ from statelog.checkpoint.query_files import (
     refuse_unfinished_repartition,
     unfinished_batch,
 )
-from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import QueryTimes
 from statelog.spark.driver.engine import MicroBatchEngine
@@ -294,14 +293,12 @@ class StatefulStreamWriter(DataStreamWriter):
         arguments = {**last.arguments, "maxParallelism": last.max_parallelism}
         settings = resolve_settings(settings_of(session), arguments, self._settings)
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
-        bounds = settings.task_bounds(self._cores())
         _check_columns(self._operators, settings)
         operators = self._operators
         if settings.on_error is OnError.FREEZE:
             operators = tuple(replace(each, schema=with_marks(each.schema)) for each in operators)
-        return Query(
-            operators, settings, normalize_url(location), TaskBounds(*bounds), last.observers
-        )
+        bounds = settings.task_bounds(self._cores())
+        return Query(operators, settings, normalize_url(location), bounds, last.observers)
 
     def _kept_progress(self) -> int:
         """Return the number of micro-batches whose progress Spark keeps."""
@@ -346,11 +343,11 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
 def _check_columns(operators: Sequence[OperatorDefinition], settings: QuerySettings) -> None:
     """Check that rows have all their columns where they are kept for a changed processor."""
     if settings.is_replayed and not all(each.has_all_columns for each in operators):
-        name = "onError" if settings.on_error.keeps_letters else "record"
+        name, key = ("onError",) * 2 if settings.on_error.keeps_letters else ("record", "record.*")
         raise UsageError(
             f"{name} keeps rows with all their columns, but the columns that the processor does not read "
             f"were left out before the writer got the option. Give {name} to transform_with_state or "
-            f"to the session, as spark.statelog.{name}, or use inputColumns='all'"
+            f"to the session, as spark.statelog.{key}, or use inputColumns='all'"
         )
 
 

@@ -51,11 +51,7 @@ class KeptState:
         task_state = spec.state
         self.run = _run_of(spec)
         self.store = CachedStore(
-            open_location(
-                task_state.location,
-                options=dict(task_state.storage_options),
-                fsync=task_state.fsync,
-            ),
+            open_location(task_state.location, options=dict(task_state.storage_options)),
             _CACHED_BYTES,
         )
         self.ids = RandomIds()

@@ -14,7 +14,7 @@ from statelog.errors import InvariantError
 from statelog.metrics.table import FigureValue
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
-from statelog.options import ChangelogOptions, task_changelog_options
+from statelog.options import ChangelogOptions, task_options
 from statelog.spark.query.face import AnyProcessor
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import UnnamedColumns
@@ -91,7 +91,6 @@ class TaskState:
     Args:
         location: Root of the state location as a URL.
         storage_options: Client options of the store.
-        fsync: Whether the store makes local files durable.
         epoch: The driver's claim on the location.
         run_id: Unique name of the driver's run; a new one invalidates cached state, also where a
             location was deleted and a new one under its name has the same epoch.
@@ -103,13 +102,12 @@ class TaskState:
 
     location: str
     storage_options: Mapping[str, object]
-    fsync: bool
     epoch: int
     schema: dict[str, object]
     backend: StateBackendConfig = field(default_factory=StateBackendConfig)
     operator: int = 0
     run_id: str = ""
-    changelog: ChangelogOptions = field(default_factory=task_changelog_options)
+    changelog: ChangelogOptions = field(default_factory=lambda: task_options().changelog)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class SpillFile:
             raise StoreError(
                 f"the task cannot write its input to the local disk in {where}: {error}. The input "
                 f"is larger than the memory budget and needs {self._end + len(view)} bytes or more "
-                "there. Free disk space, set localDirectory, or read less in one micro-batch "
+                "there. Free disk space, set state.local-directory, or read less in one micro-batch "
                 "(maxFilesPerTrigger, maxOffsetsPerTrigger)"
             ) from error
         piece = Piece(self._end, len(view))

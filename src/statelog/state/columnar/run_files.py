@@ -31,10 +31,11 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from statelog.errors import CorruptionError, InvalidOptionsError
+from statelog.errors import CorruptionError
 from statelog.format.arrow_data import read_batch
 from statelog.format.buffers import checksum, decode_json
 from statelog.model import KeyGroupRange
+from statelog.options import MEMORY_BUDGET
 from statelog.runtime.clock import IdSource, wall_clock_seconds
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun
 from statelog.state.heap import MemoryLimits
@@ -263,10 +264,6 @@ def _make_private(folder: Path) -> None:
         raise PermissionError(f"{folder} can be written by others; make it private (chmod 700)")
 
 
-BACKENDS: Final = ("auto", "memory", "disk")
-DEFAULT_BUDGET: Final = 512 * 1024 * 1024
-
-
 @dataclass(frozen=True, slots=True)
 class StateBackendConfig:
     """
@@ -283,14 +280,10 @@ class StateBackendConfig:
     """
 
     kind: str = "auto"
-    budget_bytes: int = DEFAULT_BUDGET
+    budget_bytes: int = MEMORY_BUDGET
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in BACKENDS:
-            raise InvalidOptionsError(
-                f"stateBackend is one of {', '.join(BACKENDS)}; got {self.kind!r}"
-            )
         MemoryLimits(self.budget_bytes)
 
     @property
@@ -315,8 +308,8 @@ class StateBackendConfig:
                 return RunFiles(folder, location, layout, ids)
             except OSError as error:
                 _log.warning(
-                    "no local files for state (%s); large state stays in memory. Set localDirectory "
-                    "to a folder on the host's disk",
+                    "no local files for state (%s); large state stays in memory. Set the "
+                    "option state.local-directory to a folder on the host's disk",
                     error,
                 )
                 return None

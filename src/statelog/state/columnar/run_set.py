@@ -353,7 +353,7 @@ class RunSet:
         self._local = None
         _log.warning(
             "cannot write state to %s (%s); this worker keeps it in memory from now on, and no "
-            "state is lost. Free space there, or set localDirectory",
+            "state is lost. Free space there, or set state.local-directory",
             where,
             error,
         )

@@ -13,7 +13,7 @@ def made(tmp_path):
     """Return a maker of histories, each in a folder of its own."""
 
     def make(seed, batches=5, retained=3) -> History:
-        store = open_store(tmp_path / f"state {seed}", fsync=False)
+        store = open_store(tmp_path / f"state {seed}", storage_options={"fsync": False})
         history = History(f"edit {seed}", store, retained)
         history.run(batches)
         return history

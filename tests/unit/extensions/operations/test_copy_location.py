@@ -230,7 +230,7 @@ def test_what_is_no_copy_is_refused(tmp_path):
     with pytest.raises(UsageError, match="is a state location, and no copy"):
         copied(made.store, target)
     target = Target()
-    local = open_store(tmp_path / "local", fsync=False)
+    local = open_store(tmp_path / "local", storage_options={"fsync": False})
     copied(made.store, target)
     (mark,) = filter(parse_copy_folder, target.objects)
     target.objects[mark] = b'{"version":2,"source":"s3://elsewhere/and/further"}'
@@ -301,7 +301,7 @@ def test_a_copy_is_no_garbage():
 
 
 def test_by_url(tmp_path):
-    made = History("by url", open_store(tmp_path / "a", fsync=False))
+    made = History("by url", open_store(tmp_path / "a", storage_options={"fsync": False}))
     made.run(5)
     report = statelog.copy(tmp_path / "a", tmp_path / "b")
     with statelog.open(tmp_path / "b") as state:
@@ -335,7 +335,9 @@ def test_tagged_checkpoints_are_copied_with_their_tags():
 def test_the_copy_of_a_fork_is_whole(tmp_path):
     for seed in range(4):
         root = tmp_path / str(seed)
-        made = History(f"fork {seed}", open_store(root / "parent", fsync=False))
+        made = History(
+            f"fork {seed}", open_store(root / "parent", storage_options={"fsync": False})
+        )
         made.run(4)
         newest = Entries(made.store).newest()
         statelog.fork(root / "parent", root / "fork", state_only=True)

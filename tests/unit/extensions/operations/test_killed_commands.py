@@ -85,7 +85,7 @@ def with_tag(place: Place) -> None:
 
 def with_garbage(place: Place) -> None:
     """Leave what an unfinished checkpoint and a killed write leave behind."""
-    store = open_store(place.state, fsync=False)
+    store = open_store(place.state, storage_options={"fsync": False})
     store.put(PATHS.changelog("orphan"), b"unfinished")
     store.put(PATHS.task_owned("orphan"), b"unfinished")
     store.put(PATHS.temporary("orphan"), b"unfinished")

@@ -65,7 +65,7 @@ def ask(verb: str, location: Path | str, tmp_path: Path, capsys: Any) -> tuple[i
 
 def test_reading_never_fails_within_the_retention(tmp_path: Path) -> None:
     """The newest checkpoint is read all the time, while the query keeps ten and deletes older ones."""
-    store = open_store(str(tmp_path / "state"), fsync=False)
+    store = open_store(str(tmp_path / "state"), storage_options={"fsync": False})
     history = History("within", store, retained=10)
     history.run(3)
     stop, failures, reads = threading.Event(), [], []
@@ -117,7 +117,7 @@ import sys, time
 sys.path.insert(0, {root!r})
 from tests.unit.state.reader.histories import History
 from statelog.store import open_store
-history = History("another process", open_store(sys.argv[1], fsync=False), retained=2)
+history = History("another process", open_store(sys.argv[1], storage_options={"fsync": False}), retained=2)
 for _ in range(40):
     history.micro_batch()
     counts = history.model.rows("$timers", None)
@@ -281,7 +281,7 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
 
 def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "state", 3)
-    store = open_store(str(tmp_path / "state"), fsync=False)
+    store = open_store(str(tmp_path / "state"), storage_options={"fsync": False})
     body = bytearray(encode_record(read_checkpoint(store, 3).checkpoint))
     body[0:2] = (99).to_bytes(2, "big")
     newer = b"".join(map(bytes, SegmentWriter().finish({b"CKPT": bytes(body)})))
@@ -306,7 +306,9 @@ def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys:
 def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
     from tests.unit.state.reader.histories import Calm
 
-    history = Calm("empty", open_store(str(tmp_path / "sta te ☃"), fsync=False))
+    history = Calm(
+        "empty", open_store(str(tmp_path / "sta te ☃"), storage_options={"fsync": False})
+    )
     history.change = lambda codec, state, part: {}  # type: ignore[method-assign]
     history.micro_batch()
     history.micro_batch()

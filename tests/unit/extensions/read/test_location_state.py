@@ -370,7 +370,9 @@ def stored(tmp_path: Path) -> tuple[Path, History]:
     for seed in range(100):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        history = History(f"stored {seed}", open_store(str(folder), fsync=False))
+        history = History(
+            f"stored {seed}", open_store(str(folder), storage_options={"fsync": False})
+        )
         history.run(6)
         if {*NAMES} <= {*live_names(history.model)} and history.model.rows("total", None):
             return folder, history

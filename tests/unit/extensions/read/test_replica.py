@@ -325,7 +325,7 @@ def test_state_half_brought_forward_is_never_read(monkeypatch: pytest.MonkeyPatc
 def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
     import shutil
 
-    history = Calm("deleted", open_store(str(tmp_path / "state"), fsync=False))
+    history = Calm("deleted", open_store(str(tmp_path / "state"), storage_options={"fsync": False}))
     history.micro_batch()
     replica = sl.open(tmp_path / "state").follow(interval_s=None)
     shutil.rmtree(tmp_path / "state")
@@ -336,7 +336,7 @@ def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no longer has"):
         replica.wait_for(99, timeout_s=5)
     check(replica, history)  # what was held can be read
-    again = Calm("another", open_store(str(tmp_path / "state"), fsync=False))
+    again = Calm("another", open_store(str(tmp_path / "state"), storage_options={"fsync": False}))
     again.micro_batch()
     again.micro_batch()
     replica.refresh()
@@ -344,7 +344,7 @@ def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
 
 
 def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path), fsync=False)
+    store = open_store(str(tmp_path), storage_options={"fsync": False})
     store.put("dstl/x", b"{}")
     with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
         sl.open(tmp_path).follow()

@@ -22,7 +22,7 @@ from statelog.errors import ProcessorError
 from statelog.extensions.recordings.location import forget_key, list_recordings, read_recording
 from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import ReplayedStep, replay
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 from statelog.spark.worker.protocol import TaskAck
 from statelog.store import PATHS
 
@@ -84,7 +84,7 @@ def test_an_unchanged_processor_does_what_was_recorded(
         ]
     folder = tmp_path_factory.getbasetemp() / f"same-{time_mode}-{in_pandas}"
     job = RecordedJob(
-        fresh(folder), kind(), COLUMNS, OUTPUT, RecordRule(rate=1.0), time_mode, in_pandas, tasks
+        fresh(folder), kind(), COLUMNS, OUTPUT, Record(share=1.0), time_mode, in_pandas, tasks
     )
     run_all(job, history)
     keys = recorded_keys(job)
@@ -127,7 +127,7 @@ def test_a_part_by_part_task_records_the_same(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "parts"
     job = RecordedJob(
-        fresh(folder), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=tasks, input_bytes=4000
+        fresh(folder), Steps(), COLUMNS, OUTPUT, Record(share=1.0), tasks=tasks, input_bytes=4000
     )
     run_all(job, history)
     for key in set(recorded_keys(job)):
@@ -135,7 +135,7 @@ def test_a_part_by_part_task_records_the_same(
 
 
 def test_a_changed_processor_differs_in_what_it_changes(tmp_path: Path) -> None:
-    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(keys=(("k1",),)))
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(keys=(("k1",),)))
     job.run([("k1", "add", 3), ("k1", "yield", 0), ("k2", "add", 1)])
     job.run([("k1", "append", 3)])
     first, second = replay(str(tmp_path), "k1", processor=OtherSteps())
@@ -154,7 +154,7 @@ def test_the_sample_is_the_same_at_every_parallelism(tmp_path: Path) -> None:
     for tasks in (1, 2, 5):
         folder = tmp_path / str(tasks)
         job = RecordedJob(
-            str(folder), Steps(), COLUMNS, OUTPUT, RecordRule(rate=0.1), tasks=tasks,
+            str(folder), Steps(), COLUMNS, OUTPUT, Record(share=0.1), tasks=tasks,
             record_bytes=1 << 24,
         )  # fmt: skip
         job.run(rows)
@@ -166,7 +166,7 @@ def test_the_sample_is_the_same_at_every_parallelism(tmp_path: Path) -> None:
 
 
 def test_timers_alone_are_recorded_too(tmp_path: Path) -> None:
-    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0))
     job.run([("k1", "timer", 1), ("k2", "timer", 3)], 1000)
     job.run([], 1150)
     steps = replay(str(tmp_path), "k1", processor=Steps())
@@ -184,7 +184,7 @@ def test_timers_alone_are_recorded_too(tmp_path: Path) -> None:
 def test_a_key_that_failed_fails_again(tmp_path: Path, op: str, in_pandas: bool) -> None:
     kind = FrameSteps if in_pandas else Steps
     job = RecordedJob(
-        str(tmp_path), kind(), COLUMNS, OUTPUT, RecordRule(), pandas=in_pandas, tasks=2
+        str(tmp_path), kind(), COLUMNS, OUTPUT, Record(failed=True), pandas=in_pandas, tasks=2
     )
     job.run([("k1", "add", 3), ("k2", "add", 4)])
     rows = [("k2", "add", 1), ("k1", "append", 7), ("k1", op, 8), ("k1", "add", 1)]
@@ -215,7 +215,7 @@ def test_a_failing_timer_is_recorded(tmp_path: Path) -> None:
         def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
             raise KeyError("lost")
 
-    job = RecordedJob(str(tmp_path), Failing(), COLUMNS, OUTPUT, RecordRule())
+    job = RecordedJob(str(tmp_path), Failing(), COLUMNS, OUTPUT, Record(failed=True))
     job.run([("k1", "timer", 1)], 1000)
     with pytest.raises(ProcessorError, match=r"Replay it: statelog replay"):
         job.run([("k3", "add", 1)], 1200)
@@ -227,14 +227,14 @@ def test_a_failing_timer_is_recorded(tmp_path: Path) -> None:
 
 def test_without_a_setting_the_error_says_how_to_record(tmp_path: Path) -> None:
     job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, None)
-    with pytest.raises(ProcessorError, match=r'record it: record="failed"'):
+    with pytest.raises(ProcessorError, match=r"record it: record=Record\(failed=True\)"):
         job.run([("k1", "fail", 3)])
     assert [] == list_recordings(job.store)
 
 
 def test_failures_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("statelog.extensions.recordings.replayable.FAILURES_MAX", 3)
-    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule())
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(failed=True))
     for number in range(6):
         with pytest.raises(ProcessorError):
             job.run([(f"k{number}", "fail", number)])
@@ -246,7 +246,7 @@ def test_failures_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> None:
     job = RecordedJob(
-        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), record_bytes=20_000
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0), record_bytes=20_000
     )
     large = [("large", "append", number) for number in range(2000)]
     small = [(f"k{number}", "append", number) for number in range(10)]
@@ -265,7 +265,7 @@ def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> No
 @pytest.mark.parametrize("record_bytes", [5_000, 50_000])
 def test_a_micro_batch_is_bounded(tmp_path: Path, record_bytes: int) -> None:
     job = RecordedJob(
-        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), record_bytes=record_bytes
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0), record_bytes=record_bytes
     )
     (ack,) = job.run([(f"key {number}", "append", number) for number in range(5000)])
     recorded, dropped = recorded_and_dropped(ack)
@@ -283,8 +283,8 @@ def test_recordings_are_kept_for_their_checkpoints_and_then_deleted(tmp_path: Pa
     from statelog.spark.query.settings import QuerySettings
 
     job = RecordedJob(
-        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), retained=2,
-        settings=QuerySettings(record_checkpoints=4),
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0), retained=2,
+        settings=QuerySettings(record=Record(checkpoints=4)),
     )  # fmt: skip
     for number in range(12):
         job.run([("k1", "add", number)])
@@ -300,8 +300,8 @@ def test_old_recordings_are_dropped_by_age(tmp_path: Path) -> None:
     from statelog.spark.query.settings import QuerySettings
 
     job = RecordedJob(
-        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), retained=1,
-        settings=QuerySettings(record_age=dt.timedelta(seconds=10)),
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0), retained=1,
+        settings=QuerySettings(retention=dt.timedelta(seconds=10)),
     )  # fmt: skip
     for number in range(5):
         job.run([("k1", "add", number)], 1_000_000 + number * 4000)
@@ -315,7 +315,7 @@ def test_old_recordings_are_dropped_by_age(tmp_path: Path) -> None:
 def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Path) -> None:
     import datetime as dt
 
-    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0))
     job.run([("k1", "add", 1)])
     with pytest.raises(ProcessorError):
         job.run([("k1", "fail", 1)])
@@ -338,7 +338,7 @@ def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Pat
 
 
 def test_a_forgotten_key_is_in_no_recording(tmp_path: Path) -> None:
-    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0))
     job.run([("k1", "add", 1), ("k2", "add", 2), ("k1", "yield", 3)])
     job.run([("k2", "timer", 1), ("k3", "append", 2)])
     with pytest.raises(ProcessorError):
@@ -363,7 +363,7 @@ def test_a_new_location_under_an_old_name_has_nothing_of_the_old_one(tmp_path: P
     for rows, tasks in (([("k1", "timer", 1)], 3), ([], 1)):
         folder = fresh(tmp_path / "job")
         job = RecordedJob(
-            folder, Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), "processingtime", False, tasks
+            folder, Steps(), COLUMNS, OUTPUT, Record(share=1.0), "processingtime", False, tasks
         )
         job.run(rows, 1000)
         job.run([], 1001)  # tasks without changes read the checkpoint before, and keep it
@@ -372,7 +372,7 @@ def test_a_new_location_under_an_old_name_has_nothing_of_the_old_one(tmp_path: P
 
 
 def test_an_attempt_that_is_not_committed_leaves_no_recording(tmp_path: Path) -> None:
-    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0))
     job.run([("k1", "add", 1)])
     original: Callable[..., None] = job.commit
 
@@ -392,9 +392,7 @@ def test_an_attempt_that_is_not_committed_leaves_no_recording(tmp_path: Path) ->
 def test_a_restart_and_another_parallelism_go_on(tmp_path: Path) -> None:
     rng = random.Random(5)
     for tasks in (1, 3, 2):
-        job = RecordedJob(
-            str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=tasks
-        )
+        job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0), tasks=tasks)
         for _ in range(3):
             rows = [(rng.choice(KEYS), rng.choice(SAFE), rng.randrange(9)) for _ in range(30)]
             job.run(rows, 1000 + 200 * job.batch_id)
@@ -405,7 +403,7 @@ def test_a_restart_and_another_parallelism_go_on(tmp_path: Path) -> None:
 
 def test_a_large_recording_is_a_file_of_its_task(tmp_path: Path) -> None:
     job = RecordedJob(
-        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=2, inline_bytes=100
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0), tasks=2, inline_bytes=100
     )
     acks = job.run([(f"k{number}", "add", number) for number in range(50)])
     assert all(
@@ -422,7 +420,7 @@ def test_a_fork_has_no_recordings_of_its_parent(tmp_path: Path) -> None:
     import statelog as sl
 
     job = RecordedJob(
-        str(tmp_path / "parent"), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=2
+        str(tmp_path / "parent"), Steps(), COLUMNS, OUTPUT, Record(share=1.0), tasks=2
     )
     job.run([("k1", "add", 1)])
     sl.fork(str(tmp_path / "parent"), str(tmp_path / "fork"), state_only=True)

@@ -29,7 +29,9 @@ BOUND = 8
 
 
 def a_history(folder: Path, batches: int, retained: int = 9) -> History:
-    history = History("stream", open_store(str(folder), fsync=False), retained=retained)
+    history = History(
+        "stream", open_store(str(folder), storage_options={"fsync": False}), retained=retained
+    )
     history.rng.random = lambda: 0.9  # type: ignore[method-assign]  # the schema stays as it is
     history.run(batches)
     return history

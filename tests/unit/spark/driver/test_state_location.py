@@ -79,7 +79,7 @@ def location(
     drop_state: tuple[str, ...] = (),
 ) -> StateLocation:
     definition: Any = SimpleNamespace(schema=schema, max_parallelism=8, time_mode="none")
-    settings = QuerySettings(fsync=False, checkpoint=restore, drop_state=drop_state)
+    settings = QuerySettings(checkpoint=restore, drop_state=drop_state)
     return StateLocation(Query((definition,), settings, "dict://", TaskBounds(1, 1)))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from statelog.core.task_count import TaskBounds
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.extensions.columns.aggregation import aggregate
 from statelog.metrics import Metrics
@@ -14,13 +15,14 @@ from statelog.options import (
     OPTIONS,
     ChangelogOptions,
     SnapshotPolicy,
-    task_changelog_options,
+    StateOptions,
+    task_options,
 )
 from statelog.options.sections import FOREIGN
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.progress import NO_OBSERVERS, BatchProgress, Observers
-from statelog.spark.query.record import RECORD, RecordRule
+from statelog.spark.query.record import FIELDS, Record
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
 from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings
 
@@ -45,31 +47,37 @@ def test_without_any_setting_there_are_the_defaults() -> None:
 def test_every_setting_can_be_configured_as_text() -> None:
     found = settled(
         {
-            "stateLocation": "s3://bucket/jobs",
+            "baseLocation": "s3://bucket/jobs",
             "delivery": "Direct",
             "tasks": "3",
             "maxParallelism": "12",
-            "inlineBytes": "64 kb",
-            "fsync": "false",
             "retainedCheckpoints": "9",
             "checkpoint.compress-metadata": "false",
             "snapshot.max-log-handles": "5",
+            "stream.data-inline-threshold": "64 kb",
+            "state.backend": "disk",
+            "state.backend.rocksdb.localdir": "/mnt/ssd",
             "storageOptions.aws_region": "eu-central-1",
-            "record": '["a", ["b", 2]]',
-            "recordBytes": "1 mb",
-            "recordCheckpoints": "7",
-            "recordAge": "36 h",
+            "storageOptions.fsync": "false",
+            "record.keys": '["a", ["b", 2]]',
+            "record.share": "0.25",
+            "record.failed": "true",
+            "record.bytes": "1 mb",
+            "record.checkpoints": "7",
+            "retention": "36 h",
         }
     )
-    assert RecordRule(keys=(("a",), ("b", 2))) == found.record
-    assert (1 << 20, 7) == (found.record_bytes, found.record_checkpoints)
-    assert 36 * 3600 == found.record_age.total_seconds()
+    keys = ["a", ("b", 2)]
+    assert found.record == Record(keys=keys, share=0.25, failed=True, bytes=1 << 20, checkpoints=7)
+    assert 36 * 3600 == found.retention.total_seconds()
     assert ("s3://bucket/jobs", None) == (found.base_location, found.state_location)
-    assert (Delivery.DIRECT, 3, 12) == (found.delivery, found.tasks, found.max_parallelism)
-    assert (65536, False) == (found.inline_bytes, found.fsync)
-    assert (9, False) == (found.checkpoints.retained, found.checkpoints.compress_metadata)
-    assert 5 == found.snapshot_policy.max_log_handles
-    assert {"aws_region": "eu-central-1"} == found.storage_options
+    assert (Delivery.DIRECT, (3, 3), 12) == (found.delivery, found.tasks, found.max_parallelism)
+    options = found.options
+    assert options.stream.data_inline_threshold_bytes == 65536
+    assert options.state == StateOptions("disk", "/mnt/ssd")
+    assert (9, False) == (options.checkpoint.retained, options.checkpoint.compress_metadata)
+    assert 5 == options.snapshot.max_log_handles
+    assert {"aws_region": "eu-central-1", "fsync": "false"} == found.storage_options
 
 
 def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> None:
@@ -82,25 +90,35 @@ def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> 
     code: dict[str, Any] = {
         "tasks": 5,
         "retainedCheckpoints": 6,
-        "fsync": False,
         "storageOptions": {"region": "b", "endpoint": "x"},
     }
     written = {"tasks": "7", "storageOptions.region": "c", "checkpoint": "41", "adopt": "true"}
     found = settled(conf, code, written)
-    assert (7, 6, Delivery.DIRECT) == (found.tasks, found.checkpoints.retained, found.delivery)
+    retained = found.options.checkpoint.retained
+    assert ((7, 7), 6, Delivery.DIRECT) == (found.tasks, retained, found.delivery)
     assert {"region": "c", "endpoint": "x"} == found.storage_options
-    assert (41, True, False) == (found.checkpoint, found.adopt, found.fsync)
-    assert (5, 6) == (settled(conf, code).tasks, settled(conf, code).checkpoints.retained)
+    assert (41, True) == (found.checkpoint, found.adopt)
+    found = settled(conf, code)
+    assert ((5, 5), 6) == (found.tasks, found.options.checkpoint.retained)
+
+
+def test_a_record_of_the_code_counts_whole_and_the_writer_changes_its_fields() -> None:
+    conf = {"record.keys": '["a"]', "record.bytes": "1 kb"}
+    code = {"record": Record(share=0.5)}
+    assert settled(conf, code).record == Record(share=0.5)
+    written = {"record.share": "0", "record.failed": "true"}
+    assert settled(conf, code, written).record == Record(failed=True)
+    assert settled(conf, {}, {"record.keys": "[]"}).record == Record(bytes=1024)
+    assert not settled(conf, {}, {"record.keys": "[]"}).record.is_on
 
 
 def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
     environ = {"STATELOG_CHECKPOINT_RETAINED": "8"}
-    assert 8 == settled(environ=environ).checkpoints.retained
+    assert 8 == settled(environ=environ).options.checkpoint.retained
     found = settled({"execution.checkpointing.num-retained": "5"}, environ=environ)
-    assert 5 == found.checkpoints.retained
-    policy = SnapshotPolicy(max_log_handles=3)
-    found = settled({"snapshot.max-log-handles": "9"}, {"snapshotPolicy": policy})
-    assert policy == found.snapshot_policy
+    assert 5 == found.options.checkpoint.retained
+    found = settled({"snapshot.max-log-handles": "9"}, {"snapshot.max-log-handles": 3})
+    assert SnapshotPolicy(max_log_handles=3) == found.options.snapshot
 
 
 @pytest.mark.parametrize(
@@ -117,10 +135,22 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
             "metrics is not a setting: give it to transform_with_state as an",
         ),
         ({}, {}, {"on-progress": print}, "writer's option.*on_progress is not a setting"),
-        ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a whole number"),
+        ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a count from 1"),
         ({"delivery": "twice"}, {}, {}, '"staged" or "direct", not .twice.'),
         ({"checkpoint": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
         ({"operator": "x"}, {}, {}, "no effect there"),
+        (
+            {"stateLocation": "s3://a"},
+            {},
+            {},
+            "no effect there; spark.statelog.baseLocation is the folder",
+        ),
+        ({}, {"baseLocation": "s3://a"}, {}, "no effect there; .*set spark.statelog.baseLocation"),
+        ({}, {}, {"baseLocation": "s3://a"}, "no effect there; .*set spark.statelog.baseLocation"),
+        ({"record": "failed"}, {}, {}, "record must be a statelog.spark.Record .*record.failed"),
+        ({}, {"record": ["a"]}, {}, "record must be a statelog.spark.Record .*, not a list"),
+        ({"record.shar": "1"}, {}, {}, "did you mean 'record.share'"),
+        ({"record.share": "all"}, {}, {}, "spark.statelog.record.share.*must be 0 to 1"),
         (
             {"changelog.base-path": "x"},
             {},
@@ -140,16 +170,22 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
             {},
             r"tasks must be at most maxParallelism \(4\), not 5 \(tasks comes from argument 'tasks', maxP",
         ),
-        ({}, {"tasks": 0}, {}, "tasks must be a whole number, at least 1, not 0"),
-        ({}, {"minTasks": 0}, {}, "minTasks must be a whole number, at least 1, not 0"),
-        ({}, {"maxTasks": 129}, {}, "maxTasks must be at most maxParallelism"),
-        ({"maxTasks": "2"}, {"minTasks": 3}, {}, r"minTasks must be at most maxTasks \(2\), not 3"),
+        (
+            {},
+            {"tasks": 0},
+            {},
+            'tasks must be a count from 1, or a range such as "1-8" or "4-", not 0',
+        ),
+        ({}, {"tasks": "0-4"}, {}, "tasks must be a count from 1.*, not '0-4'"),
+        ({}, {"tasks": "1-129"}, {}, "tasks must be at most maxParallelism"),
+        ({}, {"tasks": "129-"}, {}, "tasks must be at most maxParallelism"),
+        ({"tasks": "3-2"}, {}, {}, "tasks must be a count from 1, or a range.*, not '3-2'"),
         ({}, {"maxParallelism": 0}, {}, "maxParallelism must be a whole number, at least 1, not 0"),
         (
             {},
-            {"inlineBytes": -1},
+            {"stream.data-inline-threshold": -1},
             {},
-            "inlineBytes must be a number of bytes.*, at least 0, not -1",
+            "data-inline-threshold must be a number of bytes.*, at least 0, not -1",
         ),
         ({}, {"delivery": 7}, {}, "argument 'delivery'.*staged.* or .direct., not 7"),
         ({}, {"checkpoint": -2}, {}, '"latest", "empty" or a checkpoint id'),
@@ -173,15 +209,27 @@ def test_a_wrong_setting_is_named_with_its_place(
 
 
 def test_what_the_code_may_say_is_the_table() -> None:
-    names = set(SETTINGS)
+    names = set(SETTINGS) - {"baseLocation"}
     assert names == set(OperatorSettings.__annotations__)
+    assert len(SETTINGS) <= 20
     assert OperatorSettings.__doc__ is not None
     assert all(f"        {name}: (" in OperatorSettings.__doc__ for name in names)
     for function in (transform_with_state, transform_with_state_in_pandas, aggregate):
         text = " ".join((function.__doc__ or "").split())
         assert f"ee `OperatorSettings`: {', '.join(OperatorSettings.__annotations__)}." in text
     undeclared = {one.name for one in fields(QuerySettings) if not one.metadata}
-    assert {"base_location", "changelog", "checkpoints"} == undeclared
+    assert {"options"} == undeclared
+
+
+@pytest.mark.parametrize("kind", [OperatorSettings, Record])
+def test_a_setting_is_described_by_the_question_that_it_answers(kind: type) -> None:
+    text = " ".join((kind.__doc__ or "").split("Args:")[1].split("Raises:")[0].split())
+    names = (
+        OperatorSettings.__annotations__ if kind is OperatorSettings else [f.field for f in FIELDS]
+    )
+    for name, following in zip(names, [*list(names)[1:], ""], strict=True):
+        entry = text.split(f"{name}: (", 1)[1].split(f" {following}: (")[0]
+        assert "?" in entry.split(". ")[0], entry
 
 
 EFFECTIVE = {
@@ -199,25 +247,28 @@ EFFECTIVE = {
     "changelog.batch.fixed-delay": True,
     "changelog.backpressure-timeout": "1 min",
 }
+READ_IN_A_QUERY = ("checkpoint", "snapshot", "state")
 
 
 def test_the_options_of_the_changelog_take_effect_in_a_query() -> None:
     expected = ChangelogOptions.from_mapping(EFFECTIVE)
-    assert expected == settled({}, EFFECTIVE).changelog
-    assert expected == settled({key: str(value) for key, value in EFFECTIVE.items()}).changelog
+    assert expected == settled({}, EFFECTIVE).options.changelog
+    text = {key: str(value) for key, value in EFFECTIVE.items()}
+    assert expected == settled(text).options.changelog
     flink = {
         f"state.changelog.dstl.dfs.{key.removeprefix('changelog.')}": value
         for key, value in EFFECTIVE.items()
         if key not in ("changelog.batch.fixed-delay", "changelog.backpressure-timeout")
     }
     ours = {key: EFFECTIVE[key] for key in list(EFFECTIVE)[-2:]}
-    assert expected == settled({}, flink | ours).changelog
+    assert expected == settled({}, flink | ours).options.changelog
 
 
 def test_an_option_takes_effect_in_a_query_or_is_rejected_by_name() -> None:
     """Every key of every section, and every key of Flink's."""
     keys = {key: spec for spec in OPTIONS for key in (spec.key, *spec.other_keys)}
-    sections = {spec.key for spec in OPTIONS if spec.section in ("checkpoint", "snapshot")}
+    sections = {spec.key for spec in OPTIONS if spec.section in READ_IN_A_QUERY}
+    sections.add("stream.data-inline-threshold")
     for key, spec in keys.items():
         assert bool(spec.not_in_query) == (spec.key not in EFFECTIVE | dict.fromkeys(sections))
         for conf, arguments, written in (
@@ -240,16 +291,17 @@ def test_an_option_takes_effect_in_a_query_or_is_rejected_by_name() -> None:
 
 
 def test_tasks_have_defaults_of_their_own_within_the_budget() -> None:
-    options = settled({"memoryBudget": "256 mb"}).changelog
+    options = settled({"memoryBudget": "256 mb"}).options.changelog
     assert (16 << 20, 4 << 20, 4 << 20) == (
         options.upload_max_in_flight_bytes,
         options.preemptive_persist_threshold_bytes,
         options.batch_persist_size_threshold_bytes,
     )
-    assert settled().changelog == QuerySettings().changelog == task_changelog_options()
+    assert settled().options == QuerySettings().options == task_options()
+    assert settled().options.stream.data_inline_threshold_bytes == 1 << 20
     assert options.upload_timeout.total_seconds() == 30
     written = settled({"memoryBudget": "256 mb"}, {}, {"changelog.upload.max-in-flight": "1 gb"})
-    assert written.changelog.upload_max_in_flight_bytes == 1 << 30
+    assert written.options.changelog.upload_max_in_flight_bytes == 1 << 30
 
 
 def test_a_variable_without_effect_in_a_query_is_warned_of(
@@ -260,65 +312,73 @@ def test_a_variable_without_effect_in_a_query_is_warned_of(
         "STATELOG_CHANGELOG_UPLOAD_MAX_ATTEMPTS": "9",
     }
     found = resolve_settings({}, {}, environ=environ)
-    assert found.changelog.upload_max_attempts == 9
+    assert found.options.changelog.upload_max_attempts == 9
     assert "STATELOG_LOCAL_RECOVERY_BACKUP has no effect in a query" in caplog.text
     assert "MAX_ATTEMPTS" not in caplog.text
 
 
 def test_the_state_lies_where_the_query_is_or_under_its_name() -> None:
     assert "ckpt/statelog" == settled().location("ckpt/", None)
-    assert "mine" == settled({"stateLocation": "base"}, {"stateLocation": "mine"}).location(
-        "c", "q"
-    )
+    assert "mine" == settled({"baseLocation": "base"}, {"stateLocation": "mine"}).location("c", "q")
     for word in (
-        settled({"stateLocation": "checkpoint"}),
-        settled({"stateLocation": "base"}, {"stateLocation": "checkpoint"}),
-        settled({"stateLocation": "base"}, {}, {"stateLocation": "checkpoint"}),
+        settled({"baseLocation": "checkpoint"}),
+        settled({"baseLocation": "base"}, {"stateLocation": "checkpoint"}),
+        settled({"baseLocation": "base"}, {}, {"stateLocation": "checkpoint"}),
     ):
         assert "ckpt/statelog" == word.location("ckpt/", None)
-    base = settled({"stateLocation": "s3://bucket/jobs/"})
+    base = settled({"baseLocation": "s3://bucket/jobs/"})
     assert "s3://bucket/jobs/totals" == base.location("c", "totals")
     for name in (None, "", "a/b", ".."):
         with pytest.raises(UsageError, match="queryName"):
             base.location("c", name)
-    assert "own" == settled({"stateLocation": "b"}, {}, {"stateLocation": "own"}).location(
-        "c", None
-    )
+    own = settled({"baseLocation": "b"}, {}, {"stateLocation": "own"})
+    assert "own" == own.location("c", None)
 
 
 def test_tasks_are_bounded_by_the_cores_unless_said_otherwise() -> None:
-    assert (1, 4) == QuerySettings().task_bounds(4)
-    assert (1, 3) == QuerySettings(max_parallelism=3).task_bounds(4)
-    assert (6, 6) == QuerySettings(min_tasks=6).task_bounds(4)
-    assert (2, 9) == QuerySettings(min_tasks=2, max_tasks=9).task_bounds(4)
-    assert (5, 5) == QuerySettings(tasks=5).task_bounds(4)
+    assert TaskBounds(1, 4) == QuerySettings().task_bounds(4)
+    assert TaskBounds(1, 3) == QuerySettings(max_parallelism=3).task_bounds(4)
+    for tasks, bounds in (
+        ("6-", (6, 6)),
+        ("2-", (2, 4)),
+        (" 2 - 9 ", (2, 9)),
+        ("5-5", (5, 5)),
+        (5, (5, 5)),
+    ):
+        assert TaskBounds(*bounds) == settled({}, {"tasks": tasks}).task_bounds(4)
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("failed", RecordRule()),
-        ("Failed", RecordRule()),
-        ("0.25", RecordRule(rate=0.25)),
-        (1, RecordRule(rate=1.0)),
-        (["a", ("b", 2)], RecordRule(keys=(("a",), ("b", 2)))),
-        ([5], RecordRule(keys=((5,),))),
-        ("[5]", RecordRule(keys=((5,),))),
-        (0, None),
-        ("off", None),
-        ("", None),
-    ],
+    ("text", "keys"),
+    [('["a", ["b", 2]]', (("a",), ("b", 2))), ("[5]", ((5,),)), ("[]", ())],
 )
-def test_what_is_recorded_is_a_list_a_share_or_what_failed(given: object, meant: object) -> None:
-    assert meant == RECORD.parse(given, "record")
+def test_keys_to_record_are_a_list(text: str, keys: tuple[object, ...]) -> None:
+    record = settled({"record.keys": text}).record
+    assert (keys, bool(keys)) == (record.keys, record.is_on)
+    assert record == Record(keys=[list(key) for key in keys])  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("given", [True, 1.5, -0.1, "everything", [], {"a": 1}, None, float("nan")])
-def test_what_is_recorded_is_nothing_else(given: object) -> None:
-    with pytest.raises(
-        InvalidOptionsError, match=r"record must be a list of keys, the share.*, not a \w+$"
-    ):
-        RECORD.parse(given, "record")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"keys": 5},
+        {"keys": {"a": 1}},
+        {"keys": "everything"},
+        {"share": 1.5},
+        {"share": -0.1},
+        {"share": True},
+        {"share": float("nan")},
+        {"failed": "yes"},
+        {"bytes": 0},
+        {"checkpoints": 0},
+    ],
+    ids=str,
+)
+def test_a_wrong_record_is_refused_without_its_keys(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(InvalidOptionsError, match=f"{name} must be") as raised:
+        Record(**wrong)
+    assert "everything" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +391,14 @@ def test_what_is_recorded_is_nothing_else(given: object) -> None:
 def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"no argument {name}{hint}"):
         refuse_unknown_arguments({name: 1, "tasks": 2, "retainedCheckpoints": 3})
+
+
+def test_an_option_may_be_given_in_the_code_by_its_key() -> None:
+    arguments = {"snapshot.max-log-handles": 3, "state.local-directory": "/mnt"}
+    refuse_unknown_arguments(arguments)
+    assert settled({}, arguments).options.state.local_directory == "/mnt"
+    with pytest.raises(InvalidOptionsError, match=r"did you mean 'snapshot\.max-log-handles'"):
+        settled({}, {"snapshot.max-log-handle": 3})
 
 
 def test_the_objects_that_observe_a_query_are_no_settings() -> None:

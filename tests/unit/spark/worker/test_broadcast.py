@@ -47,7 +47,7 @@ from statelog.spark.query.broadcast import (
     BroadcastTable,
     version_of,
 )
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 from statelog.spark.query.settings import QuerySettings
 from statelog.testing import ProcessorTester
 
@@ -231,7 +231,7 @@ def test_another_object_of_the_name_does_not_take_the_place_of_a_version(tmp_pat
 
 def test_a_replay_sees_the_version_of_then(tmp_path: Path) -> None:
     run = RatedJob(str(tmp_path / "state"), options={"errors": LETTERS, "retained": 1})
-    run.job.record = RecordRule(rate=1.0)
+    run.job.record = Record(share=1.0)
     for factor in (2, 0, 3, 3):
         run.factor = factor
         run.run([("a", "add", 5)])
@@ -246,7 +246,7 @@ def test_a_replay_sees_the_version_of_then(tmp_path: Path) -> None:
 
 def test_a_step_whose_version_is_gone_is_left_out(tmp_path: Path) -> None:
     run = RatedJob(str(tmp_path))
-    run.job.record = RecordRule(rate=1.0)
+    run.job.record = Record(share=1.0)
     run.run([("a", "add", 5)])
     run.factor = 2
     run.run([("a", "add", 5)])
@@ -262,8 +262,8 @@ def test_a_step_whose_version_is_gone_is_left_out(tmp_path: Path) -> None:
 
 def test_versions_are_dropped_with_the_recordings_that_saw_them(tmp_path: Path) -> None:
     run = RatedJob(str(tmp_path))
-    run.job.record = RecordRule(rate=1.0)
-    settings = QuerySettings(broadcast=run.job.settings.broadcast, record_checkpoints=2)
+    run.job.record = Record(share=1.0)
+    settings = QuerySettings(broadcast=run.job.settings.broadcast, record=Record(checkpoints=2))
     run.job.attach(settings)
     for factor in (1, 2, 3, 4, 4, 4):
         run.factor = factor

@@ -41,7 +41,7 @@ from statelog.extensions.bad_records.dead_letters import failures_of
 from statelog.extensions.recordings.location import forget_key
 from statelog.extensions.testing.replay import replay
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 
 pytestmark = pytest.mark.job
 
@@ -256,7 +256,7 @@ def test_any_text_of_an_error_is_kept(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_a_replay_has_nothing_of_the_marks(tmp_path: Path, rate: float) -> None:
-    record = RecordRule(rate=rate) if rate else None
+    record = Record(share=rate) if rate else None
     job = journal(tmp_path / "job", corrected=False, record=record)
     for rows in BATCHES:
         job.run(rows)

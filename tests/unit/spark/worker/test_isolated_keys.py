@@ -48,7 +48,7 @@ from statelog.extensions.recordings.location import list_recordings, read_record
 from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import replay
 from statelog.model.handles import FileStateHandle
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker import output_parts
@@ -100,7 +100,7 @@ def test_a_job_of_many_keys_is_the_job_without_those_that_fail(
     job, clean = (
         RecordedJob(
             fresh(folder / name), kind(), COLUMNS, OUTPUT,  # type: ignore[abstract]
-            RecordRule(rate=rate) if rate and errors else None,
+            Record(share=rate) if rate and errors else None,
             pandas=in_pandas, input_bytes=input_bytes, errors=errors,
         )
         for name, kind, errors in (("job", kinds[0], LETTERS), ("clean", kinds[1], None))

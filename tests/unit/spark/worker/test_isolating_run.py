@@ -50,7 +50,7 @@ from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import replay
 from statelog.format.recording_file import unpack_recording
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
-from statelog.spark.query.record import RecordRule
+from statelog.spark.query.record import Record
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.layout import InitialLayout, InputLayout
@@ -275,7 +275,7 @@ def test_a_dead_letter_fails_again_as_it_failed(
     folder = tmp_path_factory.getbasetemp() / f"again-{in_pandas}"
     kind = PoisonedFrames if in_pandas else Poisoned
     job = RecordedJob(
-        fresh(folder), kind(), COLUMNS, OUTPUT, RecordRule(rate=rate) if rate else None,
+        fresh(folder), kind(), COLUMNS, OUTPUT, Record(share=rate) if rate else None,
         pandas=in_pandas, tasks=tasks, errors=LETTERS,
     )  # fmt: skip
     now, failures = 1000, 0
@@ -725,9 +725,9 @@ def unpacked(job: RecordedJob, stored: StoredRecording) -> bytes:
 
 def test_dead_letters_are_kept_by_age_and_not_by_the_number_of_recordings(tmp_path: Path) -> None:
     job = RecordedJob(
-        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, RecordRule(rate=1.0), retained=1, errors=LETTERS,
+        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, Record(share=1.0), retained=1, errors=LETTERS,
         settings=QuerySettings(
-            record_checkpoints=1, dead_letter_age=dt.timedelta(seconds=10), max_errors=MaxErrors()
+            record_checkpoints=1, retention=dt.timedelta(seconds=10), max_errors=MaxErrors()
         ),
     )  # fmt: skip
     for number in range(5):
@@ -821,7 +821,7 @@ def test_a_commit_that_is_tried_again_has_each_dead_letter_once(tmp_path: Path) 
 def test_a_file_has_dead_letters_of_about_the_same_age(tmp_path: Path) -> None:
     job = RecordedJob(
         str(tmp_path), Poisoned(), COLUMNS, OUTPUT, None, errors=LETTERS,
-        settings=QuerySettings(dead_letter_age=dt.timedelta(seconds=80), max_errors=MaxErrors()),
+        settings=QuerySettings(retention=dt.timedelta(seconds=80), max_errors=MaxErrors()),
     )  # fmt: skip
     for number in range(30):
         failing(job, number, number * 4000)

@@ -128,7 +128,6 @@ class Query:
             state=TaskState(
                 location=self.location,
                 storage_options={},
-                fsync=False,
                 epoch=1,
                 schema=schema.to_json(),
             ),

@@ -378,7 +378,7 @@ def test_a_forgotten_key_leaves_its_rows_out(tmp_path: Path) -> None:
     job.run([("a", "row", 1), ("b", "row", 2)])
     report = sl.forget(job.location, "a", apply=False)
     (trace,) = [each for each in report.traces if each.kind == "output"]
-    assert trace.leaves.startswith("after the age of its newest row (sideOutputAge)")
+    assert trace.leaves.startswith("after the age of its newest row (retention)")
     sl.forget(job.location, "a", now=True, apply=True)
     assert ["b"] == [row[2] for row in rows_of(job.location, "late")]
     assert () == sl.forget(job.location, "a", now=True, apply=False).traces

@@ -31,7 +31,7 @@ from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.errors import ProcessorError, StoreError, UploadFailedError
 from statelog.model import ByteStreamStateHandle, FileStateHandle
 from statelog.model.checkpoint import TaskStateSnapshot
-from statelog.options import CheckpointOptions, task_changelog_options
+from statelog.options import CheckpointOptions, task_options
 from statelog.spark.driver.progress import figures_of
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.worker import kept_states
@@ -98,7 +98,7 @@ class Puts:
 
 
 def query(folder: Path, processor: Any = None, **changes: Any) -> Query:
-    options = task_changelog_options()
+    options = task_options().changelog
     settings = QUICK | changes.pop("options", {})
     fields = {
         "changelog.upload.next-attempt-delay": "upload_next_attempt_delay",

@@ -70,7 +70,11 @@ def expected(history: History, checkpoint_id: int, now_ms: int | None) -> dict[s
 @pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("seed", range(6))
 def test_every_retained_checkpoint_reads_as_the_model(seed: int, tmp_path: Path) -> None:
-    store = open_store(str(tmp_path), fsync=False) if seed % 3 == 0 else FaultyStore()
+    store = (
+        open_store(str(tmp_path), storage_options={"fsync": False})
+        if seed % 3 == 0
+        else FaultyStore()
+    )
     history = History(seed, store)
     history.run()
     assert read(store).checkpoint_id == history.checkpoint_id
@@ -148,7 +152,7 @@ def test_the_rows_of_a_portion_are_few_key_groups(
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:
-    history = History("still", open_store(str(tmp_path), fsync=False))
+    history = History("still", open_store(str(tmp_path), storage_options={"fsync": False}))
     history.run(4)
 
     def files() -> dict[Path, tuple[int, bytes]]:
@@ -172,7 +176,9 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
 ) -> None:
     monkeypatch.setattr(state_reader, "_PORTION_BYTES", 1)
     monkeypatch.setattr(state_reader, "_CACHED_BYTES", 0)
-    history = History("goes on", open_store(str(tmp_path), fsync=False), retained=1)
+    history = History(
+        "goes on", open_store(str(tmp_path), storage_options={"fsync": False}), retained=1
+    )
     history.run(3)
     reader = read(history.store)
     batches = reader.batches(TIMERS_NAME)
@@ -311,7 +317,7 @@ def test_an_unknown_checkpoint_is_told_with_those_there_are() -> None:
 
 
 def test_the_checkpoints_of_an_error_have_objects_and_a_damaged_one_counts(tmp_path: Path) -> None:
-    store = open_store(tmp_path, fsync=False)
+    store = open_store(tmp_path, storage_options={"fsync": False})
     one = started(store)
     small_checkpoint(one, 1)
     (tmp_path / "chk-7").mkdir()  # as after a deletion

@@ -54,7 +54,7 @@ class ColdRuns:
             except OSError as error:
                 _log.warning(
                     "cannot write state to %s (%s); this worker keeps it in memory from now on, and "
-                    "no state is lost. Free space there, or set localDirectory",
+                    "no state is lost. Free space there, or set state.local-directory",
                     self._files.folder,
                     error,
                 )
