@@ -12,5 +12,5 @@ One task of one micro-batch, in a Python worker.
     extension       what extensions add to the task
 
 Other packages use `protocol`, `task`, `connection`, `processor_run`, `handle` and
-`failures`, and extensions use `extension`, `output_parts` and `seen_keys`.
+`failures`, and extensions use `extension` and `output_parts`.
 """
