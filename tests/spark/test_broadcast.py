@@ -91,7 +91,7 @@ def test_each_kind_of_processor_sees_the_table(
         retained = [each.checkpoint_id for each in state.checkpoints() if each.is_retained]
         versions = [state.broadcasts(each)[0] for each in retained]
         assert 2 == len({each.version for each in versions})
-        assert versions[-1].since == versions[-2].since < versions[-1].checkpoint
+        assert versions[-1].since == versions[-2].since < versions[-1].checkpoint_id
         assert [11, 21] == state.broadcast("rules")["factor"].to_pylist()
 
 

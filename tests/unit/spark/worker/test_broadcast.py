@@ -160,7 +160,7 @@ def test_a_repeated_micro_batch_sees_the_version_that_it_saw(
             if each.is_retained:
                 (version,) = state.broadcasts(each.checkpoint_id)
                 table = state.broadcast("rules", each.checkpoint_id)
-                assert version.since <= version.checkpoint == each.checkpoint_id
+                assert version.since <= version.checkpoint_id == each.checkpoint_id
                 factors = set(table["factor"].to_pylist())
                 assert {
                     history[BatchRecord.of(state.reader(each.checkpoint_id).checkpoint).batch_id]
