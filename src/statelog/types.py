@@ -5,7 +5,7 @@ from statelog.extensions.operations.copy_location import CopyProgress
 from statelog.extensions.operations.edit_keys import EditCounts
 from statelog.extensions.operations.key_traces import KeyTrace
 from statelog.extensions.operations.rewind import RewindReport
-from statelog.extensions.read.history import KeyVersion
+from statelog.extensions.read.held_state import KeyVersion
 from statelog.extensions.read.replica import ReplicaStatus
 from statelog.extensions.side_outputs.stored import KeptSideOutput
 

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 STATELOG = ROOT / "src" / "statelog"
 SPARK = STATELOG / "spark"
-EXTENSION = "extensions/columns/aggregation/one_shuffle.py"
+EXTENSION = "extensions/columns/aggregation/pre_aggregation.py"
 GATEWAY = re.compile(
     r"\bjvm_of\(|^from py4j|^import py4j|\._j[a-zA-Z]+\b|[\"']_j[a-z]+[\"']|\._gateway\b", re.M
 )

@@ -15,10 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.extensions.columns.aggregation.extremes import Extreme, TopK, ValueBy
-from statelog.extensions.columns.aggregation.kind import AggregateKind
+from statelog.extensions.columns.aggregation.kinds import (
+    AggregateKind,
+    Count,
+    DistinctCount,
+    Extreme,
+    Mean,
+    Sum,
+    TopK,
+    ValueBy,
+    Variance,
+)
 from statelog.extensions.columns.aggregation.processor import Merge, NamedAggregate
-from statelog.extensions.columns.aggregation.sums import Count, DistinctCount, Mean, Sum, Variance
 
 Rows = Sequence[Any]
 DECIMAL = pa.decimal128(20, 2)

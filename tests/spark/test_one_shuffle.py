@@ -11,7 +11,7 @@ from tests.spark.processors import TOTALS, Totals
 from tests.spark.streams import workers_get_by_value
 from tests.spark.versions import table_of
 
-from statelog.extensions.columns.aggregation import one_shuffle as one_shuffle_module
+from statelog.extensions.columns.aggregation import pre_aggregation as pre_aggregation_module
 from statelog.extensions.columns.aggregation.pre_aggregation import PreAggregation, PreAggregator
 from statelog.model import KeyGroupRange
 from statelog.spark import aggregate, transform_with_state
@@ -143,9 +143,9 @@ def test_spark_plans_the_aggregation_once_for_all_micro_batches(
     for part in parts:
         part.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
     planned: list[object] = []
-    plan = one_shuffle_module.executed_plan
+    plan = pre_aggregation_module.executed_plan
     monkeypatch.setattr(
-        one_shuffle_module,
+        pre_aggregation_module,
         "executed_plan",
         lambda *of: planned.append(of) or plan(*of),  # type: ignore[func-returns-value]
     )

@@ -10,7 +10,7 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
-from statelog.extensions.columns.aggregation import one_shuffle
+from statelog.extensions.columns.aggregation import pre_aggregation
 from statelog.spark import aggregate
 from statelog.spark import functions as F
 from statelog.spark.jvm import frames, python_job
@@ -64,7 +64,7 @@ def refuse_tricks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a trick is used")
 
     monkeypatch.setattr(python_job, "_template", fail)
-    monkeypatch.setattr(one_shuffle, "executed_plan", fail)
+    monkeypatch.setattr(pre_aggregation, "executed_plan", fail)
     monkeypatch.setattr(frames, "_analyzed_bytes", fail)
 
 
@@ -103,7 +103,7 @@ def test_a_spark_without_a_part_is_named_once_for_each_query(
         calls.append(args)
         raise Py4JError("Method mapOutputStatisticsFuture([]) does not exist")
 
-    monkeypatch.setattr(one_shuffle, "_shuffle_of", missing)
+    monkeypatch.setattr(pre_aggregation, "_shuffle_of", missing)
     with caplog.at_level(logging.INFO, "statelog.spark"):
         run_aggregate(source, tmp_path)
     lines = [line.getMessage() for line in caplog.records if "oneShuffle" in line.getMessage()]
@@ -118,6 +118,6 @@ def test_another_error_is_raised(
     def broken(*args: object) -> None:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(one_shuffle, "_shuffle_of", broken)
+    monkeypatch.setattr(pre_aggregation, "_shuffle_of", broken)
     with pytest.raises(Exception, match="a fault"):
         run_aggregate(source, tmp_path)

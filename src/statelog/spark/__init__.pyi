@@ -1,8 +1,8 @@
 """Stateful streaming on Spark with its state in the changelog; needs PySpark."""
 
 from statelog.core.delivered_batch import DeliveredBatch as DeliveredBatch
-from statelog.extensions.columns.aggregation import Aggregate as Aggregate
-from statelog.extensions.columns.aggregation import aggregate as aggregate
+from statelog.extensions.columns.aggregation.api import aggregate as aggregate
+from statelog.extensions.columns.aggregation.functions import Aggregate as Aggregate
 from statelog.extensions.columns.processor import ColumnarHandle as ColumnarHandle
 from statelog.extensions.columns.processor import ColumnarProcessor as ColumnarProcessor
 from statelog.extensions.columns.slots import ColumnState as ColumnState

@@ -37,7 +37,7 @@ EXTENSIONS: Final = (
         "recordings",
         "statelog.extensions.recordings.driver:Recordings",
         "statelog.extensions.recordings.worker:TaskRecordings",
-        advice="statelog.extensions.recordings.replayable:advised",
+        advice="statelog.extensions.recordings.worker:advised",
     ),
     ExtensionRow(
         "bad_records",
@@ -55,7 +55,7 @@ EXTENSIONS: Final = (
         "broadcasts",
         "statelog.extensions.broadcasts.driver:Broadcasts",
         "statelog.extensions.broadcasts.worker:TaskBroadcasts",
-        "statelog.extensions.broadcasts.declaration:DeclaredBroadcasts",
+        "statelog.extensions.broadcasts.driver:DeclaredBroadcasts",
         ("broadcast",),
     ),
 )

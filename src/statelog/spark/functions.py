@@ -6,7 +6,7 @@ Aggregates for `statelog.spark.aggregate`, named as in `pyspark.sql.functions`.
     aggregate(events.groupBy("customer"), F.count().alias("n"), F.sum("value").alias("value"))
 """
 
-from statelog.extensions.columns.aggregation import (
+from statelog.extensions.columns.aggregation.functions import (
     approx_count_distinct,
     count,
     first,
@@ -16,9 +16,9 @@ from statelog.extensions.columns.aggregation import (
     top_k,
     variance,
 )
-from statelog.extensions.columns.aggregation import max_ as max
-from statelog.extensions.columns.aggregation import min_ as min
-from statelog.extensions.columns.aggregation import sum_ as sum
+from statelog.extensions.columns.aggregation.functions import max_ as max
+from statelog.extensions.columns.aggregation.functions import min_ as min
+from statelog.extensions.columns.aggregation.functions import sum_ as sum
 
 __all__ = [
     "approx_count_distinct",

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn, TypeVar
 
@@ -268,13 +268,17 @@ def stored_field(field: pa.Field) -> pa.Field:
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
+    return with_fields(kind, stored_field)
+
+
+def with_fields(kind: pa.DataType, changed: Callable[[pa.Field], pa.Field]) -> pa.DataType:
+    """Return a type with the fields directly inside of it changed; a key of a map is never null."""
     if pa.types.is_struct(kind):
-        return pa.struct([stored_field(field) for field in kind])
+        return pa.struct([changed(field) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(stored_field(kind.value_field))
+        return pa.list_(changed(kind.value_field))
     if pa.types.is_map(kind):
-        key = kind.key_field
-        return pa.map_(key.with_type(_stored_type(key.type)), stored_field(kind.item_field))
+        return pa.map_(changed(kind.key_field).with_nullable(False), changed(kind.item_field))
     return kind
 
 

@@ -19,7 +19,7 @@ from tests.spark.streams import BatchSource, workers_get_by_value
 
 from statelog.errors import UsageError
 from statelog.extensions.connect.client import ConnectStream
-from statelog.extensions.connect.query_files import SparkFiles
+from statelog.extensions.connect.worker import SparkFiles
 from statelog.metrics import Metrics
 from statelog.spark import Record, disable, enable, replay, transform_with_state
 from statelog.spark.jvm.files import LocalFiles

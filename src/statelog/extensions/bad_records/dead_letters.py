@@ -55,18 +55,18 @@ def is_bad_record(error: BaseException) -> bool:
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in seen:
+        cause = waiting.pop()
+        if cause is None or id(cause) in seen:
             continue
-        seen.add(id(each))
-        is_of_call = isinstance(each, UsageError | UnfitOutputError)
+        seen.add(id(cause))
+        is_of_call = isinstance(cause, UsageError | UnfitOutputError)
         if (
-            not isinstance(each, Exception)
-            or isinstance(each, MemoryError | InvariantError | RequirementError)
-            or (isinstance(each, StatelogError) and not is_of_call)
+            not isinstance(cause, Exception)
+            or isinstance(cause, MemoryError | InvariantError | RequirementError)
+            or (isinstance(cause, StatelogError) and not is_of_call)
         ):
             return False
-        waiting += [each.__cause__, each.__context__]
+        waiting += [cause.__cause__, cause.__context__]
     return True
 
 
@@ -168,14 +168,14 @@ class FailedKeys:
         if timers:
             timers_id, until = self.codec.schema.state_id(TIMERS_NAME), self._due_until_ms
             registered = cells.get(timers_id, ())
-            cells[timers_id] = tuple(each for each in registered if each in timers or each > until)
+            cells[timers_id] = tuple(time for time in registered if time in timers or time > until)
         return cells
 
     def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
         """Begin a part of the input, from which rows of failed keys are copied."""
         if self._policy.keeps_letters:
             parts = (rows,) if initial is None else (rows, initial)
-            self._part = tuple(RecordedRows(each, LETTERS_BYTES_MAX) for each in parts)
+            self._part = tuple(RecordedRows(source, LETTERS_BYTES_MAX) for source in parts)
 
     def add(
         self,

@@ -69,7 +69,7 @@ class _SomeKeys:
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
         """See `KeyedInput`."""
         without = self._without.get(key_group, ())
-        return (each for each in self._source.keys(key_group) if each[0] not in without)
+        return (key_rows for key_rows in self._source.keys(key_group) if key_rows[0] not in without)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,9 @@ class IsolatingRun:
         run = self._run
         self._failures.begin_part(rows, initial)
         run.prepare(rows, initial)
-        frozen = self._frozen(lambda: {each: rows.table_keys(each) for each in rows.key_groups()})
+        frozen = self._frozen(
+            lambda: {key_group: rows.table_keys(key_group) for key_group in rows.key_groups()}
+        )
         for key_group, reasons in frozen.items():
             for key, reason in reasons.items():
                 call = _Call((key_group, key), _ROWS)
@@ -250,18 +252,18 @@ class IsolatingRun:
         Raises as `take`.
         """
         due = alone = self._run.due()
-        frozen = self._frozen(lambda: _by_group(each[1:] for each in due))
-        together = [each for each in due if each[2] not in frozen.get(each[1], ())]
+        frozen = self._frozen(lambda: _by_group(timer[1:] for timer in due))
+        together = [timer for timer in due if timer[2] not in frozen.get(timer[1], ())]
         if together and self._fire_together(together):
-            alone = [each for each in due if each[2] in frozen.get(each[1], ())]
+            alone = [timer for timer in due if timer[2] in frozen.get(timer[1], ())]
         elif self._settle():
             due = alone = self._run.due()  # without the rows of some keys
         if alone:
-            self._run_again(_Call(each[1:], _TIMER, each[:1]) for each in alone)
+            self._run_again(_Call(timer[1:], _TIMER, timer[:1]) for timer in alone)
             self._changes = None
         self._close_part()
         if len(self._failures):
-            self._failures.check(self.key_count + len({each[1:] for each in due}))
+            self._failures.check(self.key_count + len({timer[1:] for timer in due}))
         self._run.close()
 
     # ------------------------------------------------------------------------- parts
@@ -301,7 +303,7 @@ class IsolatingRun:
             run.overlays = _joined(before, run.overlays)
             self._encode()
 
-        run.overlays = self._branch(_by_group(each[1:] for each in due))
+        run.overlays = self._branch(_by_group(timer[1:] for timer in due))
         if _error_of(lambda: run.fire(due), run.flush, encode) is None:
             self._keep()
             self._keep_part()

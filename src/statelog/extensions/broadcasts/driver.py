@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
+
+from pyspark.sql.types import StructType
 
 from statelog.checkpoint.attachments import Attachment, in_force, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
@@ -21,20 +23,18 @@ from statelog.extensions.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.runtime.clock import RandomIds, pause, wall_clock_ms
-from statelog.spark.driver.extension import (
-    Answers,
-    BatchStart,
-    DriverContext,
-    DriverExtension,
-)
+from statelog.spark.driver.extension import Answers, BatchStart, DriverContext, DriverExtension
 from statelog.spark.query.broadcast import (
     Broadcast,
     BroadcastTable,
+    BroadcastTables,
     Repeated,
     read_source,
+    unknown_broadcast,
     version_of,
 )
 from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.state_variables import SchemaLike, Unusable
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.verified import put_or_find
 
@@ -176,7 +176,9 @@ def kept_broadcasts(
     """Return the versions that a checkpoint names: those that its micro-batch and kept recordings saw."""
     older = [version for version in before if version not in chosen]
     every = [*older, *chosen]
-    needed = {version.path for each in replayed if older for version in _seen_by(each, every)}
+    needed = {
+        version.path for recording in replayed if older for version in _seen_by(recording, every)
+    }
     return (*(version for version in older if version.path in needed), *chosen)
 
 
@@ -186,3 +188,39 @@ def _seen_by(recording: Attachment, versions: Sequence[Attachment]) -> Iterator[
     for version in versions:
         if recording.oldest < version.newest <= recording.newest:
             yield version
+
+
+class DeclaredBroadcasts:
+    """The broadcast tables that a processor asks for."""
+
+    def __init__(self, struct: Callable[[SchemaLike, str], StructType]) -> None:
+        self._names: list[str] = []
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Return `broadcast`."""
+        return {"broadcast": self._broadcast}
+
+    def _broadcast(self, name: str) -> Unusable:
+        """Note a broadcast table; what is returned cannot be read, because keys do not exist."""
+        self._names.append(name)
+        return Unusable(
+            f"broadcast table {name!r}: read it while rows or timers are handled, not in init()"
+        )
+
+    def declared(self) -> tuple[str, ...]:
+        """Return their names."""
+        return tuple(self._names)
+
+    @staticmethod
+    def check(
+        declared: Sequence[str], before: Sequence[Sequence[str]], settings: QuerySettings
+    ) -> None:
+        """Raise `UsageError` if `init` asks for a broadcast table that the query does not have."""
+        for name in declared:
+            if name not in settings.broadcast:
+                raise unknown_broadcast(name, settings.broadcast)
+
+    @staticmethod
+    def batch_part(declared: Sequence[str] | None, settings: QuerySettings) -> BroadcastTables:
+        """Return the tables as they are now."""
+        return {name: read_source(name, source) for name, source in settings.broadcast.items()}

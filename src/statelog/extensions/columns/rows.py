@@ -58,7 +58,7 @@ class ColumnarInput:
         table = pa.Table.from_batches([joined_batches(parts, INPUT_ROWS)])
         self.row_count = table.num_rows
         key_groups = table.column(0).to_numpy()
-        columns = [one_array(table.column(at)) for at in self._layout.key_positions]
+        columns = [one_array(table.column(position)) for position in self._layout.key_positions]
         rows = table.select(range(self._layout.first_input, table.num_columns))
         if self._is_distinct:
             starts = np.arange(self.row_count)

@@ -53,7 +53,7 @@ class _Tables(CollectedOutput):
 
     def extend(self, produced: Iterable[object]) -> None:
         """Take the tables of one call."""
-        super().extend(table_of(each, "the output") for each in produced)
+        super().extend(table_of(table, "the output") for table in produced)
 
 
 def _input(tester: Tester, rows: pa.Table | None) -> ColumnarInput:

@@ -33,13 +33,13 @@ from statelog.checkpoint.query_files import (
     unfinished_batch,
 )
 from statelog.errors import UnavailableError, UsageError
-from statelog.extensions.connect.query_files import SparkFiles
 from statelog.extensions.connect.recorded_steps import ConnectPlan, input_plan
 from statelog.extensions.connect.sinks import Foreach, sink_of
 from statelog.extensions.connect.worker import (
     ConnectEngine,
     ObservedFigures,
     QueryStart,
+    SparkFiles,
     figures_key,
     observed_key,
 )
@@ -243,8 +243,8 @@ def _started(writer: Any) -> SparkQuery:
 
 def refuse_observers(observers: Observers) -> None:
     """Reject functions and objects that the server would have to call in the client."""
-    given = {"on_progress": observers.on_progress, "metrics": observers.metrics}
-    for name, observer in given.items():
+    by_name = {"on_progress": observers.on_progress, "metrics": observers.metrics}
+    for name, observer in by_name.items():
         if observer is not None:
             raise UsageError(
                 f"{name} does not work on Spark Connect: micro-batches run in the server, which "

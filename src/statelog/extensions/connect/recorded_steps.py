@@ -30,12 +30,7 @@ from pyspark.sql.types import StructType
 
 from statelog.spark.query.input_plan import InputPlan, facts_of
 from statelog.spark.stream.query_progress import Observing, observed
-from statelog.spark.stream.recorded_plan import (
-    OBSERVE,
-    STATEFUL,
-    RecordedPlan,
-    needs_state,
-)
+from statelog.spark.stream.recorded_plan import OBSERVE, STATEFUL, RecordedPlan, needs_state
 
 _SECTION: Final = re.compile(r"^== (.*) ==$")
 _ANALYZED: Final = "Analyzed Logical Plan"

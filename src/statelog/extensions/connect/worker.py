@@ -9,18 +9,20 @@ a new process with a new copy, so the engine begins from the state location, as 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame
-from pyspark.sql.connect.session import SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from statelog import __version__
+from statelog.checkpoint.query_files import QueryFiles
 from statelog.errors import InvariantError, StatelogError, UsageError
-from statelog.extensions.connect.query_files import files_in_worker
 from statelog.extensions.connect.recorded_steps import (
     RecordedSteps,
     begin_plan_ids_at,
@@ -30,11 +32,74 @@ from statelog.extensions.connect.recorded_steps import (
 from statelog.extensions.connect.sinks import MemoryInWorker
 from statelog.spark.driver.batch_times import QueryTimes
 from statelog.spark.driver.engine import MicroBatchEngine
+from statelog.spark.jvm.files import LOCAL, LocalFiles
 from statelog.spark.query.delivery import Sink, set_query
 from statelog.spark.query.progress import BatchProgress, Observers
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.stream.query_progress import Observations, observed_operators
 from statelog.spark.worker.failures import END_OF_REPORT, with_message
+
+_NOT_FOUND: Final = "PATH_NOT_FOUND"
+_METADATA: Final = "metadata"
+_GLOB: Final = re.compile(r"([*?\[\]{}\\])")
+
+
+class SparkFiles:
+    """
+    A checkpointLocation in any file system of the server, named as for Spark.
+
+    Hidden files, such as those with Hadoop's checksums, are not found.
+    """
+
+    def __init__(self, session: SparkSession, location: str) -> None:
+        self._session = session
+        self._url = location.rstrip("/")
+
+    @property
+    def url(self) -> str:
+        """The location."""
+        return self._url
+
+    def read(self, name: str, tail: int | None = None) -> bytes | None:
+        """Return a file, or its last *tail* bytes; None if it does not exist."""
+        contents = self._column("content", _GLOB.sub(r"\\\1", f"{self._url}/{name}"))
+        if not contents:
+            return None
+        data: bytes = contents[0]
+        return data if tail is None else data[-tail:]
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the names of the files and folders in a folder."""
+        paths = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{folder}") + "/*")
+        below = (str(path).rpartition(f"/{folder}/")[2] for path in paths)
+        return sorted({name.partition("/")[0] for name in below})
+
+    def qualified(self) -> str | None:
+        """Return the location as Spark resolves it; None before a query ran."""
+        paths = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{_METADATA}"))
+        return str(paths[0]).rpartition("/")[0] if paths else None
+
+    def _column(self, column: str, path: str) -> list[Any]:
+        try:
+            frame: DataFrame = self._session.read.format("binaryFile").load(path)
+            values: list[Any] = frame.select(column).toArrow().column(0).to_pylist()
+        except AnalysisException as error:
+            if _NOT_FOUND in str(error):
+                return []
+            raise
+        return values
+
+
+def files_in_worker(session: SparkSession, location: str) -> QueryFiles:
+    """Return the files of a running query, in the process of its micro-batches."""
+    files = SparkFiles(session, location)
+    url = files.qualified()
+    if url is not None and url.startswith(LOCAL):
+        local = LocalFiles(url)
+        if local.read(_METADATA) is not None:
+            return local
+    return files if url is None else SparkFiles(session, url)
+
 
 _log = logging.getLogger("statelog.spark")
 
@@ -99,7 +164,7 @@ class ConnectEngine:
 
     def begin(self) -> None:
         """Unpickle the query, while the user's session is the active one of the worker's thread."""
-        self._root = SparkSession.getActiveSession()
+        self._root = ConnectSession.getActiveSession()
         self._start = start = cloudpickle.loads(self._payload)
         if isinstance(start.sink, MemoryInWorker):
             start.sink.begin(self._root)

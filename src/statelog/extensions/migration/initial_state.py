@@ -88,8 +88,8 @@ def _plain(kind: T.DataType, is_utc: bool, path: str) -> Plain:
             key = _plain(kind.keyType, is_utc, f"{path}.key")
             item = _optional(_plain(kind.valueType, is_utc, f"{path}.value"))
             return lambda pairs: {
-                key(each): item(value)
-                for each, value in (pairs.items() if isinstance(pairs, Mapping) else pairs)
+                key(map_key): item(value)
+                for map_key, value in (pairs.items() if isinstance(pairs, Mapping) else pairs)
             }
         case T.TimestampType():
             return _timestamp_utc if is_utc else _time
@@ -261,7 +261,7 @@ class _Cells:
             return entries
         # For a value it is one number.
         expiry = [times] if not isinstance(times, Iterable) else times
-        return [each for each, time in zip(entries, expiry, strict=True) if time > now_ms]
+        return [entry for entry, time in zip(entries, expiry, strict=True) if time > now_ms]
 
 
 def _cells_of(initial: RowLike) -> Iterator[_Cells]:

@@ -61,10 +61,10 @@ def spark_state(
             reader = reader.option("batchId", batch_id)
         return reader.load(checkpoint_location)
 
-    kept = _variables(spark, checkpoint_location, operator_id, variables)
+    kinds = _variables(spark, checkpoint_location, operator_id, variables)
     parts: list[DataFrame] = []
     names: list[str] = []
-    for name, (kind, expires) in kept.items():
+    for name, (kind, expires) in kinds.items():
         if kind == _TIMERS:
             times = F.sort_array(F.collect_list("expiration_timestamp_ms")).alias(TIMERS_COLUMN)
             parts.append(read(readRegisteredTimers=True).groupBy("key").agg(times))

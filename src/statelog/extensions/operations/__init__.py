@@ -7,7 +7,7 @@ What a person does to a state location, without Spark.
     rewind         a query and its state taken back to an earlier micro-batch
     position_files the checkpointLocation of a query at one of its micro-batches, and whether it fits the state
     repair         a damaged location made readable again
-    edit_keys      keys set and deleted from Python; edit_files: from Parquet files
+    edit_keys      keys set and deleted, from Python or Parquet files; frozen keys released
     forget_key     a key removed, from its state and from its objects, and what makes each of them go away;
                    key_traces: which objects hold it
     commands       the verbs for all of them

@@ -40,12 +40,7 @@ from statelog.extensions.operations.copy_plan import (
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.runtime.clock import pause as pause_thread
-from statelog.store import (
-    PATHS,
-    ObjectStore,
-    open_location,
-    read_verified,
-)
+from statelog.store import PATHS, ObjectStore, open_location, read_verified
 from statelog.store.paths import is_audit_end, parse_checkpoint_metadata
 from statelog.store.verified import create
 
@@ -205,7 +200,7 @@ class _Copy:
                 size_bytes=plan.size_bytes,
                 copied=self._progress.copied,
                 copied_bytes=self._copied_bytes,
-                parents=parents_of(self._source, (each.source for each in plan.objects)),
+                parents=parents_of(self._source, (copied.source for copied in plan.objects)),
             )
         raise missing_in_source(last, self._source.url)
 
@@ -220,8 +215,8 @@ class _Copy:
             bytes_done=0,
         )
         for is_end in (False, True):  # the end of an audit line follows its begin
-            part = [each for each in plan.objects if is_audit_end(each.path) is is_end]
-            self._in_parallel(part)
+            objects = [copied for copied in plan.objects if is_audit_end(copied.path) is is_end]
+            self._in_parallel(objects)
         by_number = dict(plan.metadata)
         newest = plan.checkpoints[-1]
         # Each number is the next one of the copy when it is put.

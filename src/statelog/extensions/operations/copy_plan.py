@@ -18,11 +18,7 @@ import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import with_record
-from statelog.checkpoint.history import (
-    Entries,
-    present_ids,
-    read_checkpoint,
-)
+from statelog.checkpoint.history import Entries, present_ids, read_checkpoint
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.retained import TagKind, list_tags
 from statelog.checkpoint.state_stream import check_stream
@@ -106,13 +102,13 @@ class CopyPlan:
     @property
     def size_bytes(self) -> int:
         """Summed size of all objects."""
-        return sum(each.size_bytes for each in (*self.objects, *self.metadata.values()))
+        return sum(copied.size_bytes for copied in (*self.objects, *self.metadata.values()))
 
 
 def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
     """Return what a copy of a location holds."""
-    ids = present_ids(store)
-    newest = Entries(store, ids).newest()
+    present = present_ids(store)
+    newest = Entries(store, present).newest()
     if newest is None:
         raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
     last = newest if checkpoint_id is None else find_checkpoint(store, checkpoint_id)
@@ -121,16 +117,16 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
         for tag in list_tags(store)
         if tag.kind is TagKind.TAG and tag.checkpoint_id <= last.checkpoint_id
     ]
-    tagged = {tag.checkpoint_id for tag in tags if tag.checkpoint_id in ids}
+    tagged = {tag.checkpoint_id for tag in tags if tag.checkpoint_id in present}
     retained = tuple(number for number in newest.retained if number in last.retained)
-    kept = tuple(sorted({*retained, *tagged}))
-    checkpoints = [_read(store, number) for number in kept]
+    ids = tuple(sorted({*retained, *tagged}))
+    checkpoints = [_read(store, checkpoint_id) for checkpoint_id in ids]
     sizes = {info.path: info.size_bytes for info in store.list()}
     needed = needed_objects(checkpoints, sizes)
     # An older checkpoint of the source names others that are deleted by now.
     for checkpoint in checkpoints:
         record = own_record(checkpoint)
-        if checkpoint.checkpoint_id == last.checkpoint_id and not set(record.retained) <= set(kept):
+        if checkpoint.checkpoint_id == last.checkpoint_id and not set(record.retained) <= set(ids):
             record = replace(record, retained=retained)
         if record != checkpoint:
             path = PATHS.metadata(checkpoint.checkpoint_id)
@@ -144,7 +140,7 @@ def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
     numbers = {path: parse_checkpoint_metadata(path) for path in sorted(needed)}
     objects = tuple(needed[path] for path, number in numbers.items() if number is None)
     metadata = {number: needed[path] for path, number in numbers.items() if number is not None}
-    return CopyPlan(kept, objects, dict(sorted(metadata.items(), reverse=True)))
+    return CopyPlan(ids, objects, dict(sorted(metadata.items(), reverse=True)))
 
 
 def _read(store: ObjectStore, checkpoint_id: int) -> CompletedCheckpoint:
@@ -227,17 +223,20 @@ def with_names(
 
     log = tuple(
         replace(
-            each,
+            log_handle,
             handles_and_offsets=tuple(
-                replace(entry, handle=moved(entry.handle)) for entry in each.handles_and_offsets
+                replace(entry, handle=moved(entry.handle))
+                for entry in log_handle.handles_and_offsets
             ),
         )
-        for each in checkpoint.log
+        for log_handle in checkpoint.log
     )
-    snapshots = tuple(replace(each, handle=moved(each.handle)) for each in checkpoint.materialized)
+    snapshots = tuple(
+        replace(snapshot, handle=moved(snapshot.handle)) for snapshot in checkpoint.materialized
+    )
     properties = checkpoint.properties
     listed = properties.get(OBJECTS_PROPERTY)
-    if record or (isinstance(listed, list) and any(name_of(str(each)) != each for each in listed)):
+    if record or (isinstance(listed, list) and any(name_of(str(path)) != path for path in listed)):
         old = BatchRecord.of(checkpoint)
         files = [moved(staged).to_json() for staged in old.staged_files()]
         new = msgspec.structs.replace(old, **{"output_files": files, **record})

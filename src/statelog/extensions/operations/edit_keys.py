@@ -1,5 +1,5 @@
 """
-Set and delete the state of keys from Python.
+Set and delete the state of keys, from Python and from Parquet files, and release frozen keys.
 
 An edit says what state a key has afterwards, so an edit that changes nothing writes nothing, and the
 same edit applied again changes nothing.
@@ -11,10 +11,13 @@ import contextlib
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from statelog.arguments import instance, whole_number
 from statelog.changelog.storage import FsStateChangelogStorage
@@ -38,9 +41,11 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import FromPython, Key, Values
 from statelog.state.kinds.kind import EXPIRES_FIELD
+from statelog.state.kinds.list import POSITION_COLUMN
 from statelog.state.reader import StateReader
-from statelog.state.schema import TIMERS_NAME
+from statelog.state.schema import FROZEN_NAME, TIMERS_NAME
 from statelog.store import ObjectStore
+from statelog.store.local_disk import check_named_file
 
 StatesByName: TypeAlias = Mapping[str, Mapping[Any, object]]
 """New state by variable and key."""
@@ -179,7 +184,9 @@ class EditTarget:
     @property
     def names(self) -> str:
         """The names of the variables, for errors."""
-        return ", ".join(repr(self.codec.states[at].descriptor.name) for at in self.codec.live)
+        return ", ".join(
+            repr(self.codec.states[state_id].descriptor.name) for state_id in self.codec.live
+        )
 
     def state_id(self, name: str) -> int:
         """Return the id of a variable; raises `UsageError` if there is none."""
@@ -197,17 +204,19 @@ class EditTarget:
         """Return what a caller asks for, by key group."""
         by_group: dict[int, GroupEdits] = {}
 
-        def cells_of(given: object) -> dict[int, object]:
-            key = StateKey(given, self.codec.schema.key_schema)
+        def cells_of(key_values: object) -> dict[int, object]:
+            key = StateKey(key_values, self.codec.schema.key_schema)
             edits = by_group.setdefault(key.key_groups(self.key_groups).start, {})
             return edits.setdefault(self.codec.key.freeze(key.values), {})
 
-        for given in delete:
-            cells_of(given).update(dict.fromkeys(self.codec.live))
+        for key_values in delete:
+            cells_of(key_values).update(dict.fromkeys(self.codec.live))
         for name, states in states_by_name.items():
             state_id = self.state_id(name)
-            for given, state in instance(states, f"set[{name!r}]", Mapping, "a mapping").items():
-                cells = cells_of(given)
+            for key_values, state in instance(
+                states, f"set[{name!r}]", Mapping, "a mapping"
+            ).items():
+                cells = cells_of(key_values)
                 cells[state_id] = self._cell(self.codec.states[state_id], state) or None
         return by_group
 
@@ -275,41 +284,41 @@ class EditTarget:
 
     def _timers_changed(self, overlays: Iterable[Overlay]) -> frozenset[int]:
         """Return the position of the operator, if one of its timers changed."""
-        at = [
+        timers = [
             state_id
             for state_id in self.codec.live
             if self.codec.states[state_id].descriptor.name == TIMERS_NAME
         ]
-        changed = any(overlay[state_id] for overlay in overlays for state_id in at)
+        changed = any(overlay[state_id] for overlay in overlays for state_id in timers)
         return frozenset([self.position] if changed else [])
 
-    def _cell(self, state: StateCodec, given: object) -> object:
+    def _cell(self, state: StateCodec, content: object) -> object:
         """Return the cell of a state in Python values; empty or None for no state."""
-        if given is None:
+        if content is None:
             return None
         convert = FromPython(
             state.descriptor.name, partial(self._entry, state), partial(_user_key, state)
         )
-        return state.kind.from_python(given, convert)
+        return state.kind.from_python(content, convert)
 
-    def _entry(self, state: StateCodec, given: object, _expiry: object) -> tuple[object, ...]:
+    def _entry(self, state: StateCodec, fields: object, _expiry: object) -> tuple[object, ...]:
         """Return a value as it is stored."""
         names = state.value.schema.names
         ttl_ms = state.descriptor.ttl_ms
         expires_at_ms = self._now_ms + (ttl_ms or 0)
-        if isinstance(given, Mapping) and ttl_ms is not None and EXPIRES_FIELD not in names:
-            given = dict(given)
-            expires_at_ms = whole_number(given.pop(EXPIRES_FIELD, expires_at_ms), EXPIRES_FIELD)
-        if not isinstance(given, Mapping) or sorted(given) != sorted(names):
+        if isinstance(fields, Mapping) and ttl_ms is not None and EXPIRES_FIELD not in names:
+            fields = dict(fields)
+            expires_at_ms = whole_number(fields.pop(EXPIRES_FIELD, expires_at_ms), EXPIRES_FIELD)
+        if not isinstance(fields, Mapping) or sorted(fields) != sorted(names):
             raise UsageError(
                 f"state {state.descriptor.name!r} takes a dict of the fields {', '.join(names)}, not "
-                f"{given!r:.100}"
+                f"{fields!r:.100}"
             )
-        value: Values = state.value.normalize(tuple(given[name] for name in names))
+        value: Values = state.value.normalize(tuple(fields[name] for name in names))
         return value if ttl_ms is None else (expires_at_ms, value)
 
 
-def _user_key(state: StateCodec, given: object) -> Values:
+def _user_key(state: StateCodec, fields: object) -> Values:
     """Return a map key; one of a single column may be given without its tuple."""
     codec = state.user_key
     if codec is None:
@@ -317,7 +326,7 @@ def _user_key(state: StateCodec, given: object) -> Values:
             f"{state.descriptor.kind_text} state has map keys and no codec of them"
         )
     single = len(codec.schema) == 1
-    parts: Any = (given,) if single and not isinstance(given, tuple) else given
+    parts: Any = (fields,) if single and not isinstance(fields, tuple) else fields
     user_key: Values = codec.normalize(parts)
     return user_key
 
@@ -346,3 +355,175 @@ def _edited(state: KeyedState, key_group: int, edits: GroupEdits, counts: Counte
         else:
             counts["inserted"] += 1
     return overlay
+
+
+# Edits from Parquet files, as `statelog read --to` and batch computations write them.
+#
+# A file has the rows of one variable, in the columns of `StateReader` (`key.customer`, `value.total`) or
+# nested, as Spark has them (`key`, `value`).  A folder of files is read as one, without what Spark hides.
+#
+# The caller names the files.  A file in the location is still input: its symbolic links are those of who
+# writes there, and would bring other files of the caller into the state.  They are not followed.
+
+_STRUCTS: Final = ("key", "value", "user_key")
+_OPTIONAL: Final = ("key_group", EXPIRES_FIELD)
+
+
+def states_in_file(
+    reader: StateReader, variable: str, path: str | os.PathLike[str]
+) -> dict[Key, object]:
+    """Return the state of each key in a file, as `statelog.edit` takes it."""
+    schema = reader.arrow_schema(variable)
+    descriptor = reader.schema.states[reader.schema.state_id(variable)]
+    check_named_file(reader.store.url, path)
+    table = _rows(path, schema, f"the file of state {variable!r}, {os.fspath(path)},")
+    if POSITION_COLUMN in table.column_names:
+        table = table.sort_by(POSITION_COLUMN)
+    keys = _keys(table, path)
+    kind = descriptor.kind.rules
+    columns: dict[str, Sequence[object]] = {
+        name: table.column(name).to_pylist()
+        for name in kind.row_columns
+        if name in table.column_names
+    }
+    columns["value"] = list(_structs(table, "value"))
+    columns["user_key"] = [
+        tuple(place.values()) for place in _structs(table, "user_key", with_expiry=False)
+    ]
+    items: dict[Key, list[object]] = {}
+    for key, item in zip(keys, kind.row_items(columns), strict=True):
+        items.setdefault(key, []).append(item)
+    if kind.is_single and len(items) != len(keys):
+        raise UsageError(
+            f"{os.fspath(path)} has {len(keys)} rows of {len(items)} keys; {variable!r} has one "
+            "value for each key"
+        )
+    return {key: kind.from_items(some) for key, some in items.items()}
+
+
+def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]:
+    """Return the keys in a file; its other columns are ignored."""
+    schema = pa.schema(
+        [pa.field(f"key.{field.name}", field.type) for field in reader.schema.key_schema]
+    )
+    check_named_file(reader.store.url, path)
+    return _keys(_rows(path, schema, f"the file of keys, {os.fspath(path)},", only=True), path)
+
+
+def other_keys(reader: StateReader, variable: str, states: Mapping[Key, object]) -> Iterator[Key]:
+    """Yield the keys that have state of a variable and are not in *states*."""
+    seen = set()
+    for batch in reader.batches(variable, include_expired=True):
+        for key in _keys(pa.Table.from_batches([batch]), variable):
+            if key not in states and key not in seen:
+                seen.add(key)
+                yield key
+
+
+def _rows(
+    path: str | os.PathLike[str], schema: pa.Schema, what: str, *, only: bool = False
+) -> pa.Table:
+    """Return the rows of a file in the columns of *schema*; *only* ignores other columns."""
+    try:
+        if not os.path.exists(path):
+            raise UsageError(f"{os.fspath(path)}: no such file or folder")
+        table = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise UsageError(f"{what} cannot be read as Parquet: {error}") from error
+    for name in _STRUCTS:
+        if name in table.column_names and pa.types.is_struct(table.schema.field(name).type):
+            nested = table.select([name]).flatten()
+            table = table.drop_columns([name])
+            for number, column in enumerate(nested.column_names):
+                table = table.append_column(column, nested.column(number))
+    needed = [name for name in schema.names if name not in _OPTIONAL]
+    missing = [name for name in needed if name not in table.column_names]
+    unknown = (
+        [] if only else [n for n in table.column_names if n not in (*schema.names, *_OPTIONAL)]
+    )
+    if missing or unknown:
+        problem = f"no column {missing[0]!r}" if missing else f"a column {unknown[0]!r}"
+        raise UsageError(f"{what} has {problem}; it takes {', '.join(needed)}")
+    names = [name for name in schema.names if name in table.column_names and name != "key_group"]
+    types = pa.schema([schema.field(name) for name in names])
+    try:
+        return table.select(names).cast(types)
+    except (pa.ArrowException, ValueError) as error:
+        raise UsageError(f"{what} has values of another type: {error}") from error
+
+
+def _keys(table: pa.Table, path: str | os.PathLike[str]) -> list[Key]:
+    names = [name for name in table.column_names if name.startswith("key.")]
+    keys = list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
+    try:
+        hash(tuple(keys))
+    except TypeError as error:
+        raise UsageError(
+            f"{os.fspath(path)}: keys with nested columns cannot be edited from a file; use "
+            "statelog.edit in Python"
+        ) from error
+    return keys
+
+
+def _structs(
+    table: pa.Table, prefix: str, *, with_expiry: bool = True
+) -> Iterator[dict[str, object]]:
+    """Yield the columns of a prefix as dicts, and with them when a value expires, if the file has it."""
+    start = len(prefix) + 1
+    names = [name for name in table.column_names if name.startswith(f"{prefix}.")]
+    columns = {name[start:]: table.column(name).to_pylist() for name in names}
+    if with_expiry and EXPIRES_FIELD in table.column_names and EXPIRES_FIELD not in columns:
+        columns[EXPIRES_FIELD] = table.column(EXPIRES_FIELD).to_pylist()
+    for row in zip(*columns.values(), strict=True) if columns else ({},) * table.num_rows:
+        yield dict(zip(columns, row, strict=True))
+
+
+def unfreeze(
+    location: str | os.PathLike[str],
+    keys: Iterable[object] | None = None,
+    *,
+    operator: str | None = None,
+    apply: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+) -> EditReport:
+    """
+    Let a query handle frozen keys again, as a new checkpoint.
+
+    The query must be stopped; one that runs is fenced, and its next start goes on at the same source
+    position.  The rows that were kept back are dead letters: they are not handled by this call, but sent
+    to the source again.
+
+    Example:
+        statelog.unfreeze("s3://bucket/jobs/totals", ["c42"], apply=True)
+
+    Args:
+        location: Path or URL of the state location.
+        keys: Keys, each as for `LocationState.get`; None for all that are frozen.
+        operator: Name of the operator, where the query has several.
+        apply: Make the change; False only counts the keys.
+        storage_options: Options of the store's client, as for `open_store`.
+
+    Returns:
+        The new checkpoint; `counts.changed` keys were frozen, `counts.unchanged` were not.
+
+    Raises:
+        UsageError: No query of the operator freezes keys, or a key does not fit its key columns.
+        CheckpointNotFoundError: The location does not contain a checkpoint.
+        QueryActiveError: The query commits meanwhile.
+        FencedError: A query has claimed the location meanwhile; nothing was changed.
+        StoreError: The store failed.
+
+    Blocks: On the store; the marks of frozen keys are read, and the key groups of *keys*.
+    """
+    store = open_state(location, options=storage_options)
+    base = newest_checkpoint(store)
+    reader = StateReader(store, base, operator=operator)
+    schema = reader.schema
+    if not any(state.name == FROZEN_NAME and not state.dropped for state in schema.states):
+        raise UsageError(
+            f"operator {schema.operator_id} of {store.url} cannot have frozen keys: no query with "
+            "onError='freeze' has run on it"
+        )
+    chosen = other_keys(reader, FROZEN_NAME, {}) if keys is None else keys
+    marks = {FROZEN_NAME: dict.fromkeys(chosen)}
+    return edit_as("unfreeze", store, base, marks, operator=operator, apply=apply)

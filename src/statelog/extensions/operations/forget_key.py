@@ -12,7 +12,6 @@ import datetime as dt
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import msgspec
 import pyarrow as pa
@@ -47,6 +46,7 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.runtime.clock import wall_clock_seconds
+from statelog.state.columnar.run_set import contiguous
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, SnapshotWriter
 from statelog.state.keys.state_key import StateKey
@@ -195,8 +195,8 @@ class _Forgetting:
             # An interrupted call may have left objects, and the tag of a fork in its parent.
             if dry_run:
                 return replace(report, outside=tag_releases(self._store))
-            done = self._collect()
-            return replace(report, deleted=done.deleted, outside=done.outside)
+            cleaned = self._collect()
+            return replace(report, deleted=cleaned.deleted, outside=cleaned.outside)
         refuse_pinned(self._store.url, traces)
         before = Needs(self._store, self._base).checkpoints
         if dry_run:
@@ -205,11 +205,11 @@ class _Forgetting:
             return replace(report, given_up=before, deleted=doomed, outside=outside)
         session.claim(self._base)
         checkpoint_id = session.checkpoint_id
-        held = {trace.path for trace in traces}
+        paths_with_key = {trace.path for trace in traces}
         listed = {info.path for info in self._store.list()}
         changes = [
             TaskStateSnapshot(snapshot.key_group_range, None, snapshot)
-            for snapshot in self._snapshots(held, checkpoint_id)
+            for snapshot in self._snapshots(paths_with_key, checkpoint_id)
         ]
         session.commit(
             changes,  # none if only older checkpoints, or rows of output, hold it
@@ -221,14 +221,14 @@ class _Forgetting:
         present = {info.path for info in self._store.list()}
         outside = self._collect().outside
         recordings.forget_key(self._store, self._key.values, operator=self._key.operator_id)
-        left = {info.path for info in self._store.list()}
+        remaining = {info.path for info in self._store.list()}
         retained = Needs(self._store, newest).checkpoints
         return replace(
             self._report(newest, checkpoint_id, False),
             parents=report.parents,
             outside=outside,
             given_up=tuple(number for number in before if number not in retained),
-            deleted=tuple(sorted({*held & listed, *(present - left)} - left)),
+            deleted=tuple(sorted({*paths_with_key & listed, *(present - remaining)} - remaining)),
         )
 
     def _collect(self) -> CleanUpReport:
@@ -257,7 +257,7 @@ class _Forgetting:
             checkpoint_id=checkpoint_id,
             removed=self._removed,
             traces=traces,
-            parents=parents_of(self._store, (each.path for each in traces)),
+            parents=parents_of(self._store, (trace.path for trace in traces)),
             dry_run=dry_run,
         )
 
@@ -295,18 +295,24 @@ class _Forgetting:
 
     # --- new objects without the key ----------------------------------------------------------------
 
-    def _snapshots(self, held: set[str], checkpoint_id: int) -> Iterator[MaterializedHandle]:
+    def _snapshots(
+        self, paths_with_key: set[str], checkpoint_id: int
+    ) -> Iterator[MaterializedHandle]:
         """Write snapshots of all key groups for which the base needs an object in *held*."""
-        needed = {key_group for part in ranges_needing(self._base, held) for key_group in part}
+        needed = {
+            key_group for part in ranges_needing(self._base, paths_with_key) for key_group in part
+        }
         operators = BatchRecord.of(self._base).operators
-        each = self._base.max_parallelism // len(operators)
+        groups_of_operator = self._base.max_parallelism // len(operators)
         for position, operator in enumerate(operators):
-            key_groups = KeyGroupRange(position * each, (position + 1) * each - 1)
+            key_groups = KeyGroupRange(
+                position * groups_of_operator, (position + 1) * groups_of_operator - 1
+            )
             with StateReader(self._store, self._base, operator=operator.operator_id) as reader:
-                for part in _runs(sorted(needed & set(key_groups))):
-                    data = self._snapshot_without_key(reader, part)
+                for key_range in contiguous(sorted(needed & set(key_groups))):
+                    data = self._snapshot_without_key(reader, key_range)
                     handle = self._put(PATHS.task_owned(random_name()), data)
-                    yield MaterializedHandle(part, checkpoint_id, handle)
+                    yield MaterializedHandle(key_range, checkpoint_id, handle)
 
     def _snapshot_without_key(self, reader: StateReader, part: KeyGroupRange) -> bytes:
         metadata = {SCHEMA_METADATA: OperatorCodec(reader.schema).metadata_change()}
@@ -326,8 +332,8 @@ class _Forgetting:
         sought = StateKey(self._key.values, reader.schema.key_schema)
         numbered = batch.append_column("__row", pa.array(range(batch.num_rows)))
         rows = set(sought.select(numbered).column("__row").to_pylist())
-        kept = [row for row in range(batch.num_rows) if row not in rows]
-        return batch.take(pa.array(kept, pa.int64()))
+        other_rows = [row for row in range(batch.num_rows) if row not in rows]
+        return batch.take(pa.array(other_rows, pa.int64()))
 
     def _output(self) -> StagedRows:
         """Return the staged rows of the micro-batch without the key's rows."""
@@ -337,11 +343,11 @@ class _Forgetting:
         files = []
         for handle in BatchRecord.of(self._base).staged_files():
             data = read_stream(self._store, handle, what="staged rows")
-            kept = self._filtered(data)
-            if kept is data:
+            filtered = self._filtered(data)
+            if filtered is data:
                 files.append(handle)
                 continue
-            files.append(self._put(PATHS.output(random_name()), kept))
+            files.append(self._put(PATHS.output(random_name()), filtered))
         return StagedRows(encode_streams(inline) if inline else None, tuple(files))
 
     def _attachments(self) -> Iterator[Attachment]:
@@ -349,11 +355,11 @@ class _Forgetting:
         for attachment in BatchRecord.of(self._base).attachments:
             if has_rows(attachment):
                 data = read_stream(self._store, attachment.handle, what="rows of output")
-                kept = self._filtered(data)
-                if kept is not data:
+                filtered = self._filtered(data)
+                if filtered is not data:
                     file, count = (
-                        self._put(PATHS.output(random_name()), kept),
-                        staged_table(kept).num_rows,
+                        self._put(PATHS.output(random_name()), filtered),
+                        staged_table(filtered).num_rows,
                     )
                     place = {"path": file.path, "size": file.size_bytes, "crc": file.crc32c}
                     attachment = msgspec.structs.replace(attachment, count=count, **place)
@@ -366,15 +372,10 @@ class _Forgetting:
     def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
         """Return staged rows without those in which the key occurs; the same object if none does."""
         table = staged_table(stream)
-        kept = [at for at, row in enumerate(staged_rows(table)) if not self._key.is_in_row(row)]
-        if len(kept) == table.num_rows:
+        numbers = [
+            number for number, row in enumerate(staged_rows(table)) if not self._key.is_in_row(row)
+        ]
+        if len(numbers) == table.num_rows:
             return stream
-        left = table.take(pa.array(kept, pa.int64()))
-        return write_stream(left.to_batches(), table.schema)
-
-
-def _runs(key_groups: list[int]) -> Iterator[KeyGroupRange]:
-    """Yield the contiguous runs of ascending key groups."""
-    for _, numbered in groupby(enumerate(key_groups), lambda each: each[1] - each[0]):
-        run = [key_group for _, key_group in numbered]
-        yield KeyGroupRange(run[0], run[-1])
+        others = table.take(pa.array(numbers, pa.int64()))
+        return write_stream(others.to_batches(), table.schema)

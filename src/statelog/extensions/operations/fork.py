@@ -282,8 +282,8 @@ def apply_fork(
         _commit(session, begun, first, source, new)
         if copy:
             release_parent(new, begun.fork_id, apply=True)
-        for each in (pinning, session):
-            each.result(fork_id=begun.fork_id, checkpoint_id=source.checkpoint_id)
+        for audited in (pinning, session):
+            audited.result(fork_id=begun.fork_id, checkpoint_id=source.checkpoint_id)
     return begun.to_fork(parent, new, source.record.batch_id, query)
 
 
@@ -417,10 +417,12 @@ class _Begun:
 def _begun(new: LocationStore, parent: LocationStore, checkpoint_id: int | None) -> _Begun | None:
     """Return the fork that an earlier call of the same arguments began in *new*; None without one."""
     # A folder on local disk may stay without an object.
-    numbers = [each for each in present_ids(new) if exists(new, PATHS.metadata(each))]
+    numbers = [number for number in present_ids(new) if exists(new, PATHS.metadata(number))]
     entries = {number: readable(new, number) for number in numbers}
     owners = {entry.owner_id for entry in entries.values() if isinstance(entry, ClaimRecord)}
-    checkpoints = [each for each, entry in entries.items() if not isinstance(entry, ClaimRecord)]
+    checkpoints = [
+        number for number, entry in entries.items() if not isinstance(entry, ClaimRecord)
+    ]
     if checkpoints:
         finished = _committed(new, parent, checkpoints[0]) if len(checkpoints) == 1 else None
         if finished is None or checkpoint_id not in (None, finished.checkpoint_id):

@@ -27,12 +27,7 @@ from statelog.format.buffers import Buffer
 from statelog.format.change_set import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, decode_streams
 from statelog.format.segment import Segment, parse_whole_file
-from statelog.model import (
-    METADATA_KEY_GROUP,
-    CompletedCheckpoint,
-    FileStateHandle,
-    KeyGroupRange,
-)
+from statelog.model import METADATA_KEY_GROUP, CompletedCheckpoint, FileStateHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, rows_of_groups
 from statelog.state.keys.state_key import StateKey
@@ -104,10 +99,7 @@ class SoughtKey:
             {} if segment.trailer is None else segment.trailer.sections
         )
         staged = decode_streams(sections.get(OUTPUT_TAG))
-        return self._in_changes(segment) or any(map(self._in_stream, staged))
-
-    def _in_changes(self, segment: Segment) -> bool:
-        return any(map(self._in_set, _sets(segment)))
+        return any(map(self._in_set, _sets(segment))) or any(map(self._in_stream, staged))
 
     def _in_set(self, changes: tuple[list[int], list[bytes]]) -> bool:
         """Return whether a change set of the operator holds the key."""
@@ -117,7 +109,11 @@ class SoughtKey:
                 codec = self._codec(value)
             elif key_group == self.key_group and codec is not None:
                 batches = codec.present_reader().batches([key_group], [value])
-                if any(self._rows(batch, codec) for each in batches.values() for _, batch in each):
+                if any(
+                    self._rows(batch, codec)
+                    for changes_of_state in batches.values()
+                    for _, batch in changes_of_state
+                ):
                     return True
         return False
 
@@ -195,11 +191,11 @@ def _sets(segment: Segment) -> Iterator[tuple[list[int], list[bytes]]]:
 def _leaves(value: object) -> Iterable[object]:
     """Yield the values in an output row, those in structs, lists and maps too."""
     if isinstance(value, Mapping):
-        for each in value.values():
-            yield from _leaves(each)
+        for inner in value.values():
+            yield from _leaves(inner)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _leaves(each)
+        for inner in value:
+            yield from _leaves(inner)
     else:
         yield value
 
@@ -240,14 +236,14 @@ class Needs:
             checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
             for path in objects_of(checkpoint):
                 self._by_path.setdefault(path, []).append(checkpoint_id)
-            snapshots = [each.handle for each in checkpoint.materialized]
+            snapshots = [snapshot.handle for snapshot in checkpoint.materialized]
             record = BatchRecord.of(checkpoint)
             attached = [attachment.handle for attachment in record.attachments]
             for handle in (*snapshots, *record.staged_files(), *attached):
                 if isinstance(handle, FileStateHandle):
                     self._handles[handle.path] = handle
         attachments = BatchRecord.of(newest).attachments
-        self._aged = {each.path for each in attachments if has_rows(each)}
+        self._aged = {attachment.path for attachment in attachments if has_rows(attachment)}
         self._pins: dict[int, list[str]] = {}
         for tag in list_tags(store):
             for checkpoint_id in self.checkpoints:
@@ -285,24 +281,24 @@ class Needs:
             return "with the key in the parent of this fork: forget it there too"
         if not needed:
             return "with the next garbage collection (statelog gc --apply)"
-        pinned = [each for each in needed if self._pins.get(each)]
+        pinned = [checkpoint_id for checkpoint_id in needed if self._pins.get(checkpoint_id)]
         steps = []
         newest = self._newest
-        kept = len(newest.retained)
+        retained_count = len(newest.retained)
         if path in self._aged:
             steps.append("the age of its newest row (retention)")
         if newest.checkpoint_id in needed:
             groups = ", ".join(sorted({str(part) for part in ranges_needing(newest, {path})}))
             if not groups:  # rows of its own micro-batch, and no state
-                steps.append(f"{kept} more {_checkpoints(kept)}")
+                steps.append(f"{retained_count} more {_checkpoints(retained_count)}")
             else:
                 steps.append(
-                    f"the next snapshot of key groups {groups}, and {kept} more {_checkpoints(kept)}"
+                    f"the next snapshot of key groups {groups}, and {retained_count} more {_checkpoints(retained_count)}"
                 )
         else:
             after = sum(checkpoint_id > max(needed) for checkpoint_id in newest.retained)
-            more = max(kept - after, 1)
-            if any(each in newest.retained for each in needed):
+            more = max(retained_count - after, 1)
+            if any(checkpoint_id in newest.retained for checkpoint_id in needed):
                 steps.append(f"{more} more {_checkpoints(more)}")
         if pinned:
             steps.append(f"the end of {', '.join(self.pins_of(pinned))} (statelog tag --remove)")
@@ -316,7 +312,7 @@ def ranges_needing(checkpoint: CompletedCheckpoint, paths: Container[str]) -> li
         for log in checkpoint.log
         for entry in log.handles_and_offsets
     ]
-    handles += [(each.key_group_range, each.handle) for each in checkpoint.materialized]
+    handles += [(snapshot.key_group_range, snapshot.handle) for snapshot in checkpoint.materialized]
     return [part for part, handle in handles if getattr(handle, "path", None) in paths]
 
 

@@ -27,7 +27,7 @@ from statelog.checkpoint.query_files import (
     number_of,
 )
 from statelog.checkpoint.stored_query import StoredQuery, files_upto
-from statelog.core.source_position import FileEntry, log_entry, parse_files, position_of
+from statelog.core.source_position import log_entry, parse_files, position_of
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.store import ObjectStore
 
@@ -82,7 +82,8 @@ def batch_files(
     for folder, entry in logs.items():
         if entry >= 0:
             name = f"{SOURCES}/{folder}/{entry}{COMPACT}"
-            files[name] = _compact(files_upto(query, folder, entry))
+            entries = map(msgspec.json.encode, files_upto(query, folder, entry))
+            files[name] = b"\n".join((_VERSION, *entries))
     for folder in query.folders(SOURCES):
         if folder not in logs:  # where the source began, which it reads at each restart
             files |= _whole(query, f"{SOURCES}/{folder}")
@@ -115,10 +116,6 @@ def _are_among(query: StoredQuery, files: Mapping[str, bytes]) -> bool:
     return all(name in files and query.read(name) == files[name] for name in names)
 
 
-def _compact(files: Sequence[FileEntry]) -> bytes:
-    return b"\n".join((_VERSION, *map(msgspec.json.encode, files)))
-
-
 def _whole(query: StoredQuery, folder: str) -> dict[str, bytes]:
     names = (name for name in query.names(folder) if not name.startswith("."))
     read = {f"{folder}/{os.path.basename(name)}": query.read(f"{folder}/{name}") for name in names}
@@ -130,9 +127,10 @@ def check_sources(query: StoredQuery, record: BatchRecord, batch_id: int) -> tup
     entry = query.offsets(batch_id)
     if entry is None:
         planned = query.numbers(OFFSETS)
+        span = f"batches {planned[0]} to {planned[-1]}" if planned else "no batch"
         refuse(
-            f"{query.url} has no offsets of batch {batch_id} "
-            f"(of {_span(planned)}), so the sources cannot go back to it",
+            f"{query.url} has no offsets of batch {batch_id} (of {span}), so the sources cannot go "
+            "back to it",
             "not_found",
         )
     offsets = entry.offsets
@@ -180,8 +178,8 @@ def _same_logs(query: StoredQuery, record: BatchRecord) -> bool:
 def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -> dict[str, int]:
     """Return for the log of each file source the last entry that is kept."""
     names = folders or [str(at) for at in range(len(offsets))]
-    kept = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
-    return {name: entry for name, entry in kept if entry is not None}
+    entries = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
+    return {name: entry for name, entry in entries if entry is not None}
 
 
 def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
@@ -194,11 +192,11 @@ def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
     return missing_files(read_again(query, kept_entries(record.source_folders, offsets))[1])
 
 
-def read_again(query: StoredQuery, kept: Mapping[str, int]) -> tuple[list[str], set[str]]:
+def read_again(query: StoredQuery, kept_upto: Mapping[str, int]) -> tuple[list[str], set[str]]:
     """Return the log entries after those that are kept, and the input files that only they name."""
     logs: list[str] = []
     names: set[str] = set()
-    for folder, entry in kept.items():
+    for folder, entry in kept_upto.items():
         for path in query.files_above(f"{SOURCES}/{folder}", entry):
             logs.append(path)
             if number_of(os.path.basename(path)) is None:  # a checksum
@@ -217,10 +215,6 @@ def missing_files(paths: Iterable[str]) -> tuple[str, ...]:
         if url.scheme == "file" and not os.path.exists(urllib.parse.unquote(url.path)):
             gone.append(path)
     return tuple(sorted(gone))
-
-
-def _span(numbers: Sequence[int]) -> str:
-    return f"batches {numbers[0]} to {numbers[-1]}" if numbers else "no batch"
 
 
 def refuse(what: str, reason: str) -> NoReturn:

@@ -130,9 +130,9 @@ def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) 
         if kind is not None:
             candidates.append((kind, info))
     candidates += [(STAGED, info) for info in _staged_files(store)]
-    old = [each for each in candidates if now - each[1].last_modified >= min_age]
+    old = [candidate for candidate in candidates if now - candidate[1].last_modified >= min_age]
     repairs = [Repair(kind, info.path, info.size_bytes) for kind, info in old]
-    repairs.sort(key=lambda each: each.path)
+    repairs.sort(key=lambda repair: repair.path)
     return RepairPlan(tuple(repairs), len(candidates) - len(old), tuple(problems), usable)
 
 
@@ -239,6 +239,6 @@ def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[],
         session.claim_older(checkpoint_id)
         committed = session.commit_older(checkpoint_id).checkpoint_id
         session.clean_up()
-        lost = [each.checkpoint_id for each in plan.lost]
+        lost = [checkpoint.checkpoint_id for checkpoint in plan.lost]
         session.result(checkpoint_id=committed, given_up=lost)
     return GivenUp(checkpoint_id, plan.lost, committed)

@@ -232,10 +232,10 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
     commits = query.files_above(COMMITS, batch_id)
     if query.read(f"{COMMITS}/{batch_id}") == b"":  # truncated: deleted, so the batch is repeated
         commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
-    kept = kept_entries(record.source_folders, offsets)
-    for folder, entry in kept.items():
+    kept_upto = kept_entries(record.source_folders, offsets)
+    for folder, entry in kept_upto.items():
         _check_log(query, folder, entry)
-    logs, listed = read_again(query, kept)
+    logs, listed = read_again(query, kept_upto)
     newest_id = Entries(state).newest_id()  # it may be damaged
     return RewindReport(
         batch_id=batch_id,
@@ -284,7 +284,7 @@ def _state_after(
 ) -> tuple[CheckpointSummary, BatchRecord]:
     """Return the newest retained checkpoint at or before a micro-batch."""
     checkpoints = _retained(state, query.query_id())
-    before = [each for each in checkpoints if each[1].batch_id <= batch_id]
+    before = [pair for pair in checkpoints if pair[1].batch_id <= batch_id]
     if not before:
         refuse(
             f"the state after batch {batch_id} is no longer retained: the oldest retained "
@@ -298,15 +298,15 @@ def _state_after(
 def _check_log(query: StoredQuery, folder: str, entry: int) -> None:
     """Check that Spark can read a source's log up to *entry* without later entries."""
     names = set(query.names(f"{SOURCES}/{folder}"))
-    at = entry
-    while at >= 0 and f"{at}.compact" not in names:
-        if str(at) not in names:
+    number = entry
+    while number >= 0 and f"{number}.compact" not in names:
+        if str(number) not in names:
             refuse(
                 f"the log of a source, {query.url}/{SOURCES}/{folder}, cannot be rewound to entry "
-                f"{entry}: entry {at} is missing",
+                f"{entry}: entry {number} is missing",
                 "not_found",
             )
-        at -= 1
+        number -= 1
 
 
 def apply_rewind(
@@ -318,11 +318,11 @@ def apply_rewind(
     Returns:
         The checkpoint that the query continues from.
     """
-    readable = [each for each in list_checkpoints(state) if not each.problem]
+    readable = [summary for summary in list_checkpoints(state) if not summary.problem]
     with edit_session(
         state,
         "rewind",
-        retained=max(1, sum(each.is_retained for each in readable)),
+        retained=max(1, sum(summary.is_retained for summary in readable)),
         clock_ms=clock_ms,
         batch_id=plan.batch_id,
         checkpoint_location=query.store.url,

@@ -155,7 +155,7 @@ def untag(
 
     Blocks: On the store.
     """
-    kinds = {each.value: each for each in TagKind}
+    kinds = {tag_kind.value: tag_kind for tag_kind in TagKind}
     if kind not in kinds:
         raise UsageError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
     store = open_state(location, options=storage_options)

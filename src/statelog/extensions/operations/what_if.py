@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import edit_session, newest_checkpoint
 from statelog.checkpoint.history import Entries, StoredCheckpoint, read_checkpoint
-from statelog.checkpoint.query_files import COMMITS
+from statelog.checkpoint.query_files import COMMITS, COMPACT, OFFSETS
 from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags
 from statelog.checkpoint.state_stream import read_stream
 from statelog.checkpoint.stored_query import StoredQuery
@@ -31,7 +31,7 @@ from statelog.extensions.operations.fork import Fork, apply_fork
 from statelog.extensions.operations.key_traces import staged_rows as values_of
 from statelog.extensions.operations.position_files import batch_files, check_sources
 from statelog.extensions.operations.savepoints import fork_source, query_store
-from statelog.extensions.read.differences import Differences
+from statelog.extensions.read.changes import Differences
 from statelog.format.checkpoint_metadata import decode_streams
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.driver.delivery import OUTPUT_SECTION
@@ -106,22 +106,18 @@ class WhatIf:
     @property
     def is_same(self) -> bool:
         """Whether nothing differs in what was compared."""
-        return not self.outputs.num_rows and not any(each.num_rows for each in self.state.values())
+        return not self.outputs.num_rows and not any(keys.num_rows for keys in self.state.values())
 
     def __str__(self) -> str:
         first, last = self.batches[0].batch_id, self.batches[-1].batch_id
         rows = sum(batch.input_rows for batch in self.batches)
-        lines = [
-            f"batches {first} to {last}, {rows:,} input rows, compared with checkpoint {self.until}"
-        ]
-        counts = dict.fromkeys(("removed", "added"), 0)
-        for change in self.outputs["change"].to_pylist() if self.outputs.num_rows else ():
-            counts[change] += 1
+        changes = Counter(self.outputs["change"].to_pylist() if self.outputs.num_rows else ())
         compared = len(self.batches) - len(self.not_compared)
-        lines.append(
-            f"output rows: {counts['added']:,} added, {counts['removed']:,} removed "
-            f"({compared} of {len(self.batches)} batches compared)"
-        )
+        lines = [
+            f"batches {first} to {last}, {rows:,} input rows, compared with checkpoint {self.until}",
+            f"output rows: {changes[ONLY_AFTER]:,} added, {changes[ONLY_BEFORE]:,} removed "
+            f"({compared} of {len(self.batches)} batches compared)",
+        ]
         for operator, table in self.state.items():
             lines.append(f"keys whose state differs in {operator}: {table.num_rows:,}")
         if self.reproducible is False:
@@ -133,16 +129,15 @@ class WhatIf:
         return "\n".join(lines)
 
 
-def _some_rows(name: str, table: pa.Table) -> list[str]:
-    if not table.num_rows:
-        return []
-    lines = ["", f"{name}:"]
+def _some_rows(name: str, table: pa.Table) -> Iterator[str]:
+    """Yield lines with the first rows of a table; none for a table without rows."""
+    if table.num_rows:
+        yield from ("", f"{name}:")
     for row in table.slice(0, _SHOWN).to_pylist():
         texts = (f"{column}={value}" for column, value in row.items() if value is not None)
-        lines.append("  " + "  ".join(texts))
+        yield "  " + "  ".join(texts)
     if table.num_rows > _SHOWN:
-        lines.append(f"  ... {table.num_rows - _SHOWN:,} more")
-    return lines
+        yield f"  ... {table.num_rows - _SHOWN:,} more"
 
 
 # The output rows that a micro-batch staged, and how the rows of two runs differ.
@@ -159,8 +154,7 @@ def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None
     streams += [
         read_stream(store, staged_file, what="staged rows") for staged_file in record.staged_files()
     ]
-    tables = [from_ipc(stream) for stream in streams]
-    return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    return _joined([from_ipc(stream) for stream in streams])
 
 
 def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Table:
@@ -171,33 +165,43 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
         The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*), and
         those of the tables.
     """
-    mine, theirs = (Counter(map(_frozen, values_of(table))) for table in (before, after))
-    parts = []
-    for change, table, left in (
-        (ONLY_BEFORE, before, mine - theirs),
-        (ONLY_AFTER, after, theirs - mine),
-    ):
-        rows = []
-        for at, row in enumerate(values_of(table)):
-            key = _frozen(row)
-            if left[key] > 0:
-                left[key] -= 1
-                rows.append(at)
-        if rows:
-            part = table.take(pa.array(rows, pa.int64()))
-            part = part.add_column(0, "change", pa.array([change] * len(rows)))
-            parts.append(part.add_column(0, "batch_id", pa.array([batch_id] * len(rows))))
-    return pa.concat_tables(parts, promote_options="permissive") if parts else pa.table({})
+    old, new = ([_hashable(row) for row in values_of(table)] for table in (before, after))
+    return _joined(
+        [
+            *_only_in(before, old, new, batch_id, ONLY_BEFORE),
+            *_only_in(after, new, old, batch_id, ONLY_AFTER),
+        ]
+    )
 
 
-def _frozen(value: object) -> Hashable:
+def _only_in(
+    table: pa.Table, keys: list[Hashable], others: list[Hashable], batch_id: int, change: str
+) -> Iterator[pa.Table]:
+    """Yield the rows of *table*, if any, whose *keys* are more often in it than among the others."""
+    more = Counter(keys) - Counter(others)
+    rows = []
+    for row, key in enumerate(keys):
+        if more[key] > 0:
+            more[key] -= 1
+            rows.append(row)
+    if rows:
+        only = table.take(pa.array(rows, pa.int64()))
+        only = only.add_column(0, "change", pa.array([change] * len(rows)))
+        yield only.add_column(0, "batch_id", pa.array([batch_id] * len(rows)))
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+
+def _hashable(value: object) -> Hashable:
     """Return a hashable form that is equal for equal rows; NaN equals itself."""
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, Mapping):
-        return tuple((name, _frozen(each)) for name, each in value.items())
+        return tuple((name, _hashable(field_value)) for name, field_value in value.items())
     if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
+        return tuple(map(_hashable, value))
     return value if isinstance(value, Hashable) else repr(value)
 
 
@@ -254,55 +258,56 @@ def what_if(
 
     Blocks: For all micro-batches, about a second for each and the time of its rows.
     """
-    changed, now = _stream(stream, "stream"), None
-    if current is not None:
-        now = _stream(current, "current")
+    changed = _stream(stream, "stream")
+    as_it_runs = None if current is None else _stream(current, "current")
     parent = open_existing_store(fork.parent, options=storage_options)
-    with _pinned(parent, until) as last:
+    with _pinned(parent, until) as last, contextlib.ExitStack() as stack:
         record = BatchRecord.of(last.checkpoint)
-        given = query_store(
+        query = query_store(
             parent, checkpoint_location, record.checkpoint_location, storage_options
         )
-        source = _Source(parent, StoredQuery(given), fork.batch_id, last, storage_options)
+        source = _Source(parent, StoredQuery(query), last, storage_options)
         run = _Run(source, fork, changed)
-        with contextlib.ExitStack() as stack:
-            beside = None
-            if now is not None:
-                second = stack.enter_context(_second_fork(source, fork))
-                beside = _Run(source, second, now)
-            outcomes, tables = [], []
-            for batch_id in source.batches():
-                after = run.batch(batch_id)
-                before = source.rows_of(batch_id) if beside is None else beside.batch(batch_id)
-                outcome, differences = _compared(batch_id, run.input_rows, before, after)
-                outcomes.append(outcome)
-                if differences.num_rows:
-                    tables.append(differences)
-                if on_batch is not None:
-                    on_batch(batch_id, source.last_batch)
-            same = None
-            if beside is not None:
-                state = _state(parent, last, beside.store)
-                same = not any(table.num_rows for table in state.values())
-            return WhatIf(
-                fork=fork,
-                until=last.checkpoint.checkpoint_id,
-                batches=tuple(outcomes),
-                outputs=pa.concat_tables(tables, promote_options="permissive")
-                if tables
-                else pa.table({}),
-                state=_state(parent, last, run.store),
-                reproducible=same,
+        beside = None
+        if as_it_runs is not None:
+            beside = _Run(source, stack.enter_context(_second_fork(source, fork)), as_it_runs)
+        outcomes, tables = [], []
+        for batch_id in source.batches_after(fork.batch_id):
+            after = run.batch(batch_id)
+            before = source.rows_of(batch_id) if beside is None else beside.batch(batch_id)
+            differences = None if before is None else row_differences(batch_id, before, after)
+            outcomes.append(
+                BatchOutcome(
+                    batch_id=batch_id,
+                    input_rows=run.input_rows,
+                    output_rows=after.num_rows,
+                    differences=None if differences is None else differences.num_rows,
+                )
             )
+            if differences is not None and differences.num_rows:
+                tables.append(differences)
+            if on_batch is not None:
+                on_batch(batch_id, record.batch_id)
+        same = None
+        if beside is not None:
+            state = _state(parent, last, beside.store)
+            same = not any(table.num_rows for table in state.values())
+        return WhatIf(
+            fork=fork,
+            until=last.checkpoint.checkpoint_id,
+            batches=tuple(outcomes),
+            outputs=_joined(tables),
+            state=_state(parent, last, run.store),
+            reproducible=same,
+        )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Source:
-    """What the running query did after the fork."""
+    """The running query, up to the checkpoint that is compared."""
 
     store: LocationStore
     query: StoredQuery
-    after: int
     last: StoredCheckpoint
     options: Mapping[str, object] | None
 
@@ -310,19 +315,17 @@ class _Source:
     def record(self) -> BatchRecord:
         return BatchRecord.of(self.last.checkpoint)
 
-    @property
-    def last_batch(self) -> int:
-        return self.record.batch_id
-
-    def batches(self) -> range:
-        check_sources(self.query, self.record, self.last_batch)
-        if self.last_batch <= self.after:
+    def batches_after(self, forked: int) -> range:
+        """Return the micro-batches after the one that was forked."""
+        last_batch = self.record.batch_id
+        check_sources(self.query, self.record, last_batch)
+        if last_batch <= forked:
             raise CheckpointError(
-                f"the running query has no checkpoint after batch {self.after}, which was forked; let "
+                f"the running query has no checkpoint after batch {forked}, which was forked; let "
                 "it run on, or fork an older checkpoint",
                 reason="not_found",
             )
-        return range(self.after + 1, self.last_batch + 1)
+        return range(forked + 1, last_batch + 1)
 
     def files(self, batch_id: int) -> dict[str, bytes]:
         """Return the files that plan a micro-batch."""
@@ -353,15 +356,14 @@ class _Run:
             raise UsageError("the fork has only the state: fork with the position of the sources")
         self._source, self._fork, self._stream = source, fork, stream
         self._checkpoint_location = fork.query.checkpoint_location
-        self._query_files = open_store(self._checkpoint_location)
-        self._query = StoredQuery(self._query_files)
+        self._query = StoredQuery(open_store(self._checkpoint_location))
         self.store = open_location(fork.location, options=source.options)
         self.store.name_parent(fork.parent)
         self.input_rows = 0
 
     def batch(self, batch_id: int) -> pa.Table:
         """Run one micro-batch and return its output rows."""
-        planned = self._query.numbers("offsets")
+        planned = self._query.numbers(OFFSETS)
         if not planned or planned[-1] != batch_id - 1:
             raise CheckpointError(
                 f"a query has run on the fork {self._fork.location} already (up to batch "
@@ -390,15 +392,14 @@ class _Run:
     def _plan(self, batch_id: int) -> None:
         """Put a micro-batch into the offset log, as Spark plans it."""
         files = self._source.files(batch_id)
-        logs = [name for name in files if name.endswith(".compact")]
+        logs = [name for name in files if name.endswith(COMPACT)]
         for name in logs:
             folder = name.rpartition("/")[0]
             # Spark takes the numbers of two compact files for the distance of all.
-            older = [f"{folder}/{each}" for each in self._query.names(folder)]
-            self._query.delete(each for each in older if each != name)
-        planned = f"offsets/{batch_id}"
-        for name in (*logs, planned):
-            self._query_files.put(name, files[name])
+            older = (f"{folder}/{log}" for log in self._query.names(folder))
+            self._query.delete(log for log in older if log != name)
+        for name in (*logs, f"{OFFSETS}/{batch_id}"):
+            self._query.store.put(name, files[name])
 
 
 @contextlib.contextmanager
@@ -425,15 +426,11 @@ def _second_fork(source: _Source, fork: Fork) -> Iterator[Fork]:
     try:
         yield new
     finally:
-        for each in (store, query):
-            _delete_all(each)
+        for location_store in (store, query):
+            location_store.delete([info.path for info in location_store.list()])
         for tag in list_tags(source.store):
             if (tag.kind, tag.name) == (TagKind.FORK, new.fork_id):
                 delete_tag(source.store, tag)
-
-
-def _delete_all(store: ObjectStore) -> None:
-    store.delete([info.path for info in store.list()])
 
 
 def _stream(frame: DataFrame, name: str) -> StatefulStream:
@@ -443,19 +440,6 @@ def _stream(frame: DataFrame, name: str) -> StatefulStream:
             f"{type(frame).__name__}"
         )
     return frame
-
-
-def _compared(
-    batch_id: int, input_rows: int, before: pa.Table | None, after: pa.Table
-) -> tuple[BatchOutcome, pa.Table]:
-    differences = pa.table({}) if before is None else row_differences(batch_id, before, after)
-    outcome = BatchOutcome(
-        batch_id=batch_id,
-        input_rows=input_rows,
-        output_rows=after.num_rows,
-        differences=None if before is None else differences.num_rows,
-    )
-    return outcome, differences
 
 
 def _state(

@@ -26,12 +26,11 @@ from statelog.extensions.publish.table import (
     explained,
     retained_versions,
 )
-from statelog.extras import load, require
+from statelog.extras import keep_files_of_failed_commits, load, require
 from statelog.runtime.fail_points import fail_point
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
-    from pyiceberg.table.update.snapshot import _SnapshotProducer
 
 _TAGS: Final = "statelog.tags"
 """Property of a table with the names of the tags that statelog created."""
@@ -92,7 +91,8 @@ class IcebergTable:
         conflicts = (CommitFailedException, ValidationException)
         with explained(f"cannot commit to the table {self.name}", *conflicts):
             table = self._table if self._table is not None else self._create(rows)
-            commit = _transaction(table)
+            commit = table.transaction()
+            keep_files_of_failed_commits(commit)
             if rows.is_new_schema and self._table is not None:
                 with _supported():
                     _replace_columns(commit, rows.schema)
@@ -123,7 +123,7 @@ class IcebergTable:
         with explained(f"cannot tidy the table {self.name}", CommitFailedException):
             table = self._loaded()
             refs, checkpoints = table.metadata.refs, _checkpoints(table)
-            versions = {checkpoint: at for at, checkpoint in checkpoints.items()}
+            versions = {checkpoint: snapshot_id for snapshot_id, checkpoint in checkpoints.items()}
             created = set(json.loads(table.properties.get(_TAGS, "[]")))
             assigned = {
                 name: versions[checkpoint]
@@ -141,7 +141,9 @@ class IcebergTable:
                 commit.set_properties({_TAGS: json.dumps(sorted(assigned))})
             named = {ref.snapshot_id for ref in commit.table_metadata.refs.values()}
             retained = {*retained_versions(checkpoints, tags, retain), *named}
-            expired = [at for at in _snapshot_ids(table) if at not in retained]
+            expired = [
+                snapshot_id for snapshot_id in _snapshot_ids(table) if snapshot_id not in retained
+            ]
             before = _files(table) if expired else set()
             if expired:
                 ExpireSnapshots(commit).by_ids(expired).commit()
@@ -176,15 +178,17 @@ def _facts(snapshot: object) -> dict[str, str]:
 
 def _snapshot_ids(table: Table) -> list[int]:
     """Return the ids of the snapshots, oldest first."""
-    ordered = sorted(table.metadata.snapshots, key=lambda each: each.sequence_number or 0)
-    return [each.snapshot_id for each in ordered]
+    ordered = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
+    return [snapshot.snapshot_id for snapshot in ordered]
 
 
 def _checkpoints(table: Table) -> dict[int, int]:
     """Return the checkpoint of each published snapshot, oldest first."""
-    facts = {each.snapshot_id: _facts(each) for each in table.metadata.snapshots}
+    facts = {snapshot.snapshot_id: _facts(snapshot) for snapshot in table.metadata.snapshots}
     return {
-        at: int(facts[at][CHECKPOINT]) for at in _snapshot_ids(table) if CHECKPOINT in facts[at]
+        snapshot_id: int(facts[snapshot_id][CHECKPOINT])
+        for snapshot_id in _snapshot_ids(table)
+        if CHECKPOINT in facts[snapshot_id]
     }
 
 
@@ -193,28 +197,13 @@ def _files(table: Table) -> set[str]:
     urls, manifests = set(), {}
     for snapshot in table.metadata.snapshots:
         urls.add(snapshot.manifest_list)
-        manifests.update({each.manifest_path: each for each in snapshot.manifests(table.io)})
+        manifests.update(
+            {manifest.manifest_path: manifest for manifest in snapshot.manifests(table.io)}
+        )
     for manifest in manifests.values():
         entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
         urls.update(entry.data_file.file_path for entry in entries)
     return urls | manifests.keys()
-
-
-def _transaction(table: Table) -> Transaction:
-    """
-    Return a transaction that never deletes the files of a commit that failed.
-
-    A client that repeats a request may report a conflict with its own commit, whose files are live then.
-    """
-    from pyiceberg.table import Transaction
-
-    class Careful(Transaction):
-        def _register_snapshot_producer(self, producer: _SnapshotProducer[Careful]) -> None:
-            for name in ("_cleanup_uncommitted", "_clean_all_uncommitted"):
-                setattr(producer, name, lambda: None)
-            super()._register_snapshot_producer(producer)
-
-    return Careful(table)
 
 
 def _delete(commit: Transaction, rows: Replacement) -> None:

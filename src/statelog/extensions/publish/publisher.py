@@ -251,11 +251,11 @@ class TablePublisher:
         newest = newest_after(self._store, self._published)
         return None if newest is None else self._attempted(None, newest)
 
-    def _attempted(self, given: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
+    def _attempted(self, asked_id: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
         """Publish the checkpoint *given*, or *newest* if it was read; else the newest one."""
         for attempt in range(_ATTEMPTS):
             try:
-                return self._publish(given, newest if attempt == 0 else None)
+                return self._publish(asked_id, newest if attempt == 0 else None)
             except CommitConflictError as error:
                 if attempt == _ATTEMPTS - 1:
                     raise UnavailableError(
@@ -263,19 +263,19 @@ class TablePublisher:
                         "time: let one do it"
                     ) from error
             except CheckpointNotFoundError:
-                if given is not None or attempt == _ATTEMPTS - 1:
+                if asked_id is not None or attempt == _ATTEMPTS - 1:
                     raise  # else the query went on meanwhile, and has a newer checkpoint
         raise AssertionError("the last attempt returns or raises")
 
-    def _publish(self, given: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
-        target = find_checkpoint(self._store, given) if newest is None else newest
+    def _publish(self, asked_id: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
+        target = find_checkpoint(self._store, asked_id) if newest is None else newest
         reader = StateReader(self._store, target, operator=self._operator)
         published = self._table.load()
         self._base = None
         if published is not None:
             self._check_source(published, reader)
             self._check_history(published)
-            if given is None:
+            if asked_id is None:
                 self._check_ahead(published, target)
         tags = {
             tag.name: tag.checkpoint_id for tag in list_tags(self._store) if tag.kind is TagKind.TAG
@@ -290,10 +290,10 @@ class TablePublisher:
             published = self._commit(due_reader, published, tags)
             self._base = due_reader.checkpoint
         published = self._table.tidy(tags, self._retain)
-        at = published.newest
-        if at is not None:
-            self._hold(at)
-        self._published = target if at == target.checkpoint_id else None
+        published_id = published.newest
+        if published_id is not None:
+            self._hold(published_id)
+        self._published = target if published_id == target.checkpoint_id else None
         return self._report(published, due, tags)
 
     def _source(self, reader: StateReader) -> dict[str, str]:
@@ -363,7 +363,7 @@ class TablePublisher:
                 reason="not_newer",
                 checkpoint_id=target,
             )
-        between = {each for each in tags.values() if newest < each < target}
+        between = {tagged_id for tagged_id in tags.values() if newest < tagged_id < target}
         return (*sorted(between), target)
 
     def _commit(
@@ -461,14 +461,17 @@ class TablePublisher:
     def _report(
         self, published: PublishedTable, due: tuple[int, ...], tags: Mapping[str, int]
     ) -> PublishReport:
-        versions = {each: at for at, each in sorted(published.checkpoints.items())}
+        versions = {
+            checkpoint_id: version
+            for version, checkpoint_id in sorted(published.checkpoints.items())
+        }
         return PublishReport(
             table=self._table.name,
             checkpoint_id=-1 if published.newest is None else published.newest,
             published=due,
             checkpoints=tuple(sorted(versions)),
             versions=versions,
-            tags={name: each for name, each in tags.items() if each in versions},
+            tags={name: tagged_id for name, tagged_id in tags.items() if tagged_id in versions},
             row_count=published.row_count,
             written_rows=self._written_rows,
         )

@@ -75,8 +75,8 @@ class Replacement:
         if self.key_groups is None:
             return None
         parts = [
-            f"({KEY_GROUP} >= {each.start} and {KEY_GROUP} <= {each.end})"
-            for each in self.key_groups
+            f"({KEY_GROUP} >= {key_range.start} and {KEY_GROUP} <= {key_range.end})"
+            for key_range in self.key_groups
         ]
         return " or ".join(parts) or f"{KEY_GROUP} < 0"
 

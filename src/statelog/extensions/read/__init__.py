@@ -1,10 +1,9 @@
 """
 What a person reads of a location besides the tables of a checkpoint.
 
-    location_state  `statelog.open`: everything below, by one object
-    history         one key as of each retained checkpoint
-    differences     which keys differ between two checkpoints; by joining, in columns
-    feed            what each checkpoint changed, from its log: window
+    location_state  `statelog.open`: everything below, by one object; the history of a key
+    changes         which keys differ between two checkpoints, by joining in columns; what each
+                    checkpoint changed, from its log: window
     replica         `follow`: a copy in memory that follows the query; held_state
     sql             SQL over the variables, through DuckDB
     parquet_files   the variables as Parquet files

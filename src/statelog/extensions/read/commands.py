@@ -31,8 +31,8 @@ from statelog.cli.output import (
 )
 from statelog.cli.rows import rows_of, show_rows
 from statelog.errors import UsageError
-from statelog.extensions.read.history import KeyVersion, key_history
-from statelog.extensions.read.location_state import LocationState
+from statelog.extensions.read.held_state import KeyVersion
+from statelog.extensions.read.location_state import LocationState, key_history
 from statelog.extensions.read.parquet_files import write_variables
 from statelog.redaction import redacted
 from statelog.state.keys.state_key import key_from_text

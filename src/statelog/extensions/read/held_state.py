@@ -8,13 +8,13 @@ asked for, by blocks of key groups, of which a newer checkpoint replaces those t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from statelog.errors import UsageError
-from statelog.extensions.read.history import KeyVersion
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import CatchUp
@@ -30,6 +30,25 @@ from statelog.store import ObjectStore
 
 _BUDGET_BYTES: Final = 512 * 1024 * 1024
 """See `MemoryLimits`: beyond a part of it the state is held in columns instead of dictionaries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyVersion:
+    """
+    The state of one key as of one checkpoint.
+
+    Args:
+        checkpoint_id: The checkpoint.
+        batch_id: Number of the micro-batch that made it.
+        as_of_ms: What expires at or before this time is left out, in milliseconds since 1970.
+        value: The state, as `LocationState.get` returns it; None too where the checkpoint does not
+            have the variable.
+    """
+
+    checkpoint_id: int
+    batch_id: int
+    as_of_ms: int
+    value: Any
 
 
 class HeldState(StateReader):
@@ -84,13 +103,13 @@ class HeldState(StateReader):
         """
         self._keyed.changed.clear()
         self._keyed.forget(changes.rewritten)
-        done = self._catch_up(store, changes.handle)
+        progress = self._catch_up(store, changes.handle)
         changed = {key_group // BLOCK for key_group in self._keyed.changed}
         for block in changed:
             self._blocks.pop(block, None)
-        self._rows = {at: rows for at, rows in self._rows.items() if at[1] not in changed}
+        self._rows = {place: rows for place, rows in self._rows.items() if place[1] not in changed}
         self._checkpoint = newest
-        return done
+        return progress
 
     def _catch_up(self, store: ObjectStore, handle: ChangelogStateBackendHandle) -> CatchUp:
         return self._keyed.catch_up(self._held, handle.checkpoint_id, (), lambda: (store, handle))
@@ -111,7 +130,7 @@ class HeldState(StateReader):
         batches = self._table_of_keys(by_group).to_batches() if located and rows else []
         states: dict[Key, dict[str, object]] = {}
         for batch in batches:
-            columns = {name: each.states(batch, now_ms) for name, each in rows.items()}
+            columns = {name: variable.states(batch, now_ms) for name, variable in rows.items()}
             of_keys = (
                 dict(zip(rows, of_key, strict=True))
                 for of_key in zip(*columns.values(), strict=True)
@@ -128,7 +147,7 @@ class HeldState(StateReader):
             as_of_ms=now_ms,
         )
         return [
-            make(value=states.get(key) or {name: each.empty for name, each in rows.items()})
+            make(value=states.get(key) or {name: variable.empty for name, variable in rows.items()})
             for _, key in located
         ]
 

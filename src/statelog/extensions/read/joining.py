@@ -55,10 +55,11 @@ def hash_order(hashes: Hashes) -> RowNumbers:
     # Hashes that differ only in the bits that gave way are put in order here; there are few.
     ordered = hashes[order]
     same = words[1:] == words[:-1]
-    for at in np.flatnonzero(same & (ordered[1:] != ordered[:-1])).tolist():
-        start, stop = np.searchsorted(words, words[at]), np.searchsorted(words, words[at], "right")
-        part = order[start:stop]
-        order[start:stop] = part[np.argsort(hashes[part], kind="stable")]
+    for row in np.flatnonzero(same & (ordered[1:] != ordered[:-1])).tolist():
+        start = np.searchsorted(words, words[row])
+        stop = np.searchsorted(words, words[row], "right")
+        equal_words = order[start:stop]
+        order[start:stop] = equal_words[np.argsort(hashes[equal_words], kind="stable")]
     return order
 
 
@@ -118,7 +119,7 @@ def comparable(value: object) -> object:
         return value.hex()
     if isinstance(value, dict):
         return frozenset(
-            (name, comparable(each)) for name, each in value.items() if each is not None
+            (name, comparable(inner)) for name, inner in value.items() if inner is not None
         )
     if isinstance(value, list | tuple):
         return tuple(map(comparable, value))
@@ -157,7 +158,9 @@ def _equal_floats(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def _equal_structs(left: pa.Array, right: pa.Array) -> Mask:
-    fields = [dict(zip(each.type.names, each.flatten(), strict=True)) for each in (left, right)]
+    fields = [
+        dict(zip(column.type.names, column.flatten(), strict=True)) for column in (left, right)
+    ]
     equal = np.ones(len(left), np.bool_)
     for name in dict.fromkeys((*fields[0], *fields[1])):
         old, new = fields[0].get(name), fields[1].get(name)
@@ -169,7 +172,7 @@ def _equal_structs(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def _equal_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
-    lengths = [lengths_of(each) for each in (left, right)]
+    lengths = [lengths_of(column) for column in (left, right)]
     equal: Mask = (lengths[0] == lengths[1]) & both
     compared = equal & (lengths[0] > 0)
     if not compared.any():
@@ -177,7 +180,7 @@ def _equal_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
     if not compared.all():
         keep = pa.array(compared)
         left, right = left.filter(keep), right.filter(keep)
-    same = equal_rows(*(_elements(each) for each in (left, right)))
+    same = equal_rows(*(_elements(column) for column in (left, right)))
     starts = np.concatenate(([0], np.cumsum(lengths[0][compared])[:-1]))
     equal[compared] = np.logical_and.reduceat(same, starts)
     return equal
@@ -230,9 +233,9 @@ def matching_rows(
     asked, stored = hash_columns(left, schema), hash_columns(right, schema)
     order = hash_order(stored)
     ordered = stored[order]
-    at = np.minimum(np.searchsorted(ordered, asked), len(ordered) - 1)
-    hits = np.flatnonzero(ordered[at] == asked)
-    rows = order[at[hits]]
+    places = np.minimum(np.searchsorted(ordered, asked), len(ordered) - 1)
+    hits = np.flatnonzero(ordered[places] == asked)
+    rows = order[places[hits]]
     same = np.ones(len(hits), np.bool_)
     for column, other in zip(left, right, strict=True):
         same &= equal_rows(column.take(pa.array(hits)), other.take(pa.array(rows)))
@@ -252,10 +255,10 @@ def numbered_keys(
     order = hash_order(hashes)
     ordered = hashes[order]
     again = ordered[1:] == ordered[:-1]
-    at = np.flatnonzero(again)
-    before, after = pa.array(order[at]), pa.array(order[at + 1])
+    repeated = np.flatnonzero(again)
+    before, after = pa.array(order[repeated]), pa.array(order[repeated + 1])
     for column in columns:
-        if len(at) and not equal_rows(column.take(before), column.take(after)).all():
+        if len(repeated) and not equal_rows(column.take(before), column.take(after)).all():
             return _numbered_by_value(decode(columns))
     starts = np.concatenate(([True], ~again))
     numbers = np.empty(len(order), np.int64)
@@ -277,3 +280,8 @@ def _by_value(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> RowNumbers
 def _keys(columns: Sequence[pa.Array]) -> list[tuple[object, ...]]:
     values = (list(map(comparable, column.to_pylist())) for column in columns)
     return list(starmap(lambda *key: key, zip(*values, strict=True)))
+
+
+def change_words(numbers: npt.NDArray[np.int8]) -> pa.Array:
+    """Return insert, update and delete for the numbers 0, 1 and 2."""
+    return pa.array(("insert", "update", "delete")).take(pa.array(numbers))

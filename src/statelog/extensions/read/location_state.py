@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
 from statelog.checkpoint.attachments import UnreadableAttachment
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import open_state
-from statelog.checkpoint.listing import CheckpointName
+from statelog.checkpoint.listing import CheckpointName, CheckpointState, CheckpointSummary
+from statelog.errors import CheckpointError, CheckpointNotFoundError
 from statelog.extensions.bad_records.stored import ChosenLetters, letters_rows, letters_table
 from statelog.extensions.broadcasts.stored import (
     BroadcastVersion,
     broadcast_table,
     broadcast_versions,
 )
-from statelog.extensions.read.differences import Differences
-from statelog.extensions.read.feed import feed_of
-from statelog.extensions.read.history import KeyVersion, key_history
+from statelog.extensions.read.changes import Differences, feed_of
+from statelog.extensions.read.held_state import KeyVersion
 from statelog.extensions.read.replica import Replica
 from statelog.extensions.read.sql import run_sql_on
 from statelog.extensions.side_outputs.stored import (
@@ -34,8 +36,48 @@ from statelog.extensions.side_outputs.stored import (
 )
 from statelog.model import KeyGroupRange
 from statelog.state.reader.checkpoint_chain import as_of_ms
-from statelog.state.reader.location import LocationReader, has_variable, stored_with_attachments
+from statelog.state.reader.location import (
+    LocationReader,
+    has_variable,
+    state_of_key,
+    stored_with_attachments,
+)
 from statelog.state.reader.state_reader import StateReader
+
+_UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """
+    The history of a key, as far as it can be read.
+
+    Args:
+        versions: The state as of each checkpoint that can be read, ascending.
+        unreadable: The checkpoints that cannot be read.
+    """
+
+    versions: list[KeyVersion]
+    unreadable: tuple[CheckpointSummary, ...]
+
+    def checked(self) -> list[KeyVersion]:
+        """
+        Return the versions of a history without gaps.
+
+        Raises:
+            CheckpointError: A checkpoint cannot be read; the message names all of them.
+        """
+        if not self.unreadable:
+            return self.versions
+        ids = ", ".join(str(summary.checkpoint_id) for summary in self.unreadable)
+        first = self.unreadable[0]
+        damaged = any(summary.state is CheckpointState.DAMAGED for summary in self.unreadable)
+        raise CheckpointError(
+            f"the history has gaps: checkpoint {ids} cannot be read ({first.problem}). `statelog "
+            "verify` says what is damaged; the state as of another checkpoint can be read by its id",
+            reason="damaged" if damaged else "incompatible",
+            checkpoint_id=first.checkpoint_id,
+        )
 
 
 class LocationState(LocationReader):
@@ -111,12 +153,12 @@ class LocationState(LocationReader):
         """
         readers = self.reader(before), self.reader(after)
         if variable is None:
-            names = [each.name for reader in readers for each in reader.variables()]
+            names = [state.name for reader in readers for state in reader.variables()]
         else:
             if not any(has_variable(reader, variable) for reader in readers):
                 readers[1].arrow_schema(variable)  # raises: it names the variables
             names = [variable]
-        times = [as_of_ms(each.checkpoint) if now_ms is None else now_ms for each in readers]
+        times = [as_of_ms(reader.checkpoint) if now_ms is None else now_ms for reader in readers]
         return Differences(*readers, list(dict.fromkeys(names))).table(*times)
 
     def feed(
@@ -347,6 +389,37 @@ class LocationState(LocationReader):
         Blocks: On the store.
         """
         return broadcast_table(self.store, stored_with_attachments(self, checkpoint)[0], name)
+
+
+def key_history(
+    state: LocationReader, variable: str, key: object, now_ms: int | None
+) -> KeyHistory:
+    """Return the state of one key as of each retained checkpoint; see `LocationState.history`."""
+    versions: list[KeyVersion] = []
+    was_present = False
+    listed = state.checkpoints()
+    for entry in listed:
+        if not entry.is_retained:
+            continue
+        try:
+            reader = state.reader(entry.checkpoint_id, variable=variable)
+            time_ms = reader.as_of_ms if now_ms is None else now_ms
+            is_present = has_variable(reader, variable)
+            value = state_of_key(reader, variable, key, time_ms) if is_present else None
+        except CheckpointNotFoundError:
+            continue  # it was deleted since it was listed
+        was_present = was_present or is_present
+        versions.append(
+            KeyVersion(
+                checkpoint_id=entry.checkpoint_id,
+                batch_id=reader.batch_id,
+                as_of_ms=time_ms,
+                value=value,
+            )
+        )
+    if not was_present:
+        state.reader(variable=variable).arrow_schema(variable)  # raises: it names the variables
+    return KeyHistory(versions, tuple(entry for entry in listed if entry.state in _UNREADABLE))
 
 
 def open(

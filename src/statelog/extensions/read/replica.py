@@ -24,8 +24,7 @@ from statelog.errors import (
     StatelogError,
     UnavailableError,
 )
-from statelog.extensions.read.held_state import HeldState
-from statelog.extensions.read.history import KeyVersion
+from statelog.extensions.read.held_state import HeldState, KeyVersion
 from statelog.extensions.read.sql import run_sql
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.notebook import facts_as_html
@@ -130,15 +129,15 @@ class Replica:
             self._poller = Poller(self._poll, interval_s, "statelog-replica")
 
     def __repr__(self) -> str:
-        held = self._current
-        at = "closed" if held is None else f"checkpoint {held.checkpoint_id}"
-        return f"<replica of {self._store.url}, {at}>"
+        current = self._current
+        where = "closed" if current is None else f"checkpoint {current.checkpoint_id}"
+        return f"<replica of {self._store.url}, {where}>"
 
     def _repr_html_(self) -> str:
-        held = self._current
+        current = self._current
         facts = {
             "operator": self._operator,
-            "checkpoint": "closed" if held is None else held.checkpoint_id,
+            "checkpoint": "closed" if current is None else current.checkpoint_id,
             "key groups": "all" if self._wanted is None else self._wanted,
         }
         return facts_as_html(f"replica of {self._store.url}", facts)
@@ -175,11 +174,11 @@ class Replica:
     def status(self) -> ReplicaStatus:
         """Return where the replica is; raises `ClosedError`."""
         with self._lock:
-            held = self._held()
+            current = self._held()
             return ReplicaStatus(
-                checkpoint_id=held.checkpoint_id,
-                batch_id=held.batch_id,
-                as_of_ms=held.as_of_ms,
+                checkpoint_id=current.checkpoint_id,
+                batch_id=current.batch_id,
+                as_of_ms=current.as_of_ms,
                 checked_s=(self._clock.now_ns() - self._checked_ns) / 1e9,
                 error=self._error,
                 checkpoints=self._checkpoints,
@@ -254,9 +253,9 @@ class Replica:
             step_s = left_s if self._poller is not None else min(left_s, _OWN_INTERVAL_S)
             with self._lock:
                 if self._lock.wait_for(lambda: self._is_over(checkpoint_id), max(step_s, 0)):
-                    held = self._held().checkpoint_id
-                    if held >= checkpoint_id:
-                        return held
+                    current = self._held().checkpoint_id
+                    if current >= checkpoint_id:
+                        return current
                     raise self._error or ClosedError("the replica is closed")
             if self._clock.now_ns() >= until_ns:
                 status = self.status()
@@ -316,11 +315,11 @@ class Replica:
         ) from gone
 
     def _advance(self, fetched: CachedStore, newest: CompletedCheckpoint) -> None:
-        held = None if self._broken is not None else self._current
+        current = None if self._broken is not None else self._current
         changes = None
-        if held is not None:
-            changes = held.changes_to(StateReader(fetched, newest, operator=self._operator))
-        if held is None or changes is None:
+        if current is not None:
+            changes = current.changes_to(StateReader(fetched, newest, operator=self._operator))
+        if current is None or changes is None:
             # Beside the state held, which is read meanwhile.
             again = HeldState(self._store, newest, operator=self._operator, key_groups=self._wanted)
             with self._lock:
@@ -334,19 +333,19 @@ class Replica:
         with self._lock:
             self._check_open()
             try:
-                done = held.apply(changes, newest, fetched)
+                progress = current.apply(changes, newest, fetched)
             except BaseException as error:
                 # Some key groups are half brought forward: what was held can no longer be read.
                 failed = StatelogError(f"a refresh failed: {error!r}")
                 self._broken = error if isinstance(error, StatelogError) else failed
                 raise
             self._reloads += bool(changes.rewritten)
-        self._took(done)
+        self._took(progress)
 
-    def _took(self, done: CatchUp) -> None:
+    def _took(self, progress: CatchUp) -> None:
         self._checkpoints += 1
-        self._replayed += done.replayed
-        self._snapshots += done.restored
+        self._replayed += progress.replayed
+        self._snapshots += progress.restored
 
     def get(self, variable: str, key: object, *, now_ms: int | None = None) -> Any:
         """
@@ -390,8 +389,8 @@ class Replica:
         Blocks: As `get`; other threads wait while the keys are read.
         """
         with self._lock:
-            held = self._whole()
-            return held.versions(variables, keys, _time(held, now_ms))
+            current = self._whole()
+            return current.versions(variables, keys, _time(current, now_ms))
 
     def table(self, variable: str, *, now_ms: int | None = None) -> pa.Table:
         """
@@ -434,8 +433,9 @@ class Replica:
         Blocks: As `table`, and while the statement runs.
         """
         with self._lock:
-            held = self._whole()
-            schemas = {each.name: held.arrow_schema(each.name) for each in held.variables()}
+            current = self._whole()
+            names = [variable.name for variable in current.variables()]
+            schemas = {name: current.arrow_schema(name) for name in names}
         return run_sql(
             statement, schemas, lambda names: self._tables(names, now_ms), allow_files=allow_files
         )
@@ -443,15 +443,15 @@ class Replica:
     def _tables(self, names: Sequence[str], now_ms: int | None) -> Mapping[str, pa.Table]:
         """Return the rows of variables, of one checkpoint."""
         with self._lock:
-            held = self._whole()
-            return held.tables(variables=names, now_ms=_time(held, now_ms))
+            current = self._whole()
+            return current.tables(variables=names, now_ms=_time(current, now_ms))
 
     def _whole(self) -> HeldState:
         """Return what is held if it can be read."""
-        held = self._held()
+        current = self._held()
         if self._broken is not None:
             raise self._broken
-        return held
+        return current
 
     def _held(self) -> HeldState:
         self._check_open()
@@ -464,6 +464,6 @@ class Replica:
             raise ClosedError(f"the replica of {self._store.url} is closed; follow it again")
 
 
-def _time(held: HeldState, now_ms: int | None) -> int:
+def _time(current: HeldState, now_ms: int | None) -> int:
     """Return the time for which expiry is decided."""
-    return max(held.as_of_ms, wall_clock_ms()) if now_ms is None else now_ms
+    return max(current.as_of_ms, wall_clock_ms()) if now_ms is None else now_ms

@@ -67,7 +67,7 @@ def run_sql(
                 connection.register(_EMPTY, schemas[variable].empty_table())
                 connection.execute(f"create table {_quoted(name)} as select * from {_EMPTY}")
             used = _used(connection, duckdb.Error, statement, variables)
-            named = {name: each for name, each in variables.items() if name in used}
+            named = {name: variable for name, variable in variables.items() if name in used}
             tables = read(list(dict.fromkeys(named.values())))
             for name, variable in named.items():
                 connection.execute(f"drop table {_quoted(name)}")

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.extensions.read.differences import change_words
 from statelog.extensions.read.joining import (
     any_valid,
+    change_words,
     equal_rows,
     lengths_of,
     numbered,
@@ -128,19 +128,22 @@ class _Replaced:
         batch, events = operations[0].batch, operations[1]
         width = len(state.key.schema)
         cleared = batch.column(width).to_numpy() == OP_CLEAR
+        # All cells in one column: first the cells at the beginning, then what the operations set.
         cells = state.kind.operation_cells(batch.columns[width + 1 :], state.entry_fields())
         self._column = joined_arrays([column, cells.cast(column.type)], _what(state))
-        # For an index given twice, numpy keeps the last value: the last operation.
+        # The row that an event makes the cell of its key, if it changes this variable.
+        # For an index that is assigned twice, numpy keeps the last value: the last operation.
         source = np.full(len(key_of), NO_ROW, np.int64)
         source[events] = np.where(cleared, NO_ROW, len(column) + np.arange(len(cleared)))
         touched = np.zeros(len(key_of), np.bool_)
         touched[events] = True
+        # After an event: the row of the last event of its key that changed the variable, else the
+        # row at the beginning.  Before an event: the same after the event before it.
+        numbers = np.arange(len(key_of))
         first = _first_of_key(key_of)
-        last = np.maximum.accumulate(np.where(touched, np.arange(len(key_of)), NO_ROW))
+        last = np.maximum.accumulate(np.where(touched, numbers, NO_ROW))
         self._after = np.where(last >= first, source[last], base_rows[key_of])
-        self._before = np.where(
-            first == np.arange(len(key_of)), base_rows[key_of], np.roll(self._after, 1)
-        )
+        self._before = np.where(first == numbers, base_rows[key_of], np.roll(self._after, 1))
 
     def sizes(self) -> npt.NDArray[np.int64]:
         return _list_sizes(self._column, self._after)
@@ -174,23 +177,29 @@ class _Gathered:
         ops = batch.column(width).to_numpy()
         element = column.type.value_type
         added = state.kind.operation_elements(batch.columns[width + 1 :], element)
+        # All elements in one column: first the elements at the beginning, then what the operations add.
         lengths = lengths_of(column)
-        held = column.flatten()
-        elements = joined_arrays([held, added], _what(state))
+        before = column.flatten()
+        elements = joined_arrays([before, added], _what(state))
+        # The key and the event of each element, and their order: by key, then by event.
         owners = np.full(len(column), NO_ROW, np.int64)
         owners[base_rows[base_rows >= 0]] = np.flatnonzero(base_rows >= 0)
         keys = np.concatenate([np.repeat(owners, lengths), key_of[events]])
-        at = np.concatenate([np.full(len(held), NO_ROW), events])
+        event_of = np.concatenate([np.full(len(before), NO_ROW), events])
         self._order = stable_order(keys + 1)
-        keys, at = keys[self._order], at[self._order]
-        kinds = np.concatenate([np.full(len(held), OP_ADD_ELEMENT), ops])[self._order]
+        keys, event_of = keys[self._order], event_of[self._order]
+        kinds = np.concatenate([np.full(len(before), OP_ADD_ELEMENT), ops])[self._order]
         self._added = (kinds == OP_ADD_ELEMENT) | (kinds == OP_PUT)
         self._elements = elements
         # Where the elements of each event begin and end: events and elements are sorted alike.
-        number, size = np.arange(len(key_of)), len(key_of) + 1
-        codes = keys * size + (at + 1)
+        # A span begins after the last operation that cleared the cell.
+        number = np.arange(len(key_of))
+        size = len(key_of) + 1
+        codes = keys * size + (event_of + 1)
         starts = np.searchsorted(codes, key_of * size)
-        clears = np.maximum.accumulate(np.where(kinds == OP_CLEAR, np.arange(1, len(at) + 1), 0))
+        clears = np.maximum.accumulate(
+            np.where(kinds == OP_CLEAR, np.arange(1, len(event_of) + 1), 0)
+        )
         clears = np.concatenate(([0], clears))
         limits = key_of * size + (number + 1)
         ends = (np.searchsorted(codes, limits), np.searchsorted(codes, limits, side="right"))
@@ -220,18 +229,20 @@ class _Gathered:
         return sizes
 
     def cells(self, some: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        start, end = (each[some] for each in self._spans[after])
+        # The places of all elements in the spans of the events, and the event of each.
+        start, end = (bounds[some] for bounds in self._spans[after])
         lengths = end - start
         owners = np.repeat(np.arange(len(some)), lengths)
         offsets = np.cumsum(lengths) - lengths
         places = np.arange(len(owners)) - np.repeat(offsets - start, lengths)
+        # Without removals, without those that a later element replaced, without expired ones.
         keep = self._added[places]
         if self._next is not None:
             keep &= self._next[places] >= end[owners]
         if times is not None and self._expiry is not None:
             keep &= self._expiry[places] > times[owners]
-        places, owners = places[keep], owners[keep]
-        counts = np.bincount(owners, minlength=len(some))
+        places = places[keep]
+        counts = np.bincount(owners[keep], minlength=len(some))
         bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         return pa.ListArray.from_arrays(
             pa.array(bounds),
@@ -309,12 +320,14 @@ class LoggedOperations:
         for state_id, parts in self._parts.items():
             name = self._codec.states[state_id].descriptor.name
             batch = joined_batches((part for _, _, part in parts), f"changes of state {name!r},")
-            counts = [part.num_rows for _, _, part in parts]
+            counts = [batch.num_rows for _, _, batch in parts]
             if batch.num_rows:
                 operations[state_id] = Operations(
                     batch,
-                    np.repeat(np.array([each for _, each, _ in parts], np.int32), counts),
-                    np.repeat(np.array([each for each, _, _ in parts], np.int64), counts),
+                    np.repeat(np.array([key_group for _, key_group, _ in parts], np.int32), counts),
+                    np.repeat(
+                        np.array([checkpoint for checkpoint, _, _ in parts], np.int64), counts
+                    ),
                 )
         return operations
 
@@ -347,48 +360,54 @@ class Window:
         codec = layout.codec
         width = layout.first_state - 1
         parts = list(operations.values())
-        batches = [part.batch for part in parts]
+        batches = [logged.batch for logged in parts]
+        # The keys: of the rows at the beginning that operations may touch, then of all operations.
         asked = np.concatenate([layout.hashes(batch.columns[:width]) for batch in batches])
         hashes = layout.hashes(base.columns[1 : 1 + width])
         touched = _rows_with(hashes, asked)
         before = base.take(pa.array(touched))
         self._keys = [
-            joined_arrays([before.column(1 + at), *(batch.column(at) for batch in batches)])
-            for at in range(width)
+            joined_arrays([before.column(1 + number), *(batch.column(number) for batch in batches)])
+            for number in range(width)
         ]
         self._key_groups = np.concatenate(
-            [before.column(0).to_numpy(), *(part.key_groups for part in parts)]
+            [before.column(0).to_numpy(), *(logged.key_groups for logged in parts)]
         )
         numbers, self._rows = numbered_keys(
             self._keys, np.concatenate([hashes[touched], asked]), codec.key.decode
         )
-        # An event as one number: first by key, then by checkpoint.
+        # An event as one number: first by key, then by checkpoint.  Operations of one key in one
+        # checkpoint are one event.
         steps = len(times_ms)
         codes, start = [], before.num_rows
-        for part in parts:
-            codes.append(numbers[start : start + len(part.checkpoints)] * steps + part.checkpoints)
-            start += len(part.checkpoints)
+        for logged in parts:
+            codes.append(
+                numbers[start : start + len(logged.checkpoints)] * steps + logged.checkpoints
+            )
+            start += len(logged.checkpoints)
         self._events, inverse = numbered(np.concatenate(codes))
-        # For an index given twice, numpy keeps the last value: the first row of an event.
+        # The first operation of each event, as numpy keeps the last value that is assigned to an index.
         self._logged = np.empty(len(self._events), np.int64)
         self._logged[inverse[::-1]] = np.arange(len(inverse))[::-1]
         self._key_of = self._events // steps
         self._checkpoint_of = self._events % steps
+        # The row at the beginning of each key, and which of these rows an event replaces.
         has_event = np.zeros(len(self._rows), np.bool_)
         has_event[self._key_of] = True
         self._replaced = touched[has_event[numbers[: before.num_rows]]]
         base_rows = np.full(len(self._rows), NO_ROW, np.int64)
         base_rows[numbers[: before.num_rows]] = np.arange(before.num_rows)
+        # The cells of each variable before and after the events.
         self._variables: dict[int, EventCells] = {}
         first = 0
         for state_id, position in layout.columns.items():
-            done = None
+            changes = None
             if state_id in operations:
                 count = len(operations[state_id].checkpoints)
-                done = operations[state_id], inverse[first : first + count]
+                changes = operations[state_id], inverse[first : first + count]
                 first += count
             self._variables[state_id] = event_cells(
-                codec.states[state_id], before.column(position), base_rows, done, self._key_of
+                codec.states[state_id], before.column(position), base_rows, changes, self._key_of
             )
 
     def __len__(self) -> int:
@@ -443,13 +462,15 @@ class Window:
             pa.array(self._key_groups[rows.to_numpy()]),
             *(column.take(rows) for column in self._keys),
         ]
-        cells = [self._variables[each].cells(last, True, None) for each in self._layout.columns]
+        cells = [
+            self._variables[state_id].cells(last, True, None) for state_id in self._layout.columns
+        ]
         some = pa.array(any_valid(cells, len(last)))
         schema = self._base.schema
         new = pa.RecordBatch.from_arrays([*changed, *cells], schema=schema).filter(some)
-        kept = np.ones(self._base.num_rows, np.bool_)
-        kept[self._replaced] = False
-        return pa.concat_batches([self._base.filter(pa.array(kept)), new])
+        is_unchanged = np.ones(self._base.num_rows, np.bool_)
+        is_unchanged[self._replaced] = False
+        return pa.concat_batches([self._base.filter(pa.array(is_unchanged)), new])
 
     def _cells(self, state_id: int, some: RowNumbers, after: bool, times: Times) -> pa.Array:
         expires = self._layout.codec.states[state_id].expires

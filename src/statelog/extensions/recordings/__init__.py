@@ -2,9 +2,8 @@
 What chosen keys see, recorded for a replay in a test or a debugger.
 
     driver        which keys are recorded, and their recordings as attachments
-    worker        the recording of a task: its run notes in a recorder what keys see
-    recording     that as bytes
-    replayable    the command that replays a key that failed
+    worker        the recorded run of a task, and the command that replays a key that failed
+    recorder      what chosen keys see, within bounds, as bytes
     commands      the verb replay; replay_text: what it prints
 
 Dead letters are recordings too, and broadcast tables are kept for them, so other extensions use:

@@ -81,12 +81,12 @@ def record_spec(
     record = query.settings.record
     if not record.is_on:
         return None
-    each = max(record.bytes // (tasks * len(query.operators)), 1)
+    task_bytes = max(record.bytes // (tasks * len(query.operators)), 1)
     return RecordSpec(
         share=record.share,
         keys=keys,
-        batch_bytes=each,
-        key_bytes=min(key_bytes_of(record.bytes), each),
+        batch_bytes=task_bytes,
+        key_bytes=min(key_bytes_of(record.bytes), task_bytes),
         operator_id=query.operators[operator].schema.operator_id
         if len(query.operators) > 1
         else "",

@@ -1,5 +1,9 @@
 """
-Record what chosen keys of a task see.
+Record what chosen keys of a task see, within bounds, as bytes.
+
+A recording is sent to the driver with the answer of its task, or written to a file of the state location
+where it is large.  The driver commits it with the micro-batch.  A key that failed is written at once,
+because its micro-batch commits nothing.
 
 The keys are chosen in columns, for all keys of the input at once.  A chosen key costs a look at its
 state before and after, and a copy of its rows; other keys cost nothing.  A key that exceeds a bound
@@ -8,6 +12,8 @@ is left out whole, because a part of its rows cannot be replayed, and is counted
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +23,34 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.errors import ProcessorError, UsageError
-from statelog.extensions.recordings.format import cells_after, cells_of, entry_count
-from statelog.extensions.recordings.seen_keys import RecordedKey, RecordedRows
+from statelog.checkpoint.attachments import Addition
+from statelog.errors import ProcessorError, StoreError, UnavailableError, UsageError
+from statelog.extensions.recordings.format import (
+    Failure,
+    cells_after,
+    cells_of,
+    encode_file,
+    encode_recording,
+    entry_count,
+)
+from statelog.extensions.recordings.seen_keys import (
+    RecordedKey,
+    RecordedRows,
+    recording_of,
+    state_tables,
+)
 from statelog.model import KeyGroupRange
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.interface import KeyedInput, Output, RowLike
 from statelog.spark.rows.key_order import KeyedRows
+from statelog.spark.worker.failures import error_text, processor_lines
+from statelog.spark.worker.output_parts import OutputFiles
+from statelog.spark.worker.protocol import TaskSpec
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import Key
-
-# Choose the keys that a task records.
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -64,14 +84,14 @@ class KeyChoice:
     def of_rows(self, rows: KeyedInput) -> dict[int, set[Key]]:
         """Return the chosen keys of an input by key group."""
         chosen: dict[int, set[Key]] = {}
-        kept = rows.kept if isinstance(rows, KeyedRows) else None
-        if self._share and kept is not None and kept.key_columns:
-            at = np.flatnonzero(self._sampled(kept.key_columns))
-            for key_group, (first, end) in kept.order.ranges.items() if len(at) else ():
-                inside = at[np.searchsorted(at, first) : np.searchsorted(at, end)]
+        rows_by_key = rows.kept if isinstance(rows, KeyedRows) else None
+        if self._share and rows_by_key is not None and rows_by_key.key_columns:
+            sampled = np.flatnonzero(self._sampled(rows_by_key.key_columns))
+            for key_group, (first, end) in rows_by_key.order.ranges.items() if len(sampled) else ():
+                inside = sampled[np.searchsorted(sampled, first) : np.searchsorted(sampled, end)]
                 if len(inside):
                     keys = list(rows.table_keys(key_group))
-                    chosen[key_group] = {keys[each - first] for each in inside.tolist()}
+                    chosen[key_group] = {keys[row - first] for row in inside.tolist()}
         if self._wanted:
             for key_group in rows.key_groups():
                 listed = self._wanted_of(key_group)
@@ -88,7 +108,8 @@ class KeyChoice:
         }
         if self._share and keys:
             columns = self._key.encode([key for _, key in keys])
-            chosen.update(keys[at] for at in np.flatnonzero(self._sampled(columns)).tolist())
+            sampled = np.flatnonzero(self._sampled(columns)).tolist()
+            chosen.update(keys[number] for number in sampled)
         return chosen
 
     def _wanted_of(self, key_group: int) -> set[Key]:
@@ -165,11 +186,13 @@ class TaskRecorder:
     def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
         """Choose the keys of a part of the input, and copy their rows."""
         self._part = tuple(
-            RecordedRows(each, self.spec.key_bytes) for each in (rows, initial) if each is not None
+            RecordedRows(source, self.spec.key_bytes)
+            for source in (rows, initial)
+            if source is not None
         )
-        chosen = [self._choice.of_rows(each.source) for each in self._part]
-        for each, keys in zip(self._part, chosen, strict=True):
-            each.copy(keys)
+        chosen = [self._choice.of_rows(source_rows.source) for source_rows in self._part]
+        for source_rows, keys in zip(self._part, chosen, strict=True):
+            source_rows.copy(keys)
         self._marked = {}
         for keys_by_group in chosen:
             for key_group, keys_of_group in keys_by_group.items():
@@ -197,8 +220,8 @@ class TaskRecorder:
                 recorded.lost = FAILED
             elif entry_count(recorded.before) * _ENTRY_BYTES > self.spec.key_bytes:
                 recorded.lost = TOO_LARGE
-            for each, into in zip(self._part, (self.rows, self.initial), strict=False):
-                self._take_rows(recorded, number, each, into)
+            for source_rows, into in zip(self._part, (self.rows, self.initial), strict=False):
+                self._take_rows(recorded, number, source_rows, into)
         self._open.add(number)
         return number
 
@@ -228,12 +251,12 @@ class TaskRecorder:
         start = output.pending
         most = self.spec.key_bytes // _ENTRY_BYTES
         try:
-            for each in produced:
+            for item in produced:
                 if not recorded.lost:
-                    output.extend((each,))
+                    output.extend((item,))
                     if output.pending - start > most:
                         recorded.lost = TOO_LARGE
-                yield each
+                yield item
         finally:
             self.calls.append((number, method, timer_ms, output.pending - start))
 
@@ -277,7 +300,7 @@ class TaskRecorder:
             self._batches.append(self.output.batch())
             self.output.clear()
         seen = self.keys, self.calls, self.rows, self.initial, self._batches
-        counts = tuple(len(each) for each in seen)
+        counts = tuple(len(collected) for collected in seen)
         self._marks.append(_Mark(counts, self._bytes, frozenset(self._open)))
 
     def keep(self) -> None:
@@ -316,3 +339,87 @@ class TaskRecorder:
             return self.output_rows()
         except ProcessorError:
             return None
+
+
+_log = logging.getLogger("statelog.spark")
+_LINES_MAX: Final = 20_000
+
+
+def put_recording(
+    files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec
+) -> tuple[Addition, ...]:
+    """Return the recording of a task; a large one is put into a file."""
+    data, keys, dropped = task_recording(recorder, spec)
+    if not data:
+        return ()
+    info = {"dropped": dropped}
+    if len(data) <= spec.inline_bytes:
+        return (Addition(data=(data,), count=keys, info=info),)
+    try:
+        return (Addition(file=files.put_recording(encode_file([data])), count=keys, info=info),)
+    except (StoreError, UnavailableError, UsageError) as error:
+        # A query does not stop because it cannot record.
+        _log.warning("what %d keys saw was not recorded: %s", keys, error)
+        return (Addition(info=info),)
+
+
+def task_recording(recorder: TaskRecorder, spec: TaskSpec) -> tuple[bytes, int, int]:
+    """Return the recording of a task, and the numbers of its keys and of keys left out."""
+    if not recorder.keys:
+        return b"", 0, 0
+    keep = _within_bounds(recorder)
+    dropped = recorder.dropped()
+    if not keep and not dropped:
+        return b"", 0, 0
+    recording = recording_of(recorder, spec, keep, recorder.output_rows(), dropped)
+    return encode_recording(recording), len(keep), sum(dropped.values())
+
+
+def failed_recording(
+    recorder: TaskRecorder, spec: TaskSpec, error: ProcessorError
+) -> tuple[str, bytes] | None:
+    """
+    Return the recording of the key that failed: a name for it, and a file.
+
+    None where no key is known, or it exceeds a bound.
+    """
+    call = recorder.failed
+    number = None if call is None else recorder.fail(call)
+    if call is None or number is None:
+        return None
+    cause = error.__cause__
+    kind, text = error_text(error)
+    lines = processor_lines(cause)[-_LINES_MAX:]
+    failure = Failure(method=call.method, error=kind, message=text, lines=lines)
+    if call.method and not any(recorded_call[0] == number for recorded_call in recorder.calls):
+        recorder.called(number, call.method, call.timer_ms)
+    output = recorder.output_or_none()
+    if output is None:  # a row that does not fit: the calls are recorded without their rows
+        recorder.calls = [(*recorded_call[:3], 0) for recorded_call in recorder.calls]
+        output = pa.Table.from_batches([], spec.rows.output)
+    recording = recording_of(recorder, spec, [number], output, {}, failure)
+    # The same failure of the same micro-batch has the same name, however often it is repeated.
+    digest = hashlib.blake2b(recording.before, digest_size=8).hexdigest()
+    name = f"{spec.context.batch_id}-{spec.state.operator}-{digest}"
+    return name, encode_file([encode_recording(recording)])
+
+
+def _within_bounds(recorder: TaskRecorder) -> list[int]:
+    """Return the numbers of the keys to keep; note at the others why not."""
+    keep = [number for number, recorded in enumerate(recorder.keys) if not recorded.lost]
+    tables = state_tables(recorder, keep)
+    rows: dict[int, int] = {}
+    for number, batch in (*recorder.rows, *recorder.initial):
+        rows[number] = rows.get(number, 0) + batch.nbytes
+    within = []
+    total = 0
+    for row, number in enumerate(keep):
+        size = rows.get(number, 0) + sum(table.slice(row, 1).nbytes for table in tables)
+        if size > recorder.spec.key_bytes:
+            recorder.keys[number].lost = TOO_LARGE
+        elif total + size > recorder.spec.batch_bytes:
+            recorder.keys[number].lost = TOO_MANY
+        else:
+            total += size
+            within.append(number)
+    return within

@@ -1,21 +1,29 @@
 """
-Record what the chosen keys of a task see, for a replay.
+Record what the chosen keys of a task see, and name the command that replays a key that failed.
 
 Nothing that the processor gets or yields differs from `ProcessorRun`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Final, cast
 
+import pyarrow as pa
 from pyspark.sql import Row
 
 from statelog.checkpoint.attachments import Addition
-from statelog.errors import ProcessorError
-from statelog.extensions.recordings.recorder import FailedCall, TaskRecorder
-from statelog.extensions.recordings.recording import put_recording
-from statelog.extensions.recordings.replayable import replayable
+from statelog.errors import ProcessorError, StoreError
+from statelog.extensions.recordings.recorder import (
+    FailedCall,
+    TaskRecorder,
+    failed_recording,
+    put_recording,
+)
+from statelog.extensions.recordings.seen_keys import processor_name, source_of
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
@@ -27,56 +35,14 @@ from statelog.spark.worker.extension import (
     TaskTools,
     keyed_state,
 )
+from statelog.spark.worker.failures import with_message
 from statelog.spark.worker.output_parts import Collector
 from statelog.spark.worker.processor_run import ProcessorRun
-from statelog.spark.worker.protocol import BatchContext
+from statelog.spark.worker.protocol import BatchContext, TaskSpec
 from statelog.state.cache import AnyState
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import Key
-
-
-class TaskRecordings(TaskExtension):
-    """The recording of a task."""
-
-    keeps_rows: ClassVar[bool] = True
-    phase: ClassVar[str] = "record"
-
-    def __init__(self, part: RecordSpec, tools: TaskTools) -> None:
-        self._tools = tools
-        spec = tools.spec
-        starts = [key_range.start for key_range in spec.ranges]
-        ends = [key_range.end for key_range in spec.ranges]
-        output = spec.rows.row_format.output(spec.rows.output, spec.context.batch_id)
-        groups = KeyGroupRange(min(starts), max(ends))
-        self._recorder = TaskRecorder(part, tools.codec, groups, output)
-
-    def new_run(
-        self,
-        context: BatchContext,
-        state: AnyState,
-        key_group_range: KeyGroupRange,
-        output: OutputCollector,
-        extensions: TaskExtensions,
-    ) -> TaskRun | None:
-        """Return a run that records."""
-        keyed = keyed_state(context.processor, state)
-        return RecordedRun(context, keyed, key_group_range, output, self._recorder, extensions)
-
-    def collectors(self) -> Sequence[Collector]:
-        """Return the recorder."""
-        return (self._recorder,)
-
-    def leave_out(self, key_group: int, key: Key) -> None:
-        """Do not record a key whose processing failed."""
-        self._recorder.leave_out(key_group, key)
-
-    def failed(self, error: ProcessorError) -> ProcessorError:
-        """Record the key that failed, and name the command that replays it."""
-        return replayable(self._tools.store, self._recorder, self._tools.spec, error)
-
-    def answer(self) -> tuple[Addition, ...] | None:
-        """Return the recording."""
-        return put_recording(self._tools.files, self._recorder, self._tools.spec) or None
+from statelog.store import PATHS, ObjectStore
 
 
 class RecordedRun(ProcessorRun):
@@ -153,3 +119,140 @@ class RecordedRun(ProcessorRun):
         if key_group >= 0:
             group = self.group(key_group)
             self._recorder.failed = FailedCall(key_group, key, method, timer_ms, group)
+
+
+class TaskRecordings(TaskExtension):
+    """The recording of a task."""
+
+    keeps_rows: ClassVar[bool] = True
+    phase: ClassVar[str] = "record"
+
+    def __init__(self, part: RecordSpec, tools: TaskTools) -> None:
+        self._tools = tools
+        spec = tools.spec
+        starts = [key_range.start for key_range in spec.ranges]
+        ends = [key_range.end for key_range in spec.ranges]
+        output = spec.rows.row_format.output(spec.rows.output, spec.context.batch_id)
+        groups = KeyGroupRange(min(starts), max(ends))
+        self._recorder = TaskRecorder(part, tools.codec, groups, output)
+
+    def new_run(
+        self,
+        context: BatchContext,
+        state: AnyState,
+        key_group_range: KeyGroupRange,
+        output: OutputCollector,
+        extensions: TaskExtensions,
+    ) -> TaskRun | None:
+        """Return a run that records."""
+        keyed = keyed_state(context.processor, state)
+        return RecordedRun(context, keyed, key_group_range, output, self._recorder, extensions)
+
+    def collectors(self) -> Sequence[Collector]:
+        """Return the recorder."""
+        return (self._recorder,)
+
+    def leave_out(self, key_group: int, key: Key) -> None:
+        """Do not record a key whose processing failed."""
+        self._recorder.leave_out(key_group, key)
+
+    def failed(self, error: ProcessorError) -> ProcessorError:
+        """Record the key that failed, and name the command that replays it."""
+        return replayable(self._tools.store, self._recorder, self._tools.spec, error)
+
+    def answer(self) -> tuple[Addition, ...] | None:
+        """Return the recording."""
+        return put_recording(self._tools.files, self._recorder, self._tools.spec) or None
+
+
+_log = logging.getLogger("statelog.spark")
+
+FAILURES_MAX: Final = 100
+"""Most recordings of failed keys in a location; the oldest ones are deleted."""
+_SWITCH_ON: Final = (
+    "To replay such a key in a test or a debugger, record it: record=Record(failed=True) "
+    "(spark.statelog.record.failed=true)"
+)
+
+
+def advised(error: ProcessorError) -> ProcessorError:
+    """Return the error of a task that does not record, with the advice to record."""
+    return _with_advice(error, lambda: _SWITCH_ON)
+
+
+def replayable(
+    store: ObjectStore, recorder: TaskRecorder, spec: TaskSpec, error: ProcessorError
+) -> ProcessorError:
+    """Record the key that failed, and return the error with the command that replays it."""
+    return _with_advice(error, lambda: _recorded(store, recorder, spec, error))
+
+
+def _with_advice(error: ProcessorError, advice: Callable[[], str]) -> ProcessorError:
+    if error.key is None:
+        return error
+    return cast("ProcessorError", with_message(error, f"{error.message}. {advice()}"))
+
+
+def _recorded(
+    store: ObjectStore,
+    recorder: TaskRecorder,
+    spec: TaskSpec,
+    error: ProcessorError,
+) -> str:
+    """Write the recording of the failure, and return what to say of it."""
+    try:
+        recording = failed_recording(recorder, spec, error)
+        if recording is None:
+            return "The key was not recorded: its rows and state take more than an eighth of record.bytes"
+        name, data = recording
+        store.put(PATHS.failed_recording(name), data)
+        _delete_oldest(store)
+    except StoreError as failed:
+        _log.warning("the recording of a failed key could not be written: %s", failed)
+        return f"The key could not be recorded: {failed}"
+    call = recorder.failed
+    key = () if call is None else recorder.codec.key.thaw(call.key)
+    return f"Replay it: {replay_command(store.url, key, recorder, spec)}"
+
+
+def _delete_oldest(store: ObjectStore) -> None:
+    listed = sorted(store.list(PATHS.failed_recordings), key=lambda info: info.last_modified)
+    store.delete([info.path for info in listed[:-FAILURES_MAX]])
+
+
+def replay_command(location: str, key: Key, recorder: TaskRecorder, spec: TaskSpec) -> str:
+    """Return the command that replays a key."""
+    processor = processor_name(spec.context.processor)
+    words = ["statelog", "replay"]
+    if recorder.spec.operator_id:
+        words += ["--operator", recorder.spec.operator_id]
+    module, _, name = processor.partition(":")
+    source = source_of(spec.context.processor)
+    # A class that was sent by value: its module cannot be imported, maybe not by the user either.
+    by_value = module == "__main__" or module not in sys.modules
+    if "<" in name or (by_value and not source.endswith(".py")):
+        words += ["--processor", "MODULE:CLASS"]  # no name leads to a class of a notebook
+    else:
+        words += ["--processor", f"{source if by_value else module}:{name}"]
+    texts = key_texts(key, recorder.codec.schema.key_schema)
+    if texts is None:  # no text names such a key; the Python API takes its values
+        return f"statelog.spark.replay({location!r}, {key!r}, processor=...)"
+    words.append(location)
+    if any(text.startswith("-") for text in texts):
+        words.append("--")
+    return shlex.join([*words, *texts])
+
+
+def key_texts(key: Key, schema: pa.Schema) -> list[str] | None:
+    """Return a key as the command line takes it; None where it cannot."""
+    try:
+        return (
+            [
+                pa.scalar(value, field.type).cast(pa.string()).as_py()
+                for value, field in zip(key, schema, strict=True)
+            ]
+            if None not in key
+            else None
+        )
+    except (pa.ArrowException, TypeError, ValueError):
+        return None

@@ -143,7 +143,7 @@ def operator_of(name: str, schemas: Sequence[SideSchemas]) -> int:
     for index, declared in enumerate(schemas):
         if name in declared:
             return index
-    names = ", ".join(each for declared in schemas for each in declared)
+    names = ", ".join(output for declared in schemas for output in declared)
     listed = f"it declares {names}" if names else "it declares none"
     raise UsageError(
         f"the query does not have the side output {name!r}: {listed}. A processor declares one in init() "

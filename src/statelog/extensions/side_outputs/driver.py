@@ -110,21 +110,21 @@ class SideOutputs(AttachingExtension):
         for name, sink in self._sinks.items():
             operator = self._query.operators[self._operators[name]]
             acks = answers[operator.schema.operator_id]
-            emitted = [each for ack in acks for each in self.additions(ack) if each.name == name]
-            inline = [data for each in emitted for data in each.data]
-            files = [each.file for each in emitted if each.file is not None]
+            emitted = [rows for ack in acks for rows in self.additions(ack) if rows.name == name]
+            inline = [data for rows in emitted for data in rows.data]
+            files = [rows.file for rows in emitted if rows.file is not None]
             if emitted:
                 self._call(name, sink, frame, batch_id, inline, files)
 
     def deliver_again(self, frame: DataFrame, record: BatchRecord) -> None:
         """Call the sinks with the rows of a committed micro-batch."""
         for name, sink in self._sinks.items():
-            kept = of_kinds(record.attachments, SIDE_OUTPUT)
-            fresh = [each for each in kept if each.name == name and each.is_fresh]
-            small = [each for each in fresh if each.size <= TAIL_BYTES]
-            large = [each.handle for each in fresh if each.size > TAIL_BYTES]
+            attachments = of_kinds(record.attachments, SIDE_OUTPUT)
+            fresh = [rows for rows in attachments if rows.name == name and rows.is_fresh]
+            small = [rows for rows in fresh if rows.size <= TAIL_BYTES]
+            large = [rows.handle for rows in fresh if rows.size > TAIL_BYTES]
             if fresh:
-                inline = [self._of_its_checkpoint(each) for each in small]
+                inline = [self._of_its_checkpoint(rows) for rows in small]
                 self._call(name, sink, frame, record.batch_id, inline, large)
 
     def _of_its_checkpoint(self, attachment: Attachment) -> bytes:

@@ -61,9 +61,9 @@ def kept_side_outputs(
         KeptSideOutput(
             name=name,
             operator=operator_id,
-            rows=sum(each.count for each in some),
+            rows=sum(attachment.count for attachment in some),
             objects=len(some),
-            checkpoint_id=max(each.newest for each in some),
+            checkpoint_id=max(attachment.newest for attachment in some),
         )
         for (name, operator_id), some in sorted(entries.items())
     )

@@ -232,5 +232,5 @@ class TaskSideOutputs(TaskExtension):
         """Return the rows that were emitted, and count them; large ones are put into files."""
         additions = tuple(chain(*(output.additions() for output in self._all)))
         if self._tools is not None:
-            self._tools.figures["side_output_rows"] = sum(each.count for each in additions)
+            self._tools.figures["side_output_rows"] = sum(addition.count for addition in additions)
         return additions or None

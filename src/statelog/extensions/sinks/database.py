@@ -200,7 +200,8 @@ class DatabaseSink:
                     connection.close()
             if not may_pass(error):
                 raise
-            raise UnavailableError(f"{failure} in {self._table}: {_text(error)}") from error
+            text = f"{failure} in {self._table}: {type(error).__name__}: {error}"
+            raise UnavailableError(text) from error
 
     def _open(self) -> Connection:
         connection = self._connect()
@@ -277,7 +278,3 @@ def may_pass(error: BaseException) -> bool:
         return False
     raised = getattr(error, "orig", error)  # SQLAlchemy wraps the driver's error
     return getattr(raised, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

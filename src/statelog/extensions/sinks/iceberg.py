@@ -7,9 +7,6 @@ have expired, and when other writers and compactions have added theirs.
 
 PyIceberg repeats a commit on the newest table after another one came in between.  That other one may
 be of another driver of the query, so the sink compares the record before each attempt.
-
-PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been lost, or the
-catalog may have stored the commit later, so here every file is left in place.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from statelog import arguments
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import UnavailableError, UsageError
 from statelog.extensions.sinks.database import may_pass
-from statelog.extras import require
+from statelog.extras import keep_files_of_failed_commits, require
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
 
@@ -40,7 +37,6 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.update.snapshot import _SnapshotProducer
 
 _PROPERTY: Final = "statelog.batch."
 _WRITER: Final = "statelog.writer"
@@ -106,6 +102,7 @@ class IcebergSink:
             table = self._load_or_create(batch.rows.schema)
             _check_next(table.metadata, batch, self._table)
             commit = _Append(table, batch, self._table)
+            keep_files_of_failed_commits(commit)
             commit.append(
                 self._as_stored(table, batch.rows),
                 snapshot_properties={_WRITER: batch.writer, _BATCH: str(batch.batch_id)},
@@ -180,24 +177,14 @@ def _check_next(metadata: TableMetadata, batch: SinkBatch, table: str) -> None:
 
 
 class _Append(Transaction):
-    """A commit that is repeated only on a table with the record that the driver knows, and deletes no file."""
+    """A commit that is repeated only on a table with the record that the driver knows."""
 
     def __init__(self, table: Table, batch: SinkBatch, name: str) -> None:
         super().__init__(table)
         self._batch = batch
         self._name = name
 
-    def _register_snapshot_producer(self, producer: _SnapshotProducer[_Append]) -> None:
-        """PyIceberg registers the snapshot here whose files it deletes after errors."""
-        producer._cleanup_uncommitted = _delete_nothing  # type: ignore[method-assign]
-        producer._clean_all_uncommitted = _delete_nothing  # type: ignore[method-assign]
-        super()._register_snapshot_producer(producer)
-
     def _rebuild_snapshot_updates(self) -> None:
         """PyIceberg calls this with the newest table, on which the next attempt is based."""
         _check_next(self._table.metadata, self._batch, self._name)
         super()._rebuild_snapshot_updates()
-
-
-def _delete_nothing() -> None:
-    """Leave the files of an attempt that failed; the table may name them."""

@@ -15,9 +15,8 @@ from statelog.checkpoint.listing import checkpoint_id_of
 from statelog.checkpoint.restore import check_continues, find_checkpoint
 from statelog.checkpoint.tags import ReaderPosition
 from statelog.errors import CheckpointError, UsageError
-from statelog.extensions.read.feed import feed_of
-from statelog.extensions.spark_source.columns import spark_batch
-from statelog.extensions.spark_source.readers import Location
+from statelog.extensions.read.changes import feed_of
+from statelog.extensions.spark_source.readers import Location, spark_batch
 from statelog.model import CheckpointPosition, CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit

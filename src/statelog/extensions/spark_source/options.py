@@ -140,9 +140,9 @@ class SourceOptions:
     store: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> SourceOptions:
+    def parse(cls, texts: Mapping[str, str]) -> SourceOptions:
         """Return the options of a read."""
-        entries, store = store_options((name, value, _FORMAT) for name, value in given.items())
+        entries, store = store_options((name, value, _FORMAT) for name, value in texts.items())
         values = read(entries, _NAMES.find)
         if not values.get("path", (None, "", None))[1]:
             raise InvalidOptionsError(
@@ -161,19 +161,21 @@ class SourceOptions:
 _OPTIONS: Final = options_of(SourceOptions)
 _NAMES: Final = Names(
     str.lower,
-    {each.name.lower(): each for each in _OPTIONS},
-    f"there are {', '.join(each.name for each in _OPTIONS)}, and {STORAGE_OPTIONS}<name> for an option "
+    {declared.name.lower(): declared for declared in _OPTIONS},
+    f"there are {', '.join(declared.name for declared in _OPTIONS)}, and {STORAGE_OPTIONS}<name> for an option "
     "of the store",
 )
 
 
-def _check_view(view: str, given: Collection[str]) -> None:
+def _check_view(view: str, names: Collection[str]) -> None:
     """Raise `InvalidOptionsError` where an option is given that the view does not take."""
     unused = [
-        each.name for each in _OPTIONS if each.name in given and each.only and view not in each.only
+        declared.name
+        for declared in _OPTIONS
+        if declared.name in names and declared.only and view not in declared.only
     ]
     if unused:
-        of_view = ", ".join(each.name for each in _OPTIONS if view in each.only)
+        of_view = ", ".join(declared.name for declared in _OPTIONS if view in declared.only)
         raise InvalidOptionsError(
             f"the view {view} takes no {', '.join(unused)}; it takes "
             f"{of_view or 'no options but the path'}"

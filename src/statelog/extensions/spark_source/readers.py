@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import open_state
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
 from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
-from statelog.extensions.spark_source.columns import spark_batch, state_path
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import utc_time
+from statelog.spark.rows.spark_versions import known_arguments
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.reader import LocationReader, StateReader
@@ -24,6 +26,72 @@ from statelog.state.reader.state_reader import stored_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter  # from Spark 4.1 on
+
+Path = tuple[str, ...]
+"""The names that lead to a column in Spark: a struct and its field, or one name."""
+
+
+def state_path(name: str) -> Path:
+    """Return the path of a flat column of state: a struct for its prefix, if it has one."""
+    prefix, dot, rest = name.partition(".")
+    return (prefix, rest) if dot else (name,)
+
+
+def spark_schema(flat: pa.Schema) -> StructType:
+    """Return Spark's columns of *flat*, those with a common first name as one struct."""
+    fields = []
+    for name, members in _members(flat).items():
+        first = flat.field(members[0])
+        if len(state_path(first.name)) > 1:
+            inner = [flat.field(number) for number in members]
+            inner = [field.with_name(state_path(field.name)[1]) for field in inner]
+            fields.append(pa.field(name, pa.struct(inner)))
+        else:
+            fields.append(first.with_name(name))
+    # The Arrow types have the names for a timestamp without a zone only if asked to.
+    converted = known_arguments(from_arrow_schema, prefer_timestamp_ntz=True)
+    schema: StructType = converted(pa.schema(fields))
+    return schema
+
+
+def spark_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """Return *flat* in the columns of `spark_schema`, with the exact types of *target*."""
+    columns = []
+    for name, members in _members(flat.schema).items():
+        kind = target.field(name).type
+        if len(state_path(flat.schema.field(members[0]).name)) > 1:
+            inner = list(kind)
+            cast = [
+                flat.column(number).cast(field.type)
+                for number, field in zip(members, inner, strict=True)
+            ]
+            columns.append(pa.StructArray.from_arrays(cast, fields=inner))
+        else:
+            columns.append(flat.column(members[0]).cast(kind))
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def selected_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
+    """Return the columns that a user named: `value`, or one field of it as `value.amount`."""
+    if chosen is None:
+        return flat
+    names = {name for column in flat.names for name in (column, state_path(column)[0])}
+    if unknown := [name for name in chosen if name not in names]:
+        raise InvalidOptionsError(
+            f"there is no column {', '.join(unknown)}; the columns are {', '.join(flat.names)}"
+        )
+    return pa.schema(
+        [field for field in flat if field.name in chosen or state_path(field.name)[0] in chosen]
+    )
+
+
+def _members(flat: pa.Schema) -> dict[str, list[int]]:
+    """Return the positions of the columns of each first name, in their order."""
+    positions: dict[str, list[int]] = {}
+    for number, name in enumerate(flat.names):
+        positions.setdefault(state_path(name)[0], []).append(number)
+    return positions
+
 
 _PARTITION_BYTES: Final = 32 * 1024 * 1024
 
@@ -42,11 +110,12 @@ class Location:
 
 def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
     """Return the newest retained checkpoint that a micro-batch committed, in the query's history."""
-    retained = [each for each in state.checkpoints() if each.is_retained and not each.is_given_up]
-    for each in reversed(retained):
-        if each.batch_id == batch_id:
-            return each.checkpoint_id
-    batches = ", ".join(str(each.batch_id) for each in retained) or "none"
+    listed = state.checkpoints()
+    retained = [summary for summary in listed if summary.is_retained and not summary.is_given_up]
+    for summary in reversed(retained):
+        if summary.batch_id == batch_id:
+            return summary.checkpoint_id
+    batches = ", ".join(str(summary.batch_id) for summary in retained) or "none"
     raise CheckpointError(
         f"{state.store.url} does not retain a checkpoint of micro-batch {batch_id} (micro-batches of "
         f"the retained ones: {batches})",
@@ -55,10 +124,10 @@ def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
 
 
 def ranges_of(
-    reader: StateReader, given: KeyGroupRange | None, partitions: int | None
+    reader: StateReader, wanted_groups: KeyGroupRange | None, partitions: int | None
 ) -> tuple[KeyGroupRange, ...]:
     """Return the key groups of each partition of a read."""
-    key_groups = given or reader.key_groups
+    key_groups = wanted_groups or reader.key_groups
     if key_groups.intersection(reader.key_groups) != key_groups:
         raise InvalidOptionsError(
             f"keyGroups {key_groups} is not inside {reader.key_groups}, the key groups of "
@@ -72,9 +141,9 @@ def only_variable(reader: StateReader) -> str:
     """Return the variable of an operator that has only one; timers do not count."""
     variables = reader.variables()
     declared = [variable.name for variable in variables if not variable.kind.rules.fires]
-    names = declared or [each.name for each in variables]
+    names = declared or [variable.name for variable in variables]
     if len(names) != 1:
-        texts = ", ".join(each.name for each in variables) or "none"
+        texts = ", ".join(variable.name for variable in variables) or "none"
         raise InvalidOptionsError(
             f"operator {reader.schema.operator_id} has the state variables {texts}; name one by "
             "the option variable"
@@ -92,23 +161,24 @@ def key_groups_left(
 ) -> KeyGroupRange:
     """Return the key groups in which rows can be that pass *filters*."""
     equal = _equalities(filters)
-    left = operator
+    key_groups = operator
     number = equal.get(state_path(KEY_GROUP_COLUMN))
-    if isinstance(number, int):
-        left = left.intersection(KeyGroupRange(number, number)) if number >= 0 else left
+    if isinstance(number, int) and number >= 0:
+        key_groups = key_groups.intersection(KeyGroupRange(number, number))
     columns = [state_path(f"key.{name}") for name in key.names]
     if all(column in equal for column in columns):
         key_group = _key_group([equal[column] for column in columns], key, operator)
-        left = left if key_group is None else left.intersection(KeyGroupRange(key_group, key_group))
-    return left
+        if key_group is not None:
+            key_groups = key_groups.intersection(KeyGroupRange(key_group, key_group))
+    return key_groups
 
 
 def _equalities(filters: Iterable[object]) -> dict[tuple[str, ...], object]:
     """Return the columns that are compared with one value; Spark 4.0 has no classes of filters."""
     values: dict[tuple[str, ...], object] = {}
-    for each in filters:
-        if type(each).__name__ == "EqualTo":
-            values[tuple(getattr(each, "attribute", ()))] = getattr(each, "value", None)
+    for condition in filters:
+        if type(condition).__name__ == "EqualTo":
+            values[tuple(getattr(condition, "attribute", ()))] = getattr(condition, "value", None)
     return values
 
 
@@ -199,9 +269,10 @@ class StateRows(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each range of key groups."""
-        left = [key_range.intersection(self._left) for key_range in self._read.ranges]
+        ranges = [key_range.intersection(self._left) for key_range in self._read.ranges]
+        parts = [KeyGroups(key_range) for key_range in ranges if len(key_range)]
         # Spark takes no partitions for one without a value.
-        return [KeyGroups(each) for each in left if len(each)] or [KeyGroups(KeyGroupRange.empty())]
+        return parts or [KeyGroups(KeyGroupRange.empty())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
@@ -269,7 +340,7 @@ def _row(summary: CheckpointSummary, created: Mapping[int, int | None]) -> dict[
     if summary.state in (CheckpointState.RETAINED, CheckpointState.SUBSUMED):
         record = BatchRecord.of_properties(summary.properties, summary.checkpoint_id)
         row |= {name: getattr(record, name) for name in _BATCH_COLUMNS}
-        row["operators"] = [each.operator_id for each in record.operators]
+        row["operators"] = [operator.operator_id for operator in record.operators]
     return row
 
 

@@ -12,9 +12,8 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.listing import given_checkpoint_id
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.extensions.read.feed import ChangeFeed
+from statelog.extensions.read.changes import ChangeFeed
 from statelog.extensions.spark_source.changes import ChangeRows, ChangesRead, ChangeStream
-from statelog.extensions.spark_source.columns import selected_columns, spark_schema
 from statelog.extensions.spark_source.options import CHANGES_VIEW, CHECKPOINTS_VIEW, SourceOptions
 from statelog.extensions.spark_source.readers import (
     CHECKPOINT_COLUMNS,
@@ -26,6 +25,8 @@ from statelog.extensions.spark_source.readers import (
     checkpoint_of_batch,
     only_variable,
     ranges_of,
+    selected_columns,
+    spark_schema,
 )
 from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.types import arrow_schema

@@ -2,10 +2,8 @@
 `ProcessorTester`: a processor in a unit test, without a Spark session; and replays in it.
 
     processor_tester   PySpark's TwsTester with real state, time to live, timers and restarts
-    memory_job         runs and commits real tasks over a state location in memory; reads and edits its state
-    tester_handle      the handle of one key, for a test
+    memory_job         runs and commits real tasks over a state location in memory; the state of its keys
     tester_rows        the input and the output of a task
-    key_state          the state of one key as a test writes it
     replay             what a recorded key saw, through a processor of today (find_processor)
 """
 

@@ -1,25 +1,28 @@
 """
 A query of one operator without Spark: real tasks in this process, over a state location in memory.
 
-The tasks are the same as in Spark's workers, and the commits the same as on the driver.
+The tasks are the same as in Spark's workers, and the commits the same as on the driver.  A test writes
+and reads the state of a key as tuples, lists of tuples and dicts of tuples, which are converted to cells
+of the tables and back.  `TesterHandle` is the handle of PySpark's TwsTester.  Deviations: it has only the
+state variables that `init` creates, and each call commits its changes.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import pyarrow as pa
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.errors import ProcessorError
+from statelog.errors import ProcessorError, UsageError
 from statelog.extensions.recordings.format import Cells, cells_of
-from statelog.extensions.testing.key_state import state_id_of
 from statelog.extensions.testing.tester_rows import INITIAL, LAYOUT, GivenFormat
 from statelog.format.buffers import checksum
 from statelog.model import (
@@ -33,8 +36,19 @@ from statelog.model import (
 )
 from statelog.options import CheckpointOptions, Options
 from statelog.runtime.clock import RandomIds
-from statelog.spark.query.state_variables import WantedVariable, bind_variable
-from statelog.spark.rows.spark_versions import WrongArgumentError
+from statelog.spark.query.state_variables import (
+    STATE_CLASSES,
+    StateVariables,
+    WantedVariable,
+    bind_variable,
+    methods_of,
+)
+from statelog.spark.rows.spark_versions import (
+    MissingStateError,
+    UnsupportedOperationError,
+    WrongArgumentError,
+    WrongTimeError,
+)
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.extension import TaskExtensions
 from statelog.spark.worker.handle import TaskHandle
@@ -43,14 +57,113 @@ from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, Task
 from statelog.spark.worker.task import Worker, run_task
 from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.deltas import StateCodec
 from statelog.state.heap import Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
-from statelog.state.kinds import Key
+from statelog.state.kinds import FromPython, Key, Values
 from statelog.state.objects import BoundState, Cursor, Timers
-from statelog.state.schema import TIMERS_NAME, OperatorStateSchema
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.store import PATHS, ObjectStore, open_store
 from statelog.store.client import forget_memory_store
+
+
+def type_of_key(key: object) -> pa.DataType:
+    """Return the type of a key; for None the type of text, though any type would do."""
+    if key is None:
+        return pa.string()
+    if type(key) is tuple:
+        return pa.struct([(f"_{place}", type_of_key(part)) for place, part in enumerate(key, 1)])
+    kind = pa.infer_type([key])
+    # As in a query, a point in time is kept in UTC, whatever the zone of the first key.
+    return pa.timestamp("us", "UTC") if getattr(kind, "tz", None) else kind
+
+
+def cells_given(
+    codec: OperatorCodec, state: Mapping[str, object], expires: Mapping[str, object], now_ms: int
+) -> Cells:
+    """Return the cells of a key whose state is given."""
+    cells: Cells = {}
+    for name, value in state.items():
+        state_id = state_id_of(codec, name)
+        cell = _cell(codec.states[state_id], value, expires.get(name), now_ms)
+        if cell:
+            cells[state_id] = cell
+    return cells
+
+
+def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
+    """Return the cell of timers; raises `UsageError` where the time mode has none."""
+    try:
+        state_id = codec.schema.state_id(TIMERS_NAME)
+    except KeyError:
+        raise UsageError(
+            "timers need the time mode ProcessingTime or EventTime; this tester has None"
+        ) from None
+    return {state_id: tuple(sorted(set(timers)))}
+
+
+def state_id_of(codec: OperatorCodec, name: str) -> int:
+    """Return the id of a variable; raises `WrongArgumentError` if `init` does not create it."""
+    live = (codec.schema.states[state_id].name for state_id in codec.live)
+    names = [created for created in live if created != TIMERS_NAME]
+    if name not in names:
+        raise WrongArgumentError(
+            f"init creates no state {name!r}; it creates {', '.join(names) or 'none'}"
+        )
+    return codec.schema.state_id(name)
+
+
+def _cell(state: StateCodec, value: object, expires: object, now_ms: int) -> object:
+    ttl_ms = state.descriptor.ttl_ms
+
+    def entry(fields: Iterable[object], expires_ms: object) -> tuple[object, ...]:
+        value: tuple[object, ...] = state.value.normalize(fields)
+        if ttl_ms is None:
+            return value
+        return now_ms + ttl_ms if expires_ms is None else expires_ms, value
+
+    if value is None:
+        return None
+
+    def user_key(fields: Iterable[object]) -> Values:
+        if state.user_key is None:
+            raise UsageError(f"state {state.descriptor.name!r} has no map keys")
+        normalized: Values = state.user_key.normalize(fields)
+        return normalized
+
+    return state.kind.from_python(
+        value, FromPython(state.descriptor.name, entry, user_key), expires
+    )
+
+
+class KeyContent(NamedTuple):
+    """The state of a key by variable, when it expires, and the timers, ascending."""
+
+    state: dict[str, object]
+    expiry: dict[str, object]
+    timers: list[int]
+
+
+def content_of(codec: OperatorCodec, cells: Cells, now_ms: int) -> KeyContent:
+    """Return what is in the cells of a key, without what has expired by *now_ms*."""
+    content = KeyContent({}, {}, [])
+    for state_id in codec.live:
+        variable = codec.states[state_id]
+        name, cell = variable.descriptor.name, cells.get(state_id)
+        if cell and variable.expires:
+            cell = variable.kind.live_cell(cell, now_ms)
+        if not cell:
+            continue
+        if name == TIMERS_NAME:
+            content.timers.extend(cell)
+        elif variable.expires:
+            content.expiry[name] = variable.kind.to_python(cell, itemgetter(0))
+            content.state[name] = variable.kind.to_python(cell, itemgetter(1))
+        else:
+            content.state[name] = variable.kind.to_python(cell, lambda entry: entry)
+    return content
+
 
 Place: TypeAlias = tuple[int, Key, Key]
 """The group of a key, and the key as tables hold it and as the processor gets it."""
@@ -293,3 +406,107 @@ class MemoryJob:
         if log is not None:  # so that the next look at the state does not read it
             name = log.state_handle_id
             self._view.stage(checkpoint_id, before, name, KEY_GROUPS, dict(overlays))
+
+
+Open: TypeAlias = Callable[[object], AbstractContextManager[KeyHandle]]
+"""Returns the handle of a key, whose changes are committed at the end of the block."""
+
+
+class TesterHandle(StateVariables):
+    """The handle of a tester, at the key of `setGroupingKey`."""
+
+    def __init__(
+        self,
+        open_key: Open,
+        states: Sequence[StateDescriptor],
+        drop: Callable[[str], None],
+        time_mode: str,
+    ) -> None:
+        self._open_key = open_key
+        self._kinds = {state.name: state.kind for state in states if state.name != TIMERS_NAME}
+        self._drop = drop
+        self._time_mode = time_mode
+        self._watermark_ms = 0
+        self.grouping_key: object = None
+
+    def setGroupingKey(self, key: object) -> None:
+        """Use the state and timers of *key* from now on."""
+        self.grouping_key = key
+
+    def setWatermark(self, watermarkMs: int) -> None:
+        """Reject timers up to this watermark; the tester's `setWatermark` calls this."""
+        self._watermark_ms = watermarkMs
+
+    def _variable(self, asked: WantedVariable) -> object:
+        """Return the state variable of the current key; raises for an unknown one."""
+        with self._open_key(self.grouping_key) as handle:
+            handle.variable(asked)
+        return _KEYED[asked.kind](self, asked)
+
+    def call(self, asked: WantedVariable, method: str, *args: object) -> object:
+        """Call a method of a state variable, and commit its changes."""
+        with self._open_key(self.grouping_key) as handle:
+            result: object = getattr(handle.variable(asked), method)(*args)
+            return iter(list(result)) if isinstance(result, Iterator) else result
+
+    def _timers(self) -> AbstractContextManager[KeyHandle]:
+        if self._time_mode == "none":
+            raise UnsupportedOperationError(
+                "timers need the time mode ProcessingTime or EventTime; this tester has None",
+                condition="UNSUPPORTED_OPERATION",
+            )
+        return self._open_key(self.grouping_key)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer of the current key, later than the watermark."""
+        with self._timers() as handle:
+            if self._time_mode == "eventtime" and expiryTimestampMs <= self._watermark_ms:
+                raise WrongTimeError(
+                    f"a timer at {expiryTimestampMs} ms is not later than the watermark, "
+                    f"{self._watermark_ms} ms"
+                )
+            handle.registerTimer(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete a timer of the current key."""
+        with self._timers() as handle:
+            handle.deleteTimer(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """Return the timers of the current key, ascending."""
+        with self._timers() as handle:
+            return handle.listTimers()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state variable for all keys, if it exists."""
+        if stateName in self._kinds:
+            self._drop(stateName)
+
+    def deleteState(self, stateName: str) -> None:
+        """Delete a state variable of the current key."""
+        kind = self._kinds.get(stateName)
+        if kind is None:
+            raise MissingStateError(
+                f"init creates no state {stateName!r}; it creates {', '.join(self._kinds)}",
+                condition="STATE_NOT_EXISTS",
+            )
+        self.call(WantedVariable(stateName, kind, ""), "clear")
+
+
+def _keyed(sparks: type[BoundState]) -> type:
+    """Return a class of state objects that follow the current key of a tester."""
+
+    def method(name: str) -> Callable[..., object]:
+        def call(self: Any, *args: Any) -> Any:
+            return self._handle.call(self._wanted, name, *args)
+
+        return call
+
+    def begin(self: Any, handle: TesterHandle, asked: WantedVariable) -> None:
+        self._handle, self._wanted = handle, asked
+
+    methods = {name: method(name) for name in methods_of(sparks)}
+    return type(f"Keyed{sparks.__name__}", (sparks,), {"__init__": begin, **methods})
+
+
+_KEYED: Final = {classes.plain.kind: _keyed(classes.plain) for classes in STATE_CLASSES}

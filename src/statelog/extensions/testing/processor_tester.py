@@ -22,17 +22,18 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.extensions.recordings.format import Cells
 from statelog.extensions.side_outputs.declaration import operator_of
-from statelog.extensions.testing.key_state import (
+from statelog.extensions.testing.memory_job import (
+    KeyContent,
+    KeyHandle,
+    MemoryJob,
+    Place,
+    TesterHandle,
     cells_given,
-    expiry_shown,
-    state_shown,
+    content_of,
     timers_given,
     type_of_key,
 )
-from statelog.extensions.testing.memory_job import KeyHandle, MemoryJob, Place
-from statelog.extensions.testing.tester_handle import TesterHandle
 from statelog.extensions.testing.tester_rows import (
     CollectedOutput,
     GivenFormat,
@@ -58,7 +59,6 @@ from statelog.spark.rows.spark_versions import (
 )
 from statelog.spark.rows.types import arrow_schema, table_of
 from statelog.spark.worker.protocol import BatchContext, part_of
-from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import Key
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class ProcessorTester:
         extractor = self._extractor
         if self._time_mode == "eventtime" and extractor is not None:
             late = [extractor(row) <= self._watermark_ms for _, row in input.iterrows()]
-            input = input[[not each for each in late]].reset_index(drop=True)
+            input = input[[not is_late for is_late in late]].reset_index(drop=True)
         initial = [(key, initialState)] if initialState else []
         return self._in_form(self._run([(key, [input])], initial))
 
@@ -399,20 +399,21 @@ class ProcessorTester:
 
     def stateOf(self, key: object) -> dict[str, Any]:
         """Return all state of *key* that is not empty, in the form that `begin` takes."""
-        return state_shown(*self._kept(key))
+        return self._content(key).state
 
     def expiryOf(self, key: object) -> dict[str, Any]:
         """Return when the state of *key* expires, in the form that `begin` takes."""
-        return expiry_shown(*self._kept(key))
+        return self._content(key).expiry
 
     def deleteState(self, stateName: str, key: object) -> None:
         """Delete a state variable of *key*; raises `UsageError` if there is no such variable."""
         self.handle.setGroupingKey(key)
         self.handle.deleteState(stateName)
 
-    def _kept(self, key: object) -> tuple[OperatorCodec, Cells, int]:
-        place, job = self._place(key), self._opened(())
-        return job.codec, job.cells(place), self._now()
+    def _content(self, key: object) -> KeyContent:
+        place = self._place(key)
+        job = self._opened(())
+        return content_of(job.codec, job.cells(place), self._now())
 
     def _open(self, key: object) -> AbstractContextManager[KeyHandle]:
         place = self._place(key)
@@ -443,20 +444,20 @@ class ProcessorTester:
 
     def _input(self, rows: Sequence[KeyRows]) -> GivenRows:
         """Return the rows (or frames) of some keys as an input."""
-        given = GivenRows()
+        task_input = GivenRows()
         for key, of_key in rows:
-            given.add(*self._place(key), of_key)
-        return given
+            task_input.add(*self._place(key), of_key)
+        return task_input
 
     def _run(self, rows: Sequence[KeyRows], initial: Sequence[KeyRows]) -> Any:
         """Run one micro-batch over the rows (or frames) of some keys."""
         if self._face.test_tables is not None:
             return self._face.test_tables(self, None, None)
-        given, first = self._input(rows), self._input(initial) if initial else None
+        task_input, first = self._input(rows), self._input(initial) if initial else None
         if self._memory_job is None:
             return []  # no key yet: no timers, no rows
         plain = format_of(in_pandas=self._in_pandas, timezone=self._zone)
-        collected = CollectedOutput(plain, given, first)
+        collected = CollectedOutput(plain, task_input, first)
         self._task(collected, None if self._in_pandas else self._output)
         self._in_pandas |= any(map(is_frame, collected.produced))
         return collected.produced
@@ -466,25 +467,21 @@ class ProcessorTester:
         self._batch_id += 1
         extras = {**self._declared.extras, "broadcasts": self._broadcasts}
         job = self._opened(())
-        produced, answers = job.run(self._context(), rows, output, extras)
+        has_watermark = self._time_mode == "eventtime"
+        context = BatchContext(
+            pickle.loads(self._pickled),
+            self._batch_id,
+            self._time_mode,
+            self._now(),
+            self._watermark_ms if has_watermark else self._shown_watermark_ms,
+            self._zone,
+        )
+        produced, answers = job.run(context, rows, output, extras)
         self._side_rows = side_rows(part_of(answers, "side_outputs", tuple) or (), job.store)
         return produced
 
     def _now(self) -> int:
         return -1 if self._time_mode == "none" else self._now_ms
-
-    def _context(self) -> BatchContext:
-        has_watermark = self._time_mode == "eventtime"
-        watermark_ms = self._watermark_ms if has_watermark else self._shown_watermark_ms
-        processor = pickle.loads(self._pickled)
-        return BatchContext(
-            processor,
-            self._batch_id,
-            self._time_mode,
-            self._now(),
-            watermark_ms,
-            self._zone,
-        )
 
     def _moved(self, method: str, old: int, new: int) -> int:
         mode = "EventTime" if method == "setWatermark" else "ProcessingTime"

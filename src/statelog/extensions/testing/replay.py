@@ -33,8 +33,7 @@ from statelog.extensions.recordings.format import Cells, Failure, cells_in
 from statelog.extensions.recordings.location import steps_of_key
 from statelog.extensions.recordings.step import RecordedStep
 from statelog.extensions.testing.find_processor import find_processor, refuse_no_processor
-from statelog.extensions.testing.key_state import expiry_shown, state_shown, timers_shown
-from statelog.extensions.testing.memory_job import MemoryJob, PlainExtensions
+from statelog.extensions.testing.memory_job import MemoryJob, PlainExtensions, content_of
 from statelog.extensions.testing.tester_rows import GivenFormat, rows_in
 from statelog.model import JsonObject, KeyGroupRange
 from statelog.model.handles import checked_path
@@ -202,11 +201,14 @@ def recorded_steps(
     if since is not None:
         after = checkpoint_id_of(store, since, "since")
     every = steps_of_key(store, key, unreadable=unreadable, operator=operator)
-    recorded = [each for each in every if each.task.checkpoint_id > after]
+    recorded = [step for step in every if step.task.checkpoint_id > after]
     steps = list(_with_broadcasts(store, recorded, unreadable))
     if not steps:
         range_text = "" if since is None or not every else f" after checkpoint {after}"
-        gaps = "".join(f"; {each.path} cannot be read: {each.problem}" for each in unreadable[:1])
+        gaps = "".join(
+            f"; {recording.path} cannot be read: {recording.problem}"
+            for recording in unreadable[:1]
+        )
         raise UsageError(
             f"{store.url} has no recording of the key {key!r:.200}{range_text}{gaps}. `statelog replay "
             f"{store.url}` lists the recorded keys; the setting `record` chooses what is recorded"
@@ -239,7 +241,7 @@ def _with_broadcasts(
         except (CheckpointError, CorruptionError) as error:
             unreadable.append(UnreadableAttachment(path, str(error)))
             continue
-        yield replace(step, broadcasts={each.name: tables[each.path] for each in entries})
+        yield replace(step, broadcasts={entry.name: tables[entry.path] for entry in entries})
 
 
 def replay_step(
@@ -335,13 +337,7 @@ class _Replay:
     def result(self, state: pa.Table | Cells, output: Sequence[Row] = ()) -> StepResult:
         """Return a result, by the cells of the key or by one row of a recorded table."""
         cells = self._cells(state) if isinstance(state, pa.Table) else state
-        codec, now = self._memory_job.codec, self._now_ms
-        return StepResult(
-            state_shown(codec, cells, now),
-            expiry_shown(codec, cells, now),
-            timers_shown(codec, cells),
-            output,
-        )
+        return StepResult(*content_of(self._memory_job.codec, cells, self._now_ms), output)
 
     def run(self) -> StepResult:
         """Run the step and return what comes out."""
@@ -353,8 +349,8 @@ class _Replay:
         context = BatchContext(
             self._processor, task.batch_id, task.time_mode, self._now_ms, task.watermark_ms
         )
-        given, schema = GivenFormat(self._row_format, rows, initial), step.output.schema
-        batches, _ = self._memory_job.run(context, given, schema, self._extras)
+        row_format, schema = GivenFormat(self._row_format, rows, initial), step.output.schema
+        batches, _ = self._memory_job.run(context, row_format, schema, self._extras)
         output = rows_in(pa.Table.from_batches(batches, schema))
         return self.result(self._memory_job.cells(self._place), output)
 
@@ -475,7 +471,7 @@ def debug_step(
         debugger.interaction(None, cause.__traceback__)
         return
     called = {call.method for call in step.recorded.calls}
-    for method in [each for each in _METHODS if each in called] or ["handleInputRows"]:
+    for method in [method for method in _METHODS if method in called] or ["handleInputRows"]:
         code = getattr(getattr(type(processor), method, None), "__code__", None)
         if code is not None:
             # As the debugger's `break function`: at its first line, not at its definition.

@@ -104,7 +104,7 @@ class CollectedOutput(GivenFormat):
 
     def extend(self, produced: Iterable[RowLike]) -> None:
         """Run one call's generator, and take what it yields; frames are copied, as in a task."""
-        self.items += (each.copy() if is_frame(each) else each for each in produced)
+        self.items += (item.copy() if is_frame(item) else item for item in produced)
 
     def batch(self) -> pa.RecordBatch:
         """Return a batch without rows; Rows that do not fit the output raise `UnfitOutputError`."""

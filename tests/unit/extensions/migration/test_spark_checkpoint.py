@@ -10,7 +10,7 @@ from tests.records import one_operator
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.source_position import parse_offsets, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
-from statelog.extensions.migration.spark_checkpoint import new_files
+from statelog.extensions.migration.to_spark import new_files
 
 FILES = '{"logOffset":12}'
 KAFKA = '{"topic":{"0":7}}'

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.state.reader.histories import History
 
 from statelog.extensions.read import joining
-from statelog.extensions.read.differences import Differences
+from statelog.extensions.read.changes import Differences
 from statelog.extensions.read.joining import comparable, equal_rows, matching_rows
 from statelog.extensions.read.location_state import LocationState
 from statelog.state.reader.checkpoint_chain import as_of_ms

@@ -19,7 +19,7 @@ from tests.unit.state.reader.histories import (
 
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, UsageError
-from statelog.extensions.read import feed, window
+from statelog.extensions.read import changes, window
 from statelog.extensions.read.joining import comparable
 from statelog.extensions.read.location_state import LocationState
 from statelog.model import KeyGroupRange
@@ -44,13 +44,13 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Take all checkpoints and key groups together, or few; restore dictionaries or columns."""
     if request.param == "in small windows":
         monkeypatch.setattr(state_reader, "_PORTION_BYTES", 500)
-        monkeypatch.setattr(feed, "_WINDOW_BYTES", 400)
+        monkeypatch.setattr(changes, "_WINDOW_BYTES", 400)
         monkeypatch.setattr(window, "EVENTS", 3)
         monkeypatch.setattr(window, "_ELEMENTS", 5)
     elif request.param == "by comparison":
-        odd = feed.is_logged
+        odd = changes.is_logged
         monkeypatch.setattr(
-            feed, "is_logged", lambda one, part: one.checkpoint_id % 2 == 1 and odd(one, part)
+            changes, "is_logged", lambda one, part: one.checkpoint_id % 2 == 1 and odd(one, part)
         )
     elif request.param == "in columns":
         monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
@@ -268,11 +268,11 @@ def test_a_checkpoint_whose_snapshot_took_the_place_of_its_log_is_found() -> Non
         found = find_checkpoint(history.store, one)
         own = [handle for handle in found.log if handle.checkpoint_id == one]
         covering = [each for each in found.materialized if each.checkpoint_id == one]
-        assert feed.is_logged(found, KeyGroupRange(0, GROUPS - 1)), "the log has all changes"
+        assert changes.is_logged(found, KeyGroupRange(0, GROUPS - 1)), "the log has all changes"
         # As an earlier statelog wrote it: without the log that its snapshot covers.
         old = replace(found, log=tuple(each for each in found.log if each not in own))
         for snapshot in covering:
-            assert not feed.is_logged(old, snapshot.key_group_range)
+            assert not changes.is_logged(old, snapshot.key_group_range)
             hidden += 1
     assert hidden > 2
 

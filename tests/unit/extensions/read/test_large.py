@@ -8,7 +8,7 @@ import pytest
 from tests.unit.state.reader.histories import History
 
 from statelog.errors import CapacityError
-from statelog.extensions.read.differences import Differences
+from statelog.extensions.read.changes import Differences
 from statelog.extensions.read.location_state import LocationState
 from statelog.format import arrow_limits
 from statelog.state.reader.checkpoint_chain import as_of_ms

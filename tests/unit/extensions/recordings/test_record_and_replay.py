@@ -233,7 +233,7 @@ def test_without_a_setting_the_error_says_how_to_record(tmp_path: Path) -> None:
 
 
 def test_failures_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelog.extensions.recordings.replayable.FAILURES_MAX", 3)
+    monkeypatch.setattr("statelog.extensions.recordings.worker.FAILURES_MAX", 3)
     job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(failed=True))
     for number in range(6):
         with pytest.raises(ProcessorError):

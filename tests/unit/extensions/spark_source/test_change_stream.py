@@ -16,10 +16,9 @@ from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.retained import list_tags
 from statelog.errors import CheckpointError, ObjectNotFoundError
-from statelog.extensions.read.feed import ChangeFeed
+from statelog.extensions.read.changes import ChangeFeed
 from statelog.extensions.spark_source.changes import ChangesRead, ChangeStream
-from statelog.extensions.spark_source.columns import spark_schema
-from statelog.extensions.spark_source.readers import Location
+from statelog.extensions.spark_source.readers import Location, spark_schema
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.types import arrow_schema
 from statelog.state.reader import StateReader

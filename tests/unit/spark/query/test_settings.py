@@ -9,7 +9,7 @@ pytest.importorskip("pyspark")
 
 from statelog.core.task_count import TaskBounds
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.extensions.columns.aggregation import aggregate
+from statelog.extensions.columns.aggregation.api import aggregate
 from statelog.metrics import Metrics
 from statelog.options import (
     OPTIONS,

@@ -125,8 +125,10 @@ def aggregate(
 
 
 def _pre_aggregated(plan: AggregationPlan) -> PreAggregated:
-    at = plan.event_time
-    return PreAggregated(plan.keyed, plan.pre, None if at is None else plan.keyed.key_positions[at])
+    event_time = plan.event_time
+    return PreAggregated(
+        plan.keyed, plan.pre, None if event_time is None else plan.keyed.key_positions[event_time]
+    )
 
 
 def _no_end(plan: AggregationPlan) -> UsageError:
@@ -138,12 +140,12 @@ def _no_end(plan: AggregationPlan) -> UsageError:
     )
 
 
-def named_aggregates(given: Sequence[object]) -> dict[str, Aggregate]:
+def named_aggregates(values: Sequence[object]) -> dict[str, Aggregate]:
     """Return the aggregates of a call by the names of their output columns."""
-    if not given:
+    if not values:
         raise UsageError("aggregate needs at least one aggregate, such as count().alias('n')")
     aggregates: dict[str, Aggregate] = {}
-    for value in given:
+    for value in values:
         aggregate = _aggregate(value)
         if aggregate.name is None:
             raise UsageError(

@@ -14,13 +14,15 @@ from typing import ParamSpec
 from pyspark.sql import Column
 
 from statelog.errors import UsageError
-from statelog.extensions.columns.aggregation.extremes import Extreme, TopK, ValueBy
-from statelog.extensions.columns.aggregation.kind import AggregateKind
-from statelog.extensions.columns.aggregation.sums import (
+from statelog.extensions.columns.aggregation.kinds import (
+    AggregateKind,
     Count,
     DistinctCount,
+    Extreme,
     Mean,
     Sum,
+    TopK,
+    ValueBy,
     Variance,
     log_of_buckets,
 )

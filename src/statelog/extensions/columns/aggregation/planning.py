@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType, TimestampNTZType, Timesta
 
 from statelog.errors import UsageError
 from statelog.extensions.columns.aggregation.functions import Aggregate
-from statelog.extensions.columns.aggregation.kind import AggregateKind
+from statelog.extensions.columns.aggregation.kinds import AggregateKind
 from statelog.extensions.columns.aggregation.pre_aggregation import PreAggregation
 from statelog.extensions.columns.aggregation.processor import Merge, NamedAggregate
 from statelog.spark.jvm.frames import refuse_unread_types
@@ -71,104 +71,90 @@ class AggregationPlan:
 
     @property
     def _results(self) -> Sequence[str]:
-        return [f"{_WHOLE}{at}" for at in range(len(self.wholes))]
+        return [f"{_WHOLE}{number}" for number in range(len(self.wholes))]
 
 
 def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> AggregationPlan:
     """Plan the aggregates of a grouped frame, by the names of their output columns."""
     frame = grouping.frame
     key_schema = _key_schema(grouping)
-    columns = [column.alias(f"{_KEY}{at}") for at, column in enumerate(grouping.columns)]
-    keys = tuple(f"{_KEY}{at}" for at in range(len(columns)))
-    positions: dict[str, list[str]] = {}
+    keys = tuple(f"{_KEY}{number}" for number in range(len(grouping.columns)))
+    columns = [column.alias(key) for key, column in zip(keys, grouping.columns, strict=True)]
+    arguments: dict[str, list[str]] = {}
     for name, aggregate in aggregates.items():
-        positions[name] = []
+        arguments[name] = []
         for argument in _arguments(aggregate, frame):
-            at = f"{_ARGUMENT}{len(columns) - len(keys)}"
-            positions[name].append(at)
-            columns.append(argument.alias(at))
+            column = f"{_ARGUMENT}{len(columns) - len(keys)}"
+            arguments[name].append(column)
+            columns.append(argument.alias(column))
     source = _selected(frame, columns, aggregates)
     types = {field.name: field.dataType for field in source.schema}
     is_ansi = (frame.sparkSession.conf.get(_ANSI) or "").lower() == "true"
     kinds = {
         name: _bound(aggregate, frame).bind(
-            [types[column] for column in positions[name]], is_ansi=is_ansi
+            [types[column] for column in arguments[name]], is_ansi=is_ansi
         )
         for name, aggregate in aggregates.items()
     }
-    return _Types(source, keys, key_schema, kinds, positions).plan(tuple(columns))
+    return _planned(source, columns, keys, key_schema, kinds, arguments)
 
 
-class _Part(NamedTuple):
-    """A part of an aggregate's state: its SQL, and its columns among partial results and in the state."""
+def _planned(
+    source: DataFrame,
+    columns: Sequence[Column | str],
+    keys: tuple[str, ...],
+    key_schema: StructType,
+    kinds: Mapping[str, AggregateKind],
+    arguments: Mapping[str, Sequence[str]],
+) -> AggregationPlan:
+    """Plan aggregates over a frame of keys and arguments, with the types that Spark computes."""
+    wholes = tuple(kind.whole(arguments[name]) for name, kind in kinds.items())
+    merged, partials = _with_parts(kinds, arguments)
+    results = [(sql, f"{_WHOLE}{number}") for number, sql in enumerate(wholes)]
+    shape = source.groupBy(*keys).agg(
+        *(expr(sql).alias(alias) for sql, alias in (*results, *partials))
+    )
+    fields = list(shape.schema)[len(keys) :]
+    output = [
+        StructField(name, field.dataType, field.nullable)
+        for name, field in zip(kinds, fields[: len(wholes)], strict=True)
+    ]
+    names = [column for aggregate in merged for _, _, column in aggregate.parts]
+    state = [
+        StructField(name, field.dataType)
+        for name, field in zip(names, fields[len(wholes) :], strict=True)
+    ]
+    key_fields = [StructField(key.name, key.dataType, key.nullable) for key in key_schema]
+    schema = StructType([*key_fields, *output])
+    _check_names(schema.names, "output")
+    _check_names(names, "state")
+    first_argument = 1 + len(keys)
+    positions = tuple(range(1, first_argument))
+    return AggregationPlan(
+        KeyedFrame(source, tuple(columns), positions, first_argument, StructType(key_fields)),
+        wholes,
+        PreAggregation(keys, partials),
+        Merge(merged, arrow_schema(schema)),
+        StructType(state),
+        schema,
+        _event_time(key_schema),
+    )
 
-    aggregate: str
-    name: str
-    sql: str
-    partial: str
-    column: str
 
-
-@dataclass(frozen=True, slots=True)
-class _Types:
-    """A frame of keys and arguments, before Spark has computed the types of its aggregates."""
-
-    source: DataFrame
-    keys: tuple[str, ...]
-    key_schema: StructType
-    kinds: Mapping[str, AggregateKind]
-    arguments: Mapping[str, Sequence[str]]
-
-    def plan(self, columns: tuple[Column | str, ...]) -> AggregationPlan:
-        wholes = tuple(kind.whole(self.arguments[name]) for name, kind in self.kinds.items())
-        parts = self._parts()
-        partials = tuple((part.sql, part.partial) for part in parts)
-        results = [(sql, f"{_WHOLE}{at}") for at, sql in enumerate(wholes)]
-        shape = self.source.groupBy(*self.keys).agg(
-            *(expr(sql).alias(alias) for sql, alias in (*results, *partials))
-        )
-        fields = list(shape.schema)[len(self.keys) :]
-        output = [
-            StructField(name, field.dataType, field.nullable)
-            for name, field in zip(self.kinds, fields[: len(wholes)], strict=True)
-        ]
-        state = [
-            StructField(part.column, field.dataType)
-            for part, field in zip(parts, fields[len(wholes) :], strict=True)
-        ]
-        keys = [_without_metadata(key) for key in self.key_schema]
-        schema = StructType([*keys, *output])
-        _check_names(schema.names, "output")
-        _check_names([part.column for part in parts], "state")
-        count = len(keys)
-        positions = tuple(range(1, 1 + count))
-        return AggregationPlan(
-            KeyedFrame(self.source, columns, positions, 1 + count, StructType(keys)),
-            wholes,
-            PreAggregation(self.keys, partials),
-            Merge(self._named(parts), arrow_schema(schema)),
-            StructType(state),
-            schema,
-            _event_time(self.key_schema),
-        )
-
-    def _parts(self) -> list[_Part]:
-        parts: list[_Part] = []
-        for aggregate, kind in self.kinds.items():
-            for name, sql in kind.partials(self.arguments[aggregate]).items():
-                column = f"{aggregate}__{name}" if name else aggregate
-                parts.append(_Part(aggregate, name, sql, f"__part_{len(parts)}", column))
-        return parts
-
-    def _named(self, parts: Sequence[_Part]) -> tuple[NamedAggregate, ...]:
-        def of(aggregate: str) -> tuple[tuple[str, str, str], ...]:
-            return tuple(
-                (part.name, part.partial, part.column)
-                for part in parts
-                if part.aggregate == aggregate
-            )
-
-        return tuple(NamedAggregate(name, kind, of(name)) for name, kind in self.kinds.items())
+def _with_parts(
+    kinds: Mapping[str, AggregateKind], arguments: Mapping[str, Sequence[str]]
+) -> tuple[tuple[NamedAggregate, ...], tuple[tuple[str, str], ...]]:
+    """Return the aggregates with their parts, and the partial results: SQL and name of each part."""
+    merged: list[NamedAggregate] = []
+    partials: list[tuple[str, str]] = []
+    for name, kind in kinds.items():
+        parts: list[tuple[str, str, str]] = []
+        for part, sql in kind.partials(arguments[name]).items():
+            partial = f"__part_{len(partials)}"
+            partials.append((sql, partial))
+            parts.append((part, partial, f"{name}__{part}" if part else name))
+        merged.append(NamedAggregate(name, kind, tuple(parts)))
+    return tuple(merged), tuple(partials)
 
 
 def _key_schema(grouping: Grouping) -> StructType:
@@ -182,10 +168,6 @@ def _key_schema(grouping: Grouping) -> StructType:
                 "with later rows. Use a processor with timers, see docs/how-to/spark.md"
             )
     return schema
-
-
-def _without_metadata(field: StructField) -> StructField:
-    return StructField(field.name, field.dataType, field.nullable)
 
 
 def _event_time(keys: StructType) -> int | None:

@@ -1,26 +1,56 @@
 """
-Aggregate a micro-batch's rows in Spark, before they are sent to the tasks.
+Aggregate a micro-batch's rows in Spark with one shuffle, straight to the tasks that own the keys.
 
 `PreAggregation` is a value of names and SQL text, because a server of Spark Connect gets it pickled.
+
+Spark's plan of `groupBy(...).agg(...)` is: partial results in each input partition, a shuffle by the
+hash of all grouping columns, final results.  A second shuffle would then bring them to the tasks.
+Here the shuffle has another partitioning: by a value, computed from the key, whose hash is the number
+of the key's task.  Rows of one key go to one partition, so the final results are the same.
+
+Spark makes the plan once for a query.  To plan an aggregation takes it longer than to copy a plan with
+the rows of another micro-batch.
+
+Adaptive execution, which Spark uses for a micro-batch of stateless operators since 4.1, is off while
+this plan is made: it would hide the shuffle, and decide on the number of partitions.
+
+Where the plan has another form, as over an input that is partitioned by the keys already, the two
+shuffles remain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 
-from statelog.extensions.columns.aggregation.one_shuffle import AggregationSql, OneShuffle
 from statelog.model import KeyGroupRange
-from statelog.spark.jvm.gateway import is_connect
-from statelog.spark.jvm.tricks import Trick, attempt
+from statelog.spark.jvm.gateway import JavaObject, is_connect, jvm_of
+from statelog.spark.jvm.python_job import SHUFFLE, PlanCopies, begin_shuffle, executed_plan
+from statelog.spark.jvm.tricks import Trick, Unfit, attempt
 from statelog.spark.query.input_plan import KeyedInput
 from statelog.spark.query.keyed_frame import ColumnsToRead, Grouping, KeyedFrame, by_task, task_of
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.rows.spark_versions import hashed_to
+
+_SCAN: Final = "Scan ExistingRDD"
+_LOGICAL: Final = "LogicalRDD"
+_SCANNED: Final = ("output", "outputPartitioning", "outputOrdering")
+"""What a scan knows of the rows besides their RDD; both nodes have these names."""
+
+_BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
+_ABOVE: Final = _BELOW | {
+    "HashAggregate",
+    "InputAdapter",
+    "ObjectHashAggregate",
+    "Project",
+    "SortAggregate",
+}
+"""The nodes of the final results, above the shuffle."""
+
 
 PARTIAL_WORK_MS: Final = 20.0
 """Work that pays for one more task, less than `TASK_WORK_MS`: the shuffle is there with one task too, and
@@ -46,30 +76,22 @@ class PreAggregation:
         """Return what aggregates the micro-batches of the operator with these key groups."""
         return PreAggregator(self, groups)
 
-    def sql(self, groups: KeyGroupRange, tasks: int) -> AggregationSql:
-        """Return the aggregation as SQL, for the tasks of an operator with these key groups."""
-        return AggregationSql(
-            keys=self.keys,
-            results=self._results(),
-            columns=self._with_key_group(groups),
-            task=hashed_to(tasks, task_of(self._key_group(groups), groups, tasks)),
-            tasks=tasks,
-        )
-
     def grouped(self, frame: DataFrame, groups: KeyGroupRange) -> DataFrame:
         """Return the partial results of a micro-batch by key with their key group, in any order."""
-        results = frame.groupBy(*self.keys).agg(*map(expr, self._results()))
-        return results.selectExpr(*self._with_key_group(groups))
+        results = frame.groupBy(*self.keys).agg(*map(expr, self.results()))
+        return results.selectExpr(*self.task_columns(groups))
 
-    def _results(self) -> list[str]:
+    def results(self) -> list[str]:
+        """Return SQL of the partial results, one row for each key."""
         return [f"{text} AS {name}" for text, name in self.partials]
 
-    def _with_key_group(self, groups: KeyGroupRange) -> list[str]:
+    def task_columns(self, groups: KeyGroupRange) -> list[str]:
         """Return SQL of the columns of a task's input, made of what is grouped."""
         names = (name for _, name in self.partials)
-        return [f"{self._key_group(groups)} AS {INPUT_KEY_GROUP_COLUMN}", *self.keys, *names]
+        return [f"{self.key_group(groups)} AS {INPUT_KEY_GROUP_COLUMN}", *self.keys, *names]
 
-    def _key_group(self, groups: KeyGroupRange) -> str:
+    def key_group(self, groups: KeyGroupRange) -> str:
+        """Return SQL of the key group of a key."""
         group = f"cast(pmod(xxhash64({', '.join(self.keys)}), {len(groups)}) as int)"
         return f"{group} + {groups.start}" if groups.start else group
 
@@ -101,8 +123,8 @@ class PreAggregator:
 
         def results() -> DataFrame:
             if tasks not in self._by_tasks:
-                sql = self._aggregation.sql(self._groups, tasks)
-                self._by_tasks[tasks] = OneShuffle(frame, sql)
+                shuffle = OneShuffle(frame, self._aggregation, self._groups, tasks)
+                self._by_tasks[tasks] = shuffle
             return self._by_tasks[tasks].apply(frame)
 
         return attempt(Trick.ONE_SHUFFLE, frame.sparkSession, results)
@@ -133,3 +155,156 @@ class PreAggregated:
     def event_time(self, source: KeyedInput) -> int | None:
         """See `KeyedInputPlan`."""
         return self.time_column
+
+
+class OneShuffle:
+    """
+    One aggregation for one number of tasks.
+
+    Spark plans it once.  A later micro-batch takes that plan with other rows at its leaf, if they
+    have the same columns and are as little partitioned.
+
+    Thread: Spark's thread of the query.
+    """
+
+    def __init__(
+        self, frame: DataFrame, aggregation: PreAggregation, groups: KeyGroupRange, tasks: int
+    ) -> None:
+        jvm = jvm_of(frame.sparkSession)
+        column = jvm.org.apache.spark.sql.functions
+        to_seq = jvm.PythonUtils.toSeq
+        self._key_count = len(aggregation.keys)
+        self._keys = to_seq([column.col(name) for name in aggregation.keys])
+        first, *others = (column.expr(text) for text in aggregation.results())
+        self._first = first
+        self._others = to_seq(others)
+        self._columns = to_seq(aggregation.task_columns(groups))
+        self._copies = PlanCopies(jvm)
+        partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
+        # Spark's hash partitioning puts a row into the partition of its key's task by this number.
+        number = hashed_to(tasks, task_of(aggregation.key_group(groups), groups, tasks))
+        task = _over_positions(frame, aggregation.keys, number)
+        self._partitioning = partitioning(to_seq([task]), tasks)
+        self._kept: KeptPlan | None = None
+        self._schema: JavaObject | None = None
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """Return the results of a micro-batch, with one partition for each task."""
+        session = frame.sparkSession
+        plan = None if self._kept is None else self._kept.over(frame)
+        if plan is None:
+            planned = plan = self._planned(frame)
+            self._kept = attempt(
+                Trick.KEPT_PLANS, session, lambda: KeptPlan.of(planned, frame, self._copies)
+            )
+        begin_shuffle(_shuffle_of(plan))
+        # It runs while the driver plans what reads it, and the sink plans what it does with that.
+        rows = session._jsparkSession.internalCreateDataFrame(plan.execute(), self._schema, False)
+        return DataFrame(rows, session)
+
+    def _planned(self, frame: DataFrame) -> JavaObject:
+        """Return Spark's plan of the results, with the shuffle by task."""
+        grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
+        results = grouped.selectExpr(self._columns)
+        plan = executed_plan(frame.sparkSession, results)
+        shuffle = _shuffle_of_aggregation(plan)
+        if shuffle is None:
+            raise Unfit("the plan of the aggregation does not shuffle")
+        # The partial results begin with the keys: `_partitioning` finds them by position.
+        partials = shuffle.children().head().output()
+        by = shuffle.outputPartitioning().expressions()
+        if by.size() != self._key_count or not by.equals(partials.take(self._key_count)):
+            raise Unfit("the plan of the aggregation does not shuffle by the keys")
+        self._schema = results.schema()
+        to_tasks = self._copies.with_argument(shuffle, 0, self._partitioning)
+        return self._copies.with_node(plan, shuffle, to_tasks)
+
+
+def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:
+    """Return SQL over *keys* as an expression that finds them by position in a row."""
+    session, jvm = frame.sparkSession, jvm_of(frame.sparkSession)
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions
+    no_rows = session.sparkContext._jsc.emptyRDD().rdd()
+    schema = frame._jdf.selectExpr(jvm.PythonUtils.toSeq(list(keys))).schema()
+    empty = session._jsparkSession.internalCreateDataFrame(no_rows, schema, False)
+    plan = empty.selectExpr(jvm.PythonUtils.toSeq([text])).queryExecution().optimizedPlan()
+    columns = getattr(expressions, "package$AttributeSeq")(plan.children().head().output())
+    value = plan.projectList().head().child()
+    return expressions.BindReferences.bindReference(value, columns, False)
+
+
+def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
+    """Return the shuffle by hash between partial and final results; None in another plan."""
+    node, name, final = plan, _name(plan), ""
+    while name in _ABOVE:
+        final = name if name.endswith("Aggregate") else final
+        node = node.children().head()
+        name = _name(node)
+    if name != SHUFFLE or not final:
+        return None
+    below = node.children().head()
+    while (name := _name(below)) in _BELOW:
+        below = below.children().head()
+    # A shuffle of the user's own, below an aggregation that needs none, stays as it is.
+    is_by_hash = node.outputPartitioning().getClass().getSimpleName() == "HashPartitioning"
+    return node if name == final and is_by_hash else None
+
+
+def _shuffle_of(node: JavaObject) -> JavaObject:
+    """Return the shuffle of a plan that has one, below the final results."""
+    while node.nodeName() != SHUFFLE:
+        node = node.children().head()
+    return node
+
+
+def _name(node: JavaObject) -> str:
+    """Return the name of a node of a plan, without the number of a stage."""
+    name: str = node.nodeName()
+    return name.partition(" (")[0]
+
+
+class KeptPlan:
+    """
+    A physical plan over the rows of one micro-batch, for the rows of later ones.
+
+    Spark takes longer to plan an aggregation than to copy its plan.
+
+    Source: RDDScanExec, LogicalRDD (Spark).
+    """
+
+    def __init__(self, plan: JavaObject, leaf: JavaObject, copies: PlanCopies) -> None:
+        self._plan = plan
+        self._leaf = leaf
+        self._copies = copies
+        self._scanned = [getattr(leaf, name)() for name in _SCANNED]
+
+    @classmethod
+    def of(cls, plan: JavaObject, rows: DataFrame, copies: PlanCopies) -> KeptPlan | None:
+        """Keep a plan over *rows* without them; None if it is over something else than one RDD."""
+        leaf = plan
+        while leaf.children().size() == 1:
+            leaf = leaf.children().head()
+        if leaf.nodeName() != _SCAN or _scanned_by(rows) is None:
+            return None
+        nothing = rows.sparkSession.sparkContext._jsc.emptyRDD().rdd()
+        emptied = copies.with_argument(leaf, 1, nothing)
+        return cls(copies.with_node(plan, leaf, emptied), emptied, copies)
+
+    def over(self, rows: DataFrame) -> JavaObject | None:
+        """Return the plan over other rows; None if they have other columns or other partitions."""
+        scanned = _scanned_by(rows)
+        if scanned is None:
+            return None
+        if any(
+            not getattr(scanned, name)().equals(fact)
+            for name, fact in zip(_SCANNED, self._scanned, strict=True)
+        ):
+            return None
+        leaf = self._copies.with_argument(self._leaf, 1, scanned.rdd())
+        return self._copies.with_node(self._plan, self._leaf, leaf)
+
+
+def _scanned_by(rows: DataFrame) -> JavaObject | None:
+    """Return the RDD that a frame is, as a node of a logical plan; None if it is anything else."""
+    node = rows._jdf.queryExecution().analyzed()
+    return node if node.getClass().getSimpleName() == _LOGICAL else None

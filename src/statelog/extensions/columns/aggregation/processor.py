@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvariantError
-from statelog.extensions.columns.aggregation.kind import AggregateKind, Parts
+from statelog.extensions.columns.aggregation.kinds import AggregateKind, Parts
 from statelog.extensions.columns.processor import ColumnarHandle, ColumnarProcessor, Tables
 from statelog.extensions.columns.slots import Keys
 from statelog.format.arrow_limits import one_array
@@ -114,9 +114,9 @@ class AggregateProcessor(ColumnarProcessor):
 
 def ends_ms(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the first watermarks that end keys, given their event times or windows."""
-    at = one_array(column)
-    if pa.types.is_struct(at.type):
-        at = pc.struct_field(at, "end")
-    moments = at.cast(pa.timestamp("us", at.type.tz)).cast(pa.int64()).to_numpy()
+    times = one_array(column)
+    if pa.types.is_struct(times.type):
+        times = pc.struct_field(times, "end")
+    moments = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy()
     ends: npt.NDArray[np.int64] = -(-moments // 1000)
     return ends

@@ -77,8 +77,8 @@ class CellColumn:
 
     def expiry_ms(self, positions: RowNumbers) -> npt.NDArray[np.int64]:
         """Return when the cells at *positions* expire; `NEVER_MS` for no cell."""
-        at = [field.name for field in self.heap.fields].index(EXPIRES_FIELD)
-        column = self.heap.take_column(at, positions)
+        number = [field.name for field in self.heap.fields].index(EXPIRES_FIELD)
+        column = self.heap.take_column(number, positions)
         times: npt.NDArray[np.int64] = column.fill_null(NEVER_MS).to_numpy()
         return times
 

@@ -9,7 +9,7 @@ moved back into slots.  A file is unnamed: it belongs to one process and is dele
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -132,8 +132,4 @@ class ColdRuns:
                 runs[-1][1].append(key_group)
             else:
                 runs.append((run, [key_group]))
-        return [(run, _span(some)) for run, some in runs]
-
-
-def _span(key_groups: Sequence[int]) -> KeyGroupRange:
-    return KeyGroupRange(key_groups[0], key_groups[-1])
+        return [(run, KeyGroupRange(some[0], some[-1])) for run, some in runs]

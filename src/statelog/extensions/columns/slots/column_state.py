@@ -130,8 +130,8 @@ class ColumnTimers:
         keep = ~same
         if not is_added:
             # A pair that was given is removed, with the equal one next to it.
-            given = np.bincount(np.cumsum(~same) - 1, order >= len(before)) > 0
-            keep &= ~given[np.cumsum(~same) - 1]
+            is_deleted = np.bincount(np.cumsum(~same) - 1, order >= len(before)) > 0
+            keep &= ~is_deleted[np.cumsum(~same) - 1]
         owners, every = owners[keep], every[keep]
         lengths = np.bincount(owners, minlength=len(touched))
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -187,7 +187,7 @@ def _forbidden_null(field: pa.Field, column: pa.Array) -> str:
         inner = [(field.type.item_field, items)]
     elif pa.types.is_list(field.type):
         inner = [(field.type.value_field, column.flatten())]
-    nulls = (_forbidden_null(each, values) for each, values in inner)
+    nulls = (_forbidden_null(inner_field, values) for inner_field, values in inner)
     return next((f"{field.name}.{null}" for null in nulls if null), "")
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from statelog.errors import UsageError
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.schema import stored_field
+from statelog.state.schema import stored_field, with_fields
 
 _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 
@@ -103,29 +103,29 @@ class Keys:
         Raises:
             UsageError: A mask is not as long as the keys.
         """
-        at = np.asarray(chosen)
-        may_repeat = at.dtype != np.bool_
-        if at.dtype == np.bool_:
-            if len(at) != len(self):
-                raise UsageError(f"a mask of {len(at)} values for {len(self)} keys")
-            at = np.flatnonzero(at)
-        at = at.astype(np.int64, copy=False)
-        numbers = pa.array(at)
+        numbers_of_keys = np.asarray(chosen)
+        may_repeat = numbers_of_keys.dtype != np.bool_
+        if numbers_of_keys.dtype == np.bool_:
+            if len(numbers_of_keys) != len(self):
+                raise UsageError(f"a mask of {len(numbers_of_keys)} values for {len(self)} keys")
+            numbers_of_keys = np.flatnonzero(numbers_of_keys)
+        numbers_of_keys = numbers_of_keys.astype(np.int64, copy=False)
+        numbers = pa.array(numbers_of_keys)
         some = Keys(
             self.schema,
             [column.take(numbers) for column in self.columns],
-            self.key_groups[at],
-            self.starts[at],
-            self.ends[at],
-            None if self._hashes is None else self._hashes[at],
+            self.key_groups[numbers_of_keys],
+            self.starts[numbers_of_keys],
+            self.ends[numbers_of_keys],
+            None if self._hashes is None else self._hashes[numbers_of_keys],
         )
         some.zone = self.zone
         if self.slots is not None:
-            some.slots = self.slots[at]
+            some.slots = self.slots[numbers_of_keys]
         if self.origin is not None:
-            some.origin = self.origin[0], self.origin[1][at]
+            some.origin = self.origin[0], self.origin[1][numbers_of_keys]
         elif may_repeat:
-            some.origin = self, at
+            some.origin = self, numbers_of_keys
         return some
 
 
@@ -153,14 +153,4 @@ def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
     """Return a type with its points in time in a zone."""
     if pa.types.is_timestamp(kind):
         return kind if kind.tz is None else pa.timestamp(kind.unit, zone)
-    if pa.types.is_struct(kind):
-        return pa.struct([_field_in_zone(field, zone) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_field_in_zone(kind.value_field, zone))
-    if pa.types.is_map(kind):
-        return pa.map_(_field_in_zone(kind.key_field, zone), _field_in_zone(kind.item_field, zone))
-    return kind
-
-
-def _field_in_zone(field: pa.Field, zone: str) -> pa.Field:
-    return field.with_type(_in_zone(field.type, zone))
+    return with_fields(kind, lambda field: field.with_type(_in_zone(field.type, zone)))

@@ -22,12 +22,7 @@ from statelog.format.arrow_limits import batches_of
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import contiguous, without_expired
-from statelog.state.columnar.sorted_run import (
-    RowLayout,
-    by_key_group,
-    group_order,
-    rows_of_group,
-)
+from statelog.state.columnar.sorted_run import RowLayout, by_key_group, group_order, rows_of_group
 from statelog.state.encoding.changes import OperatorCodec, joined
 from statelog.state.encoding.snapshot_file import parquet_of
 from statelog.state.heap import BLOCK, CLOCK_STEP_MS, blocks
@@ -91,41 +86,46 @@ class SlotTable:
         if keys.slots is None:
             keys.slots = self.index.find(keys.columns, keys.hashes)
             if self.cold:
-                some = self._without_cells(keys.slots)
-                taken = self.cold.take(keys.hashes[some], keys.key_groups[some])
-                if self._warm(taken):
+                # A key without cells in slots may have its row in a cold run: move it into slots.
+                is_cold = self._without_cells(keys.slots)
+                rows = self.cold.take(keys.hashes[is_cold], keys.key_groups[is_cold])
+                if self._warm(rows):
                     keys.slots = self.index.find(keys.columns, keys.hashes)
         return keys.slots
 
     def _without_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
         """Return which slots are -1 or have no cell: a key group that was emptied keeps its slots."""
-        is_empty = np.zeros(len(slots), np.bool_)
+        return (slots < 0) | ~self._with_cells(np.maximum(slots, 0))
+
+    def _with_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
+        """Return which slots have a committed cell of any variable."""
+        has_cell = np.zeros(len(slots), np.bool_)
         for column in self.columns.values():
-            is_empty |= column.committed(np.maximum(slots, 0)) >= 0
-        return (slots < 0) | ~is_empty
+            has_cell |= column.committed(slots) >= 0
+        return has_cell
 
     def _warm(self, rows: Iterable[tuple[pa.Table, Hashes]]) -> bool:
         """Take rows of cold runs into slots; return whether there were any."""
-        taken = list(rows)
-        if taken:
-            hashes = np.concatenate([hashes for _, hashes in taken])
-            for batch in batches_of(pa.concat_tables([table for table, _ in taken])):
+        tables = list(rows)
+        if tables:
+            hashes = np.concatenate([hashes for _, hashes in tables])
+            for batch in batches_of(pa.concat_tables([table for table, _ in tables])):
                 self._insert(batch, hashes[: batch.num_rows])
                 hashes = hashes[batch.num_rows :]
-        return bool(taken)
+        return bool(tables)
 
     def add(self, keys: Keys) -> RowNumbers:
         """Return the slots of keys, with new ones for keys without state."""
         if keys.origin is not None:
-            distinct, at = keys.origin
-            keys.slots = self.add(distinct)[at]
+            distinct, key_numbers = keys.origin
+            keys.slots = self.add(distinct)[key_numbers]
             return keys.slots
         slots = self.find(keys)
-        absent = np.flatnonzero(slots < 0)
-        if len(absent):
-            some = keys.take(slots < 0)
+        is_new = slots < 0
+        if is_new.any():
+            new = keys.take(is_new)
             slots = slots.copy()
-            slots[absent] = self._add(some.columns, some.hashes, some.key_groups)
+            slots[is_new] = self._add(new.columns, new.hashes, new.key_groups)
             keys.slots = slots
         return slots
 
@@ -179,21 +179,25 @@ class SlotTable:
         self, key_group_range: KeyGroupRange, state_id: int, until_ms: int
     ) -> tuple[RowNumbers, npt.NDArray[np.int64]]:
         """Return (slots, times) of the timers up to *until_ms*, by time."""
-        at = self.layout.columns[state_id]
-        self._warm(self.cold.take_due(key_group_range, at, until_ms))
+        # Keys with a due timer in a cold run get slots first.
+        self._warm(self.cold.take_due(key_group_range, self.layout.columns[state_id], until_ms))
         column = self.columns[state_id]
-        written, positions = column.written()
-        first = column.first_ms[: len(self.index)]
-        slots = np.flatnonzero(first <= until_ms)
-        slots = np.setdiff1d(slots, written, assume_unique=True)
-        positions = np.concatenate([column.committed(slots), positions])
-        slots = np.concatenate([slots, written])
+        # Candidates: committed cells whose earliest timer is due, and all cells that are pending,
+        # which take the place of the committed ones.
+        written, written_positions = column.written()
+        first_ms = column.first_ms[: len(self.index)]
+        committed = np.flatnonzero(first_ms <= until_ms)
+        committed = np.setdiff1d(committed, written, assume_unique=True)
+        slots = np.concatenate([committed, written])
+        positions = np.concatenate([column.committed(committed), written_positions])
+        # One row for each timer of the candidates in these key groups: its slot and its time.
         is_inside = are_in(self.index.key_groups(slots), key_group_range)
         (cells,) = column.heap.take(positions[is_inside])
         times = cells.flatten().to_numpy()
         owners = np.repeat(slots[is_inside], np.diff(cells.offsets.to_numpy()))
-        due = times <= until_ms
-        times, owners = times[due], owners[due]
+        is_due = times <= until_ms
+        times = times[is_due]
+        owners = owners[is_due]
         order = np.argsort(times, kind="stable")
         return owners[order], times[order]
 
@@ -201,11 +205,11 @@ class SlotTable:
         """Return the earliest timer with what is pending, after `due`; `NEVER_MS` for none."""
         column = self.columns[state_id]
         written, positions = column.written()
-        first = column.first_ms[: len(self.index)].copy()
-        first[written] = column.first_times(positions)
-        mine = first[self.index.slots_in(key_group_range)]
+        first_ms = column.first_ms[: len(self.index)].copy()
+        first_ms[written] = column.first_times(positions)
+        in_slots = int(first_ms[self.index.slots_in(key_group_range)].min(initial=NEVER_MS))
         cold = self.cold.first_timer(key_group_range, self.layout.columns[state_id], after_ms)
-        return min(int(mine.min(initial=NEVER_MS)), NEVER_MS if cold is None else cold)
+        return in_slots if cold is None else min(in_slots, cold)
 
     def drop(self, state_id: int, key_group_range: KeyGroupRange) -> None:
         """Remove a variable of every key of some key groups, as a change."""
@@ -230,6 +234,7 @@ class SlotTable:
         if not len(slots):
             return
         column = self.columns[state_id]
+        # Count entries: 1 for a new cell, -1 for one that goes away, 0 for one that is replaced.
         change = (positions >= 0).astype(np.int64) - (column.committed(slots) >= 0)
         changed = np.flatnonzero(change)
         key_groups = self.index.key_groups(slots[changed])
@@ -259,11 +264,11 @@ class SlotTable:
             try:
                 self.cold.place(part, table)
                 return
-            except CapacityError:
+            except CapacityError:  # more than one array can hold: each key group alone, or in slots
                 if len(part) > 1:
                     for key_group in part:
-                        some = rows_of_group(table, key_group)
-                        self.insert(KeyGroupRange(key_group, key_group), some)
+                        rows = rows_of_group(table, key_group)
+                        self.insert(KeyGroupRange(key_group, key_group), rows)
                     return
         for batch in batches_of(table):
             keys = batch.columns[1 : self.layout.first_state]
@@ -274,8 +279,8 @@ class SlotTable:
         keys = self.codec.key.uniform(batch.columns[1 : self.layout.first_state])
         key_groups = batch.column(0).to_numpy()
         slots = self._add(keys, hashes, key_groups)
-        for state_id, at in self.layout.columns.items():
-            cells = batch.column(at)
+        for state_id, number in self.layout.columns.items():
+            cells = batch.column(number)
             present = np.flatnonzero(cells.is_valid().to_numpy(zero_copy_only=False))
             cells = cells.drop_null()
             column = self.columns[state_id]
@@ -284,9 +289,9 @@ class SlotTable:
 
     def apply(self, state_id: int, changes: Sequence[tuple[int, pa.RecordBatch]]) -> None:
         """Take changes of the present schema: key group and operations, no key twice."""
-        counts = [part.num_rows for _, part in changes]
+        counts = [operations.num_rows for _, operations in changes]
         key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
-        for batch in batches_of(pa.Table.from_batches([part for _, part in changes])):
+        for batch in batches_of(pa.Table.from_batches([operations for _, operations in changes])):
             self._apply(state_id, batch, key_groups[: batch.num_rows])
             key_groups = key_groups[batch.num_rows :]
 
@@ -297,8 +302,8 @@ class SlotTable:
         keys = self.codec.key.uniform(batch.columns[:width])
         hashes = hash_columns(keys, self.codec.key.schema)
         if self.cold:  # its row would count again otherwise
-            some = self._without_cells(self.index.find(keys, hashes))
-            self._warm(self.cold.take(hashes[some], key_groups[some]))
+            is_cold = self._without_cells(self.index.find(keys, hashes))
+            self._warm(self.cold.take(hashes[is_cold], key_groups[is_cold]))
         slots = self._add(keys, hashes, key_groups)
         column = self.columns[state_id]
         positions = column.heap.append(batch.columns[width + 1 :])
@@ -311,18 +316,18 @@ class SlotTable:
 
         Nothing may be staged.  Expired cells are hidden from reads at once.
         """
-        expiring = [state_id for state_id, each in self.columns.items() if each.state.expires]
+        expiring = [state_id for state_id, column in self.columns.items() if column.state.expires]
         if not expiring or self.now_ms < 0 or 2 * self._folded < len(self.index):
             return 0
         self._folded = 0
         removed = 0
-        every = np.arange(len(self.index))
+        slots = np.arange(len(self.index))
         for state_id in expiring:
             column = self.columns[state_id]
             until_ms = self.now_ms - CLOCK_STEP_MS
-            dead = every[column.expiry_ms(column.committed(every)) <= until_ms]
-            self.fold(state_id, dead, np.full(len(dead), ABSENT, np.int64))
-            removed += len(dead)
+            expired = slots[column.expiry_ms(column.committed(slots)) <= until_ms]
+            self.fold(state_id, expired, np.full(len(expired), ABSENT, np.int64))
+            removed += len(expired)
         return removed
 
     def tidy(self) -> None:
@@ -335,10 +340,7 @@ class SlotTable:
             column.compact()
         if len(self.index) < self._tidy_at:
             return
-        some = np.zeros(len(self.index), np.bool_)
-        for column in self.columns.values():
-            some |= column.committed(np.arange(len(self.index))) >= 0
-        live = np.flatnonzero(some)
+        live = np.flatnonzero(self._with_cells(np.arange(len(self.index))))
         if 2 * len(live) < len(self.index):
             self._keep(live)
         self._tidy_at = len(self.index) * 3 // 2 + _SPARE_SLOTS
@@ -370,20 +372,22 @@ class SlotTable:
         if self.limit_bytes is None or not self.is_full:
             return 0
         key_groups = self.index.all_key_groups
-        blocks = key_groups // BLOCK
-        sizes = np.bincount(blocks)
-        keep = len(blocks) * (self.limit_bytes / 2) / self.nbytes
+        blocks_of_slots = key_groups // BLOCK
+        sizes = np.bincount(blocks_of_slots)
+        slots_to_keep = len(key_groups) * (self.limit_bytes / 2) / self.nbytes
+        # Move whole blocks of key groups, the largest first, until half of the limit is free.
         moved: list[int] = []
         cold: list[int] = []
         for block in np.argsort(-sizes, kind="stable").tolist():
-            if len(blocks) - sizes[moved].sum() <= keep:
+            if len(key_groups) - sizes[moved].sum() <= slots_to_keep:
                 break
             moved.append(block)
-            slots = np.flatnonzero(blocks == block)
+            slots = np.flatnonzero(blocks_of_slots == block)
             slots = slots[group_order(key_groups[slots])]
             present = np.unique(key_groups[slots]).tolist()
             for part in contiguous(kg for kg in present if kg not in self._too_large):
                 cold += self._to_cold(part, slots)
+        # Then drop their slots, and number the others from 0 on.
         are_moved = np.isin(key_groups, cold)
         self._remove_slots(cold)
         self._keep(np.flatnonzero(~are_moved))
@@ -391,9 +395,9 @@ class SlotTable:
 
     def _to_cold(self, part: KeyGroupRange, slots: RowNumbers) -> list[int]:
         """Copy some of the key groups of slots to cold runs; return those that fit into one array."""
-        mine = slots[are_in(self.index.key_groups(slots), part)]
+        slots_of_part = slots[are_in(self.index.key_groups(slots), part)]
         try:
-            self.cold.place(part, whole_rows(self, mine, part, self.now_ms))
+            self.cold.place(part, whole_rows(self, slots_of_part, part, self.now_ms))
         except CapacityError:
             if len(part) == 1:
                 self._too_large.update(part)
@@ -446,7 +450,9 @@ def slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
         half = len(slots) // 2
         if not half:
             raise
-        return pa.concat_tables(slot_rows(table, part, now_ms) for part in np.split(slots, [half]))
+        return pa.concat_tables(
+            slot_rows(table, half_slots, now_ms) for half_slots in np.split(slots, [half])
+        )
 
 
 def _slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
@@ -455,20 +461,23 @@ def _slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
         state_id: column.live(slots, until_ms) if now_ms >= 0 else column.positions(slots)
         for state_id, column in table.columns.items()
     }
-    some = np.zeros(len(slots), np.bool_)
+    # A slot without a cell of any variable does not get a row.
+    has_cell = np.zeros(len(slots), np.bool_)
     for positions in positions_by_state.values():
-        some |= positions >= 0
-    slots = slots[some]
+        has_cell |= positions >= 0
+    slots = slots[has_cell]
+    # The columns of a snapshot: key group, key, and for each variable its cells, null for none.
     arrays = [pa.array(table.index.key_groups(slots), pa.int32()), *table.index.keys(slots)]
     for state_id, positions in positions_by_state.items():
-        column, kept = table.columns[state_id], positions[some]
-        columns = column.heap.take(kept)
+        column = table.columns[state_id]
+        positions = positions[has_cell]
+        columns = column.heap.take(positions)
         if column.is_timers:
             arrays.append(columns[0])
             continue
         fields = column.state.entry_fields()
-        missing = pa.array(kept < 0)
-        arrays.append(pa.StructArray.from_arrays(columns, fields=fields, mask=missing))
+        is_missing = pa.array(positions < 0)
+        arrays.append(pa.StructArray.from_arrays(columns, fields=fields, mask=is_missing))
     schema = table.layout.table_schema
     cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
     return pa.Table.from_arrays(cast, schema=schema)

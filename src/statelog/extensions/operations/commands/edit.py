@@ -25,12 +25,16 @@ from statelog.cli.options import (
 from statelog.cli.output import plural, print_json, progress, say, say_dry_run
 from statelog.cli.rows import open_state
 from statelog.errors import UsageError
-from statelog.extensions.operations.edit_files import keys_in_file, other_keys, states_in_file
-from statelog.extensions.operations.edit_keys import EditReport
+from statelog.extensions.operations.edit_keys import (
+    EditReport,
+    keys_in_file,
+    other_keys,
+    states_in_file,
+)
 from statelog.extensions.operations.edit_keys import edit as edit_keys
+from statelog.extensions.operations.edit_keys import unfreeze as unfreeze_keys
 from statelog.extensions.operations.forget_key import ForgetReport
 from statelog.extensions.operations.forget_key import forget as forget_key
-from statelog.extensions.operations.unfreeze import unfreeze as unfreeze_keys
 from statelog.redaction import redacted
 from statelog.state.keys.state_key import key_from_text
 from statelog.state.reader import StateReader

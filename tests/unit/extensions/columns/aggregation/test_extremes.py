@@ -17,8 +17,7 @@ from pyspark.sql.types import (
 )
 
 from statelog.errors import UsageError
-from statelog.extensions.columns.aggregation.extremes import Extreme, TopK
-from statelog.extensions.columns.aggregation.sums import DistinctCount
+from statelog.extensions.columns.aggregation.kinds import DistinctCount, Extreme, TopK
 from statelog.spark.rows.types import arrow_schema
 
 PAIR = StructType([StructField("a", IntegerType(), nullable=False)])

@@ -3,7 +3,8 @@
 import pytest
 
 from statelog.errors import UsageError
-from statelog.extensions.columns.aggregation import aggregate, api
+from statelog.extensions.columns.aggregation import api
+from statelog.extensions.columns.aggregation.api import aggregate
 
 
 class Expression:

@@ -9,8 +9,7 @@ import pytest
 from pyspark.sql.types import DataType, StringType, StructField, StructType, VariantType
 from tests.zones import ZONES, in_session_types
 
-from statelog.extensions.columns.aggregation.extremes import Extreme, ValueBy
-from statelog.extensions.columns.aggregation.kind import AggregateKind
+from statelog.extensions.columns.aggregation.kinds import AggregateKind, Extreme, ValueBy
 from statelog.extensions.columns.aggregation.processor import (
     AggregateProcessor,
     Merge,
