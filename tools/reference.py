@@ -580,7 +580,7 @@ def command_line_page() -> str:
         parts.append(f"## `statelog {name}`\n\n")
         parts.append(paragraphs(command.help or ""))
         context = command.make_context(f"statelog {name}", [], resilient_parsing=True)
-        words = [each.metavar for each in command.params if is_argument(each)]
+        words = [shown_argument(each) for each in command.params if is_argument(each)]
         parts.append(f"```text\n{' '.join(['statelog', name, '[OPTIONS]', *words])}\n```\n\n")
         examples = (command.epilog or "").split("\n\n")[1:]
         parts.append(f"Examples:\n\n```sh\n{chr(10).join(examples)}\n```\n\n")
@@ -599,6 +599,12 @@ def paragraphs(text: str) -> str:
 def is_argument(parameter: Any) -> bool:
     """Whether a parameter is given by its place on the command line."""
     return bool(parameter.param_type_name == "argument")
+
+
+def shown_argument(parameter: Any) -> str:
+    """Return an argument as a usage line has it."""
+    name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+    return str(name) + ("..." if parameter.nargs == -1 else "")
 
 
 def parameter_row(parameter: Any, context: Any) -> str:

@@ -10,10 +10,8 @@ from rich.text import Text
 
 from statelog.checkpoint.audit import UNFINISHED, AuditLine, AuditLog, problems_of, read_audit_log
 from statelog.checkpoint.history import open_state
-from statelog.cli.options import JsonOption, LocationArgument
+from statelog.cli import options
 from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
     open_location,
     plural,
     print_error,
@@ -31,12 +29,12 @@ _HEADS = ("began (UTC)", "user", "host", "process", "operation", "outcome")
 
 
 def audit(
-    location: LocationArgument,
+    location: options.Location,
     limit: Annotated[
         int, typer.Option(help="Read at most this many of the newest lines; 0 reads all.", min=0)
     ] = 100,
-    as_json: JsonOption = False,
-) -> int:
+    as_json: options.Json = False,
+) -> bool:
     """
     List the operations that changed a state location, the newest last.
 
@@ -66,7 +64,7 @@ def audit(
     problems = problems_of(audit_log)
     for problem in problems if not as_json else ():
         print_error(problem)
-    return EXIT_FINDING if problems else EXIT_OK
+    return bool(problems)
 
 
 def _json(line: AuditLine) -> dict[str, object]:
@@ -78,7 +76,7 @@ def _json(line: AuditLine) -> dict[str, object]:
 
 def _print(audit_log: AuditLog, location: str) -> None:
     if not audit_log.lines:
-        say(f"{redacted(location)} has no audit lines.")
+        say(f"The audit log of {redacted(location)} is empty.")
         return
     if audit_log.earlier:
         say(f"{plural(audit_log.earlier, 'earlier line')}; --limit 0 lists them.")

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from statelog.checkpoint.ownership import time_text
-from statelog.cli.options import JsonOption
+from statelog.cli import options
 from statelog.cli.output import note, open_file, print_json
 from statelog.errors import UsageError
 from statelog.format.change_set import decode_change_set
@@ -57,7 +57,7 @@ def changelog(
     value_bytes: Annotated[
         int, typer.Option(help="Print at most this many bytes of a value; 0 prints all.", min=0)
     ] = _VALUE_BYTES,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Print the changes in a changelog file or in a checkpoint: sizes and digests, one change per line.
@@ -153,15 +153,7 @@ def _for_terminal(line: str) -> str:
 
 def _text(value: bytes) -> str:
     """Return UTF-8 as text on one line, with escapes that begin with a backslash."""
-    return "".join(map(_character, value.decode("utf-8", "surrogateescape")))
-
-
-def _character(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # not UTF-8
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    if character.isprintable() and character != "\\":
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+    return one_line(value.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
 
 
 def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
@@ -170,11 +162,8 @@ def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
     for offset in offsets:
         if offset not in set_offsets:
             first_offsets = ", ".join(map(str, set_offsets[:_OFFSETS_SHOWN])) or "none"
-            more = (
-                f" and {len(set_offsets) - _OFFSETS_SHOWN} more"
-                if len(set_offsets) > _OFFSETS_SHOWN
-                else ""
-            )
+            count = len(set_offsets) - _OFFSETS_SHOWN
+            more = f" and {count} more" if count > 0 else ""
             raise UsageError(
                 f"no change set begins at payload offset {offset} of {segment.where}; they begin at "
                 f"{first_offsets}{more}"

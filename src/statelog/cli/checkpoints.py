@@ -13,10 +13,8 @@ from statelog.checkpoint.listing import (
     CheckpointSummary,
     list_checkpoints,
 )
-from statelog.cli.options import JsonOption, LocationArgument
+from statelog.cli import options
 from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
     console,
     open_location,
     plural,
@@ -49,7 +47,7 @@ _STYLES = {
 }
 
 
-def checkpoints(location: LocationArgument, as_json: JsonOption = False) -> int:
+def checkpoints(location: options.Location, as_json: options.Json = False) -> bool:
     """
     List the checkpoints of a state location.
 
@@ -70,8 +68,7 @@ def checkpoints(location: LocationArgument, as_json: JsonOption = False) -> int:
         _print(summaries, location)
     else:
         say(f"{redacted(location)} is claimed, but contains no checkpoint yet.")
-    damaged = any(summary.state is CheckpointState.DAMAGED for summary in summaries)
-    return EXIT_FINDING if damaged else EXIT_OK
+    return any(summary.state is CheckpointState.DAMAGED for summary in summaries)
 
 
 def _json(summary: CheckpointSummary) -> dict[str, object]:

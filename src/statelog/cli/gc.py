@@ -8,17 +8,14 @@ from collections.abc import Iterator
 
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
-from statelog.cli.options import ApplyOption, JsonOption, LocationArgument, MinAgeOption
+from statelog.cli import options
 from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
-    action,
-    action_json,
+    Change,
     open_location,
     parse_duration,
     plural,
+    print_changes,
     print_error,
-    print_json,
     progress,
     say,
     say_dry_run,
@@ -28,11 +25,11 @@ from statelog.redaction import redacted
 
 
 def gc(
-    location: LocationArgument,
-    apply: ApplyOption = False,
-    min_age: MinAgeOption = "1h",
-    as_json: JsonOption = False,
-) -> int:
+    location: options.Location,
+    apply: options.Apply = False,
+    min_age: options.MinAge = "1h",
+    as_json: options.Json = False,
+) -> bool:
     """
     Delete the objects that no retained checkpoint needs.
 
@@ -53,29 +50,7 @@ def gc(
         now = dt.datetime.fromtimestamp(time.time(), dt.UTC)
         report = collect_garbage(store, min_age=age, apply=apply, now=now)
         line.result(deleted=len(report.deleted), not_deleted=len(report.failed))
-    if as_json:
-        for document in _json(report):
-            print_json(document)
-    else:
-        _print(report, location, min_age)
-    if report.failed:
-        print_error(f"{plural(len(report.failed), 'object')} not deleted: {report.reason}")
-    return EXIT_FINDING if report.failed else EXIT_OK
-
-
-def _json(report: CleanUpReport) -> Iterator[dict[str, object]]:
-    done = action_json("delete", not report.dry_run)
-    for path in report.deleted:
-        yield {"path": path, "action": done}
-    for path in report.failed:
-        yield {"path": path, "action": "failed", "reason": report.reason}
-    for release in report.outside:
-        for path in release.tags:
-            yield {"path": path, "location": release.parent, "action": done}
-        if release.problem:
-            yield {"fork_id": release.fork_id, "action": "kept", "reason": release.problem}
     summary = {
-        "dry_run": report.dry_run,
         "orphans": len(report.deleted) + len(report.failed),
         "deleted_bytes": report.deleted_bytes,
         "reachable": report.reachable,
@@ -83,23 +58,30 @@ def _json(report: CleanUpReport) -> Iterator[dict[str, object]]:
         "unknown": report.unknown,
         "released": list(report.released),
     }
-    yield {"summary": summary}
+    print_changes(_changes(report), summary, apply=apply, as_json=as_json)
+    if not as_json:
+        orphans = f"{plural(len(report.deleted), 'orphan')} ({size_text(report.deleted_bytes)})"
+        say(
+            f"{redacted(location)}: {orphans} {'deleted' if apply else 'to delete'}; kept: "
+            f"{report.reachable:,} reachable, {report.too_young:,} younger than {min_age}, "
+            f"{report.unknown:,} not made by statelog"
+        )
+        if not apply and (report.deleted or any(each.tags for each in report.outside)):
+            say_dry_run()
+    if report.failed:
+        print_error(f"{plural(len(report.failed), 'object')} not deleted: {report.reason}")
+    return bool(report.failed)
 
 
-def _print(report: CleanUpReport, location: str, min_age: str) -> None:
-    done = action("delete", not report.dry_run)
+def _changes(report: CleanUpReport) -> Iterator[Change]:
     for path in report.deleted:
-        say(done, f" {path}")
+        yield Change("delete", path, {"path": path})
+    for path in report.failed:
+        yield Change("failed", path, {"path": path, "reason": report.reason})
     for release in report.outside:
         for path in release.tags:
-            say(done, f" {path} in {release.parent}, the parent of this fork")
+            text = f"{path} in {release.parent}, the parent of this fork"
+            yield Change("delete", text, {"path": path, "location": release.parent})
         if release.problem:
-            say(("kept", "bold"), f": {release.problem}")
-    orphans = f"{plural(len(report.deleted), 'orphan')} ({size_text(report.deleted_bytes)})"
-    say(
-        f"{redacted(location)}: {orphans} {'to delete' if report.dry_run else 'deleted'}; kept: "
-        f"{report.reachable:,} reachable, {report.too_young:,} younger than {min_age}, "
-        f"{report.unknown:,} not made by statelog"
-    )
-    if report.dry_run and (report.deleted or any(each.tags for each in report.outside)):
-        say_dry_run()
+            facts = {"fork_id": release.fork_id, "reason": release.problem}
+            yield Change("kept", f"the tag in a parent: {release.problem}", facts)

@@ -12,10 +12,11 @@ from typing import Annotated
 
 import typer
 
+from statelog.cli.output import EXIT_FINDING
 from statelog.store.fork_parents import ENVIRONMENT
 
 CHECKPOINT_FORMS = "an id, latest, earliest, a tag, or a time such as 2026-11-22T10:30:00+01:00"
-LocationArgument = Annotated[
+Location = Annotated[
     str,
     typer.Argument(metavar="LOCATION", help="State location or checkpointLocation: a path or URL."),
 ]
@@ -23,58 +24,56 @@ KEY_FORMS = (
     r"Values of the key columns, in their order. '\N' is null, '\\N' is the text \N. "
     "Put -- before a negative number."
 )
-KeyArgument = Annotated[list[str], typer.Argument(metavar="KEY...", help=KEY_FORMS)]
-OperatorOption = Annotated[
+Key = Annotated[list[str], typer.Argument(metavar="KEY", help=KEY_FORMS)]
+Operator = Annotated[
     str | None,
     typer.Option(
         help="Name of the operator. Needed if the query has several operators and the variable does not "
         "identify one."
     ),
 ]
-JsonOption = Annotated[
+Json = Annotated[
     bool,
     typer.Option(
         "--json", help="Print JSON, one document per line. Infinite numbers and NaN are text."
     ),
 ]
-CheckpointOption = Annotated[
+Checkpoint = Annotated[
     str | None,
     typer.Option(help=f"The checkpoint: {CHECKPOINT_FORMS}. Default: the newest."),
 ]
-SinceOption = Annotated[
+Since = Annotated[
     str | None,
     typer.Option(help=f"Only what was committed after this checkpoint: {CHECKPOINT_FORMS}."),
 ]
-QueryOption = Annotated[
+Query = Annotated[
     str | None,
     typer.Option(
         help="The query's checkpointLocation, if the checkpoint does not record it or it was moved."
     ),
 ]
-VariablesOption = Annotated[
+Variables = Annotated[
     list[str] | None,
     typer.Option("--variable", help="State variable; repeat the option for several. Default: all."),
 ]
-LimitOption = Annotated[
+Limit = Annotated[
     int | None,
     typer.Option(
         help="Print at most this many rows; 0 prints all. Default: 20, all with --json.", min=0
     ),
 ]
-ToOption = Annotated[
+To = Annotated[
     Path | None,
     typer.Option(
         help="Write the rows to this new Parquet file instead of printing them.", metavar="FILE"
     ),
 ]
-MinAgeOption = Annotated[
-    str, typer.Option(help="Keep objects younger than this: 90s, 30m, 1h, 7d.")
-]
-ApplyOption = Annotated[
+MinAge = Annotated[str, typer.Option(help="Keep objects younger than this: 90s, 30m, 1h, 7d.")]
+Apply = Annotated[
     bool,
     typer.Option("--apply", help="Make the changes. Without it, the command only prints them."),
 ]
-ParentOption = Annotated[
+Parent = Annotated[
     list[str] | None,
     typer.Option(
         "--parent",
@@ -84,8 +83,8 @@ ParentOption = Annotated[
     ),
 ]
 
-Verb = Callable[..., int | None]
-"""A verb returns its exit status; None is 0."""
+Verb = Callable[..., bool | None]
+"""A verb returns whether it has a finding, which is exit status 1."""
 
 
 def command_of(verb: Verb, *, reads_location: bool = True) -> Callable[..., None]:
@@ -94,15 +93,15 @@ def command_of(verb: Verb, *, reads_location: bool = True) -> Callable[..., None
     @functools.wraps(verb)
     def command(*arguments: object, parent: Sequence[str] | None = None, **options: object) -> None:
         with _environment(parent or ()):
-            status = verb(*arguments, **options)
-        if status:
-            raise typer.Exit(status)
+            finding = verb(*arguments, **options)
+        if finding:
+            raise typer.Exit(EXIT_FINDING)
 
     signature = inspect.signature(verb, eval_str=True)
     parameters = list(signature.parameters.values())
     if reads_location:
         kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter("parent", kind, default=None, annotation=ParentOption))
+        parameters.append(inspect.Parameter("parent", kind, default=None, annotation=Parent))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command

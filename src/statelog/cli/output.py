@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from rich import box
@@ -138,17 +138,36 @@ def print_table(
     console().print(table)
 
 
-_PAST: Final = {"delete": "deleted", "give up": "gave up"}
+class Change(NamedTuple):
+    """
+    What a command does, or would do, to an object.
+
+    The *action* is "delete" or "give up", or "failed" or "kept" with the reason in *text*.
+    """
+
+    action: str
+    text: str
+    facts: Mapping[str, object]
 
 
-def action(verb: str, apply: bool) -> tuple[str, str]:
-    """Return what happened to an object, or would happen to it, with the style of the text."""
-    return (_PAST[verb], "red") if apply else (f"would {verb}", "yellow")
+_DONE: Final = {"delete": "deleted", "give up": "gave up"}
 
 
-def action_json(verb: str, apply: bool) -> str:
-    """Return the value of `action` in JSON."""
-    return action(verb, apply)[0].replace(" ", "-")
+def print_changes(
+    changes: Iterable[Change], summary: Mapping[str, object], *, apply: bool, as_json: bool
+) -> None:
+    """Print what a command changed or would change; as JSON with the *summary*."""
+    for change in changes:
+        done = _DONE.get(change.action, change.action)
+        style = "red"
+        if change.action in _DONE and not apply:
+            done, style = f"would {change.action}", "yellow"
+        if as_json:
+            print_json({**change.facts, "action": done.replace(" ", "-")})
+        else:
+            say((done, style), f" {change.text}")
+    if as_json:
+        print_json({"summary": {"dry_run": not apply, **summary}})
 
 
 def say_dry_run(*, stop_query: bool = False) -> None:

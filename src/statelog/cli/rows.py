@@ -13,8 +13,6 @@ from rich.text import Text
 
 from statelog.checkpoint.attachments import UnreadableAttachment
 from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
     json_of,
     open_location,
     plural,
@@ -98,11 +96,11 @@ def write_parquet(file: Path, table: pa.Table) -> None:
         raise UsageError(f"{file} cannot be written: {error}") from error
 
 
-def report_unreadable(unreadable: Sequence[UnreadableAttachment]) -> int:
-    """Print the recordings that were skipped, and return the exit status for that."""
+def report_unreadable(unreadable: Sequence[UnreadableAttachment]) -> bool:
+    """Print the recordings that were skipped; return whether there are any."""
     for recording in unreadable:
         print_error(f"the recording {recording.path} is left out: {recording.problem}")
-    return EXIT_FINDING if unreadable else EXIT_OK
+    return bool(unreadable)
 
 
 def _python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:

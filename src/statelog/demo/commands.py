@@ -15,10 +15,8 @@ from rich.status import Status
 from rich.text import Text
 
 from statelog import __version__, extras
-from statelog.cli.options import JsonOption
+from statelog.cli import options
 from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
     PlainConsole,
     console,
     plural,
@@ -42,8 +40,8 @@ def demo(
     ] = 3,
     orders: Annotated[int, typer.Option(min=1, help="Number of orders in the input.")] = 10_000,
     batches: Annotated[int, typer.Option(min=4, help="Number of micro-batches.")] = 24,
-    as_json: JsonOption = False,
-) -> int:
+    as_json: options.Json = False,
+) -> bool:
     """
     Run a streaming job, kill it, restart it, and verify the result.
 
@@ -96,7 +94,7 @@ def demo(
                 **show.result,
             }
         )
-    return EXIT_OK if show.result["exact"] else EXIT_FINDING
+    return not show.result["exact"]
 
 
 class _Show:

@@ -206,7 +206,7 @@ def test_nothing_is_changed_without_a_line(place: Place, monkeypatch: pytest.Mon
 
 
 def test_the_log_is_shown(place: Place, call_cli: Callable[..., str], monkeypatch: Any) -> None:
-    assert "has no audit lines" in call_cli("audit", place.state)
+    assert "is empty" in call_cli("audit", place.state)
     monkeypatch.setenv(USER_ENVIRONMENT, "ann\x1b[2J")
     for name in ("a", "b", "c"):
         call_cli("tag", place.state, name)

@@ -9,14 +9,7 @@ import msgspec
 from rich.text import Text
 
 from statelog.checkpoint.attachments import UnreadableAttachment
-from statelog.cli.options import (
-    CheckpointOption,
-    JsonOption,
-    LocationArgument,
-    OperatorOption,
-    SinceOption,
-    ToOption,
-)
+from statelog.cli import options
 from statelog.cli.output import plural, print_json, print_table, progress, say
 from statelog.cli.rows import open_state, report_unreadable, show_or_write
 from statelog.extensions.bad_records.stored import ChosenLetters, letters_rows, letters_table
@@ -28,13 +21,13 @@ _JSON_COLUMNS: Final = ("key", "rows", "initial_rows")
 
 
 def dead_letters(
-    location: LocationArgument,
+    location: options.Location,
     *,
-    checkpoint: CheckpointOption = None,
-    since: SinceOption = None,
-    operator: OperatorOption = None,
-    to: ToOption = None,
-    as_json: JsonOption = False,
+    checkpoint: options.Checkpoint = None,
+    since: options.Since = None,
+    operator: options.Operator = None,
+    to: options.To = None,
+    as_json: options.Json = False,
 ) -> int:
     """
     List the dead letters of a query: keys whose processing failed, their rows and errors.

@@ -7,14 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from statelog.cli.options import (
-    CheckpointOption,
-    JsonOption,
-    LimitOption,
-    LocationArgument,
-    OperatorOption,
-    ToOption,
-)
+from statelog.cli import options
 from statelog.cli.output import progress
 from statelog.cli.rows import open_state, show_or_write, show_rows
 from statelog.errors import UsageError
@@ -25,19 +18,19 @@ _LISTED: Final = ("checkpoint_id", "name", "version", "since", "rows", "size_byt
 
 
 def broadcasts(
-    location: LocationArgument,
+    location: options.Location,
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="The broadcast table. Without it, the command lists them."
+            metavar="NAME", help="The broadcast table. Without it, the command lists them."
         ),
     ] = None,
     *,
-    checkpoint: CheckpointOption = None,
-    operator: OperatorOption = None,
-    to: ToOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
+    checkpoint: options.Checkpoint = None,
+    operator: options.Operator = None,
+    to: options.To = None,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
 ) -> None:
     """
     List the version of each broadcast table that micro-batches saw, or print the rows of one.

@@ -7,13 +7,7 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.options import (
-    CheckpointOption,
-    JsonOption,
-    LocationArgument,
-    OperatorOption,
-    VariablesOption,
-)
+from statelog.cli import options
 from statelog.cli.output import open_location, plural, print_error, print_json, progress, say
 from statelog.errors import StoreError, UnavailableError, UsageError
 from statelog.extensions.publish.publisher import RETAIN, PublishReport, TablePublisher, open_table
@@ -21,7 +15,7 @@ from statelog.runtime.clock import pause, wall_clock_seconds
 
 
 def publish(
-    location: LocationArgument,
+    location: options.Location,
     *,
     iceberg: Annotated[
         str | None,
@@ -37,9 +31,9 @@ def publish(
             help="Instead of --iceberg: the folder of a Delta table, a path or URL, created if it does not exist.",
         ),
     ] = None,
-    variable: VariablesOption = None,
-    checkpoint: CheckpointOption = None,
-    operator: OperatorOption = None,
+    variable: options.Variables = None,
+    checkpoint: options.Checkpoint = None,
+    operator: options.Operator = None,
     retain: Annotated[
         int,
         typer.Option(help="Retain this many versions of the table, and those with a tag.", min=1),
@@ -58,7 +52,7 @@ def publish(
     interval: Annotated[
         float, typer.Option(help="Seconds between two checks for a newer checkpoint.", min=0.01)
     ] = 1.0,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Publish a checkpoint as the newest version of an Iceberg or a Delta table.

@@ -185,7 +185,8 @@ def open_table(
     """Return the table that is named, which may not exist yet."""
     if (iceberg is None) == (delta is None):
         raise UsageError(
-            "name one table to publish to: iceberg (CATALOG.NAMESPACE.TABLE) or delta (a folder)"
+            "give one table to publish to: iceberg (--iceberg CATALOG.NAMESPACE.TABLE) or delta "
+            "(--delta, a folder)"
         )
     if delta is None:
         return IcebergTable(iceberg or "", catalog_options)

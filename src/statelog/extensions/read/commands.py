@@ -8,18 +8,8 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.options import (
-    CHECKPOINT_FORMS,
-    KEY_FORMS,
-    CheckpointOption,
-    JsonOption,
-    LimitOption,
-    LocationArgument,
-    OperatorOption,
-)
+from statelog.cli import options
 from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
     open_location,
     plural,
     print_error,
@@ -41,17 +31,17 @@ from statelog.state.reader.state_reader import StateReader
 
 
 def read(
-    location: LocationArgument,
+    location: options.Location,
     variable: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[VARIABLE]...",
+            metavar="VARIABLE",
             help="State variables; $timers for timers, $frozen for frozen keys. Default: all.",
         ),
     ] = None,
     *,
-    checkpoint: CheckpointOption = None,
-    operator: OperatorOption = None,
+    checkpoint: options.Checkpoint = None,
+    operator: options.Operator = None,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -62,8 +52,8 @@ def read(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace files that exist.")
     ] = False,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
 ) -> None:
     """
     Print the state as of a checkpoint: one row per value, list element, map entry or timer.
@@ -128,23 +118,23 @@ def _write(
 
 
 def get(
-    location: LocationArgument,
+    location: options.Location,
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[VARIABLE] KEY...",
-            help=f"State variable, $timers for timers. Without it: all variables. {KEY_FORMS}",
+            metavar="[VARIABLE] KEY",
+            help=f"State variable, $timers for timers. Without it: all variables. {options.KEY_FORMS}",
         ),
     ],
     *,
     history: Annotated[
         bool, typer.Option("--history", help="Print the state as of each retained checkpoint.")
     ] = False,
-    checkpoint: CheckpointOption = None,
-    operator: OperatorOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> int:
+    checkpoint: options.Checkpoint = None,
+    operator: options.Operator = None,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
+) -> bool:
     """
     Print the state of one key as of a checkpoint, or its history.
 
@@ -179,12 +169,12 @@ def get(
                 title=f"{name} as of checkpoint {reader.checkpoint_id}",
                 extra={"variable": name},
             )
-    return EXIT_OK
+    return False
 
 
 def _history(
     location: str, words: Sequence[str], operator: str | None, *, limit: int | None, as_json: bool
-) -> int:
+) -> bool:
     with _opened(location, operator) as state, progress("reading each checkpoint"):
         names, key = _variables_and_key(state.reader(variable=words[0]), words)
         histories = {name: key_history(state, name, key, None) for name in names}
@@ -210,7 +200,7 @@ def _history(
         say(_reach(len({row["checkpoint_id"] for row in rows})))
     for versions in histories.values():
         versions.checked()  # raises, after what can be read was printed
-    return EXIT_OK
+    return False
 
 
 def _variables_and_key(
@@ -227,18 +217,18 @@ def _variables_and_key(
     return [words[0]], key_from_text(words[1:], key_schema)
 
 
-def _no_such_key(words: Sequence[str], names: Sequence[str], where: str) -> int:
-    """Print that a key has no state, and return the exit status for that."""
+def _no_such_key(words: Sequence[str], names: Sequence[str], where: str) -> bool:
+    """Print that a key does not have state; return that this is a finding."""
     print_error(f"no such key: {' '.join(words)}; it is not in {', '.join(names)} of {where}")
-    return EXIT_FINDING
+    return True
 
 
 def diff(
-    location: LocationArgument,
+    location: options.Location,
     before: Annotated[
         str,
         typer.Argument(
-            metavar="BEFORE", help=f"The checkpoint to compare with: {CHECKPOINT_FORMS}."
+            metavar="BEFORE", help=f"The checkpoint to compare with: {options.CHECKPOINT_FORMS}."
         ),
     ],
     after: Annotated[
@@ -246,9 +236,9 @@ def diff(
     ],
     *,
     variable: Annotated[str | None, typer.Option(help="Compare this state variable only.")] = None,
-    operator: OperatorOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
+    operator: options.Operator = None,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
 ) -> None:
     """
     Print the keys whose state differs between two checkpoints, with their state in both.
@@ -291,7 +281,7 @@ def _state_of(state: LocationState, variable: str, version: KeyVersion) -> objec
 
 
 def sql(
-    location: LocationArgument,
+    location: options.Location,
     statement: Annotated[
         str,
         typer.Argument(
@@ -300,9 +290,9 @@ def sql(
         ),
     ],
     *,
-    checkpoint: CheckpointOption = None,
-    operator: OperatorOption = None,
-    limit: LimitOption = None,
+    checkpoint: options.Checkpoint = None,
+    operator: options.Operator = None,
+    limit: options.Limit = None,
     allow_files: Annotated[
         bool,
         typer.Option(
@@ -310,7 +300,7 @@ def sql(
             help="Let the statement read and write files, attach databases and load extensions.",
         ),
     ] = False,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Run an SQL statement over the state as of a checkpoint, with DuckDB.

@@ -11,14 +11,8 @@ import typer
 from statelog import extras
 from statelog.checkpoint.attachments import UnreadableAttachment
 from statelog.checkpoint.history import open_state
-from statelog.cli.options import (
-    CHECKPOINT_FORMS,
-    KEY_FORMS,
-    JsonOption,
-    LocationArgument,
-    OperatorOption,
-)
-from statelog.cli.output import EXIT_FINDING, plural, print_json, say
+from statelog.cli import options
+from statelog.cli.output import plural, print_json, say
 from statelog.cli.rows import report_unreadable
 from statelog.errors import CorruptionError, UsageError
 from statelog.extensions.recordings.location import read_recordings
@@ -33,20 +27,17 @@ if TYPE_CHECKING:
 
 
 def replay(
-    location: LocationArgument,
+    location: options.Location,
     key: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY]...",
-            help=f"{KEY_FORMS} Without a key, the command lists the recorded keys.",
+            metavar="KEY",
+            help=f"{options.KEY_FORMS} Without a key, the command lists the recorded keys.",
         ),
     ] = None,
     *,
-    since: Annotated[
-        str | None,
-        typer.Option(help=f"Only micro-batches after this checkpoint: {CHECKPOINT_FORMS}."),
-    ] = None,
-    operator: OperatorOption = None,
+    since: options.Since = None,
+    operator: options.Operator = None,
     processor: Annotated[
         str | None,
         typer.Option(
@@ -57,8 +48,8 @@ def replay(
     pdb: Annotated[
         bool, typer.Option("--pdb", help="Open the debugger at the first difference or error.")
     ] = False,
-    as_json: JsonOption = False,
-) -> int:
+    as_json: options.Json = False,
+) -> bool:
     """
     Run what a recorded key saw through the current processor, and compare the results.
 
@@ -89,8 +80,7 @@ def replay(
             show_step(step)
     if not as_json:
         _summary(replayed, processor)
-    differs = any(step.differences or step.error is not None for step in replayed)
-    return EXIT_FINDING if differs else gaps
+    return gaps or any(step.differences or step.error is not None for step in replayed)
 
 
 def _recorded_keys(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -28,50 +27,26 @@ class _Row(Protocol):
 
 
 def show_recordings(recorded: Sequence[RecordedStep], *, as_json: bool) -> None:
-    """Print the recorded keys of a location, with how often each was recorded."""
+    """Print the recorded keys of a location, and how often each was recorded."""
     by_key: dict[tuple[str, str], list[RecordedStep]] = {}
     for step in recorded:
         by_key.setdefault((step.task.operator_id, repr(step.key)), []).append(step)
-    keys = [_RecordedKey.of(steps) for steps in by_key.values()]
-    if as_json:
-        for key in keys:
-            print_json(dataclasses.asdict(key))
-        return
-    if not keys:
-        say("no recordings; the setting `record` chooses the keys that a query records")
-        return
+    rows = []
+    for steps in by_key.values():
+        operator, key = steps[0].task.operator_id, list(map(plain, steps[0].key))
+        failures = sum(step.failure is not None for step in steps)
+        count, ids = len(steps) - failures, sorted(step.task.checkpoint_id for step in steps)
+        if as_json:
+            facts = {"operator": operator, "key": key, "steps": count, "failures": failures}
+            print_json({**facts, "first_checkpoint": ids[0], "last_checkpoint": ids[-1]})
+        span = f"{ids[0]} to {ids[-1]}" if ids[0] != ids[-1] else str(ids[0])
+        cells = (operator, " ".join(map(str, key)), str(count), str(failures), span)
+        rows.append([Text(cell, style="red" if failures else "") for cell in cells])
     heads = ("operator", "key", "steps", "failures", "checkpoints")
-    print_table(heads, map(_cells, keys), numbers=("steps", "failures"))
-
-
-def _cells(key: _RecordedKey) -> list[Text]:
-    first, last = key.first_checkpoint, key.last_checkpoint
-    span = f"{first} to {last}" if first != last else str(first)
-    values = " ".join(map(str, key.key))
-    cells = (key.operator, values, str(key.steps), str(key.failures), span)
-    return [Text(cell, style="red" if key.failures else "") for cell in cells]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _RecordedKey:
-    """How often a key was recorded, in the form of JSON."""
-
-    operator: str
-    key: list[object]
-    steps: int
-    failures: int
-    first_checkpoint: int
-    last_checkpoint: int
-
-    @classmethod
-    def of(cls, recorded: Sequence[RecordedStep]) -> _RecordedKey:
-        """Count the recordings of a key."""
-        step = recorded[0]
-        failures = sum(each.failure is not None for each in recorded)
-        ids = [each.task.checkpoint_id for each in recorded]
-        key = list(map(plain, step.key))
-        steps = len(recorded) - failures
-        return cls(step.task.operator_id, key, steps, failures, min(ids), max(ids))
+    if rows and not as_json:
+        print_table(heads, rows, numbers=("steps", "failures"))
+    elif not as_json:
+        say("no recordings; the setting `record` chooses the keys that a query records")
 
 
 def show_step(step: ReplayedStep) -> None:

@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.options import JsonOption, LocationArgument
+from statelog.cli import options
 from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
     open_location,
     plural,
     print_json,
@@ -32,7 +30,7 @@ _STYLES = {"damage": "bold red", "attention": "yellow", "note": "dim"}
 _LABEL_WIDTH = 13
 
 
-def info(location: LocationArgument, as_json: JsonOption = False) -> int:
+def info(location: options.Location, as_json: options.Json = False) -> bool:
     """
     Describe a state location: its query, size and health, and what to type next.
 
@@ -49,7 +47,7 @@ def info(location: LocationArgument, as_json: JsonOption = False) -> int:
         print_json(summary.to_json())
     else:
         _print(summary, location)
-    return EXIT_FINDING if summary.figures.is_damaged else EXIT_OK
+    return summary.figures.is_damaged
 
 
 def _print(summary: Summary, location: str) -> None:
@@ -106,7 +104,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def report(
-    location: LocationArgument,
+    location: options.Location,
     *,
     to: Annotated[
         Path, typer.Option("--to", "-o", help="Write the page to this file.", metavar="FILE")
@@ -143,8 +141,8 @@ def report(
             min=0.001, help="Stored bytes that a task restores per second.", metavar="MB/S"
         ),
     ] = Speeds().restore_mb_s,
-    as_json: JsonOption = False,
-) -> int:
+    as_json: options.Json = False,
+) -> bool:
     """
     Write an HTML page with the figures of a state location.
 
@@ -165,13 +163,13 @@ def report(
         figures = collect(store, location, plan)
     if as_json:
         print_json(figures.to_json())
-        return EXIT_FINDING if figures.is_damaged else EXIT_OK
+        return figures.is_damaged
     write_text(to, page(figures), store.url)
     for finding in figures.findings:
         say((finding.level, _STYLES[finding.level]), f" {finding.text}")
     checkpoints = plural(len(figures.checkpoints), "checkpoint")
     say(f"wrote {to} ({size_text(to.stat().st_size)}): {checkpoints} of {figures.location}")
-    return EXIT_FINDING if figures.is_damaged else EXIT_OK
+    return figures.is_damaged
 
 
 def _prices(location: str, name: str | None) -> Prices:

@@ -7,15 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from statelog.cli.options import (
-    CheckpointOption,
-    JsonOption,
-    LimitOption,
-    LocationArgument,
-    OperatorOption,
-    SinceOption,
-    ToOption,
-)
+from statelog.cli import options
 from statelog.cli.output import progress
 from statelog.cli.rows import open_state, show_or_write, show_rows
 from statelog.errors import UsageError
@@ -26,20 +18,18 @@ _LISTED: Final = ("name", "operator", "rows", "objects", "checkpoint_id")
 
 
 def side_outputs(
-    location: LocationArgument,
+    location: options.Location,
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="The side output. Without it, the command lists them."
-        ),
+        typer.Argument(metavar="NAME", help="The side output. Without it, the command lists them."),
     ] = None,
     *,
-    checkpoint: CheckpointOption = None,
-    since: SinceOption = None,
-    operator: OperatorOption = None,
-    to: ToOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
+    checkpoint: options.Checkpoint = None,
+    since: options.Since = None,
+    operator: options.Operator = None,
+    to: options.To = None,
+    limit: options.Limit = None,
+    as_json: options.Json = False,
 ) -> None:
     """
     List the side outputs of a query, or print the rows of one.

@@ -14,14 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statelog.cli.options import (
-    KEY_FORMS,
-    ApplyOption,
-    JsonOption,
-    KeyArgument,
-    LocationArgument,
-    OperatorOption,
-)
+from statelog.cli import options
 from statelog.cli.output import plural, print_json, progress, say, say_dry_run
 from statelog.cli.rows import open_state
 from statelog.errors import UsageError
@@ -41,7 +34,7 @@ from statelog.state.reader import StateReader
 
 
 def edit(
-    location: LocationArgument,
+    location: options.Location,
     *,
     set_files: Annotated[
         list[str] | None,
@@ -66,9 +59,9 @@ def edit(
             "--delete-others", help="Delete a variable of the keys that are not in its file."
         ),
     ] = False,
-    operator: OperatorOption = None,
-    apply: ApplyOption = False,
-    as_json: JsonOption = False,
+    operator: options.Operator = None,
+    apply: options.Apply = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Set and delete the state of keys from Parquet files, as a new checkpoint.
@@ -134,15 +127,15 @@ def _states(
 
 
 def unfreeze(
-    location: LocationArgument,
+    location: options.Location,
     key: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY]...", help=f"{KEY_FORMS} Default: all frozen keys."),
+        typer.Argument(metavar="KEY", help=f"{options.KEY_FORMS} Default: all frozen keys."),
     ] = None,
     *,
-    operator: OperatorOption = None,
-    apply: ApplyOption = False,
-    as_json: JsonOption = False,
+    operator: options.Operator = None,
+    apply: options.Apply = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Let a query process frozen keys again, as a new checkpoint.
@@ -176,18 +169,18 @@ def unfreeze(
 
 
 def forget(
-    location: LocationArgument,
-    key: KeyArgument,
+    location: options.Location,
+    key: options.Key,
     *,
-    operator: OperatorOption = None,
+    operator: options.Operator = None,
     now: Annotated[
         bool,
         typer.Option(
             "--now", help="Delete all bytes of the key now, and give up older checkpoints."
         ),
     ] = False,
-    apply: ApplyOption = False,
-    as_json: JsonOption = False,
+    apply: options.Apply = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Remove a key from all state of an operator, and list the objects that still contain it.

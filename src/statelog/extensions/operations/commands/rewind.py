@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.options import ApplyOption, JsonOption
+from statelog.cli import options
 from statelog.cli.output import (
-    action,
-    action_json,
+    Change,
     parse_duration,
     plural,
+    print_changes,
     print_json,
     say,
     say_dry_run,
@@ -47,8 +47,8 @@ def rewind(
             help="Reject --apply if Spark planned a micro-batch more recently: 90s, 30m, 1h, 7d."
         ),
     ] = "1m",
-    apply: ApplyOption = False,
-    as_json: JsonOption = False,
+    apply: options.Apply = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Rewind source offsets and state of a stopped query to one micro-batch.
@@ -77,8 +77,20 @@ def rewind(
     report = operation.rewind(
         checkpoint_location, batch_id, state_location=state_location, min_idle=idle, apply=apply
     )
+    summary = {
+        "batch_id": report.batch_id,
+        "checkpoint_id": report.checkpoint_id,
+        "newest_checkpoint_id": report.newest_id,
+        "newest_batch_id": report.newest_batch_id,
+        "changes_state": report.changes_state,
+        "continues_from": report.continues_from,
+        "files": len(report.files),
+        "input_files": report.input_files,
+        "missing_files": list(report.missing_files),
+    }
+    changes = (Change("delete", path, {"path": path}) for path in report.files)
+    print_changes(changes, summary, apply=apply, as_json=as_json)
     if as_json:
-        _print_json(report)
         return
     _print(report)
     if not apply and report.idle is not None and report.idle < idle:
@@ -107,32 +119,11 @@ def _print_points(points: list[RewindPoint], as_json: bool) -> None:
         say("Choose a batch with --batch-id to see what a rewind would change.")
 
 
-def _print_json(report: RewindReport) -> None:
-    done = report.continues_from is not None
-    for path in report.files:
-        print_json({"path": path, "action": action_json("delete", done)})
-    summary = {
-        "dry_run": not done,
-        "batch_id": report.batch_id,
-        "checkpoint_id": report.checkpoint_id,
-        "newest_checkpoint_id": report.newest_id,
-        "newest_batch_id": report.newest_batch_id,
-        "changes_state": report.changes_state,
-        "continues_from": report.continues_from,
-        "files": len(report.files),
-        "input_files": report.input_files,
-        "missing_files": list(report.missing_files),
-    }
-    print_json({"summary": summary})
-
-
 def _print(report: RewindReport) -> None:
     done = report.continues_from is not None
     if not report.files and not report.changes_state:
         say(f"The query is at batch {report.batch_id} already; there is nothing to do.")
         return
-    for path in report.files:
-        say(action("delete", done), f" {path}")
     if report.changes_state:
         given_up = "were given up" if done else "would be given up"
         say(

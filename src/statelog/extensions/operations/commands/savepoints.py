@@ -10,13 +10,7 @@ import typer
 from statelog.checkpoint.listing import given_checkpoint_id
 from statelog.checkpoint.retained import Tag, TagKind, list_tags
 from statelog.checkpoint.tags import TagContent, read_tag
-from statelog.cli.options import (
-    ApplyOption,
-    CheckpointOption,
-    JsonOption,
-    LocationArgument,
-    QueryOption,
-)
+from statelog.cli import options
 from statelog.cli.output import (
     open_location,
     plural,
@@ -40,14 +34,14 @@ from statelog.store.location_store import OPTION
 
 
 def tag(
-    location: LocationArgument,
+    location: options.Location,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="The tag. Without it, the command lists the tags."),
+        typer.Argument(metavar="NAME", help="The tag. Without it, the command lists the tags."),
     ] = None,
     *,
-    checkpoint: CheckpointOption = None,
-    checkpoint_location: QueryOption = None,
+    checkpoint: options.Checkpoint = None,
+    checkpoint_location: options.Query = None,
     comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove the tag; needs --apply, or only prints it.")
@@ -55,8 +49,8 @@ def tag(
     kind: Annotated[
         str, typer.Option(help="With --remove, the kind of the tag: tag, fork or reader.")
     ] = TagKind.TAG.value,
-    apply: ApplyOption = False,
-    as_json: JsonOption = False,
+    apply: options.Apply = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Retain a checkpoint under a name, with the position of its sources; list or remove tags.
@@ -154,7 +148,7 @@ def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
 
 
 def fork(
-    location: LocationArgument,
+    location: options.Location,
     new_location: Annotated[
         str,
         typer.Argument(
@@ -162,8 +156,8 @@ def fork(
         ),
     ],
     *,
-    checkpoint: CheckpointOption = None,
-    checkpoint_location: QueryOption = None,
+    checkpoint: options.Checkpoint = None,
+    checkpoint_location: options.Query = None,
     new_checkpoint_location: Annotated[
         str | None,
         typer.Option(
@@ -178,7 +172,7 @@ def fork(
     copy: Annotated[
         bool, typer.Option("--copy", help="Copy the objects, so the fork does not need LOCATION.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Start a second query from a checkpoint, next to the first query, in constant time.
@@ -233,12 +227,12 @@ def fork(
 
 
 def copy(
-    location: LocationArgument,
+    location: options.Location,
     new_location: Annotated[
         str, typer.Argument(metavar="NEW_LOCATION", help="The copy: an empty path or URL.")
     ],
     *,
-    checkpoint: CheckpointOption = None,
+    checkpoint: options.Checkpoint = None,
     new_encryption: Annotated[
         str | None,
         typer.Option(
@@ -249,7 +243,7 @@ def copy(
     parallelism: Annotated[
         int, typer.Option(help="Copy this many objects at the same time.", min=1)
     ] = 4,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """
     Copy the retained checkpoints of a location, up to --checkpoint, to another folder or store.

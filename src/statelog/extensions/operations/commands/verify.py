@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import time
+from collections.abc import Collection
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from statelog.checkpoint.history import Entries
+from statelog.checkpoint.listing import CheckpointSummary
 from statelog.checkpoint.verify import SoundCheckpoints, verify_location
-from statelog.cli.options import ApplyOption, JsonOption, LocationArgument, MinAgeOption
+from statelog.cli import options
 from statelog.cli.output import (
-    EXIT_FINDING,
-    EXIT_OK,
-    action,
-    action_json,
+    Change,
     open_location,
     parse_duration,
     plural,
+    print_changes,
     print_error,
     print_json,
     progress,
@@ -31,8 +32,7 @@ from statelog.cli.output import (
 from statelog.errors import UsageError
 from statelog.extensions.operations.repair import (
     REASONS,
-    GivenUp,
-    RepairPlan,
+    Repair,
     apply_repair,
     give_up_after,
     plan_give_up,
@@ -42,7 +42,7 @@ from statelog.store import ObjectStore
 
 
 def verify(
-    location: LocationArgument,
+    location: options.Location,
     *,
     at_least: Annotated[
         int | None,
@@ -64,10 +64,10 @@ def verify(
             min=0,
         ),
     ] = None,
-    min_age: MinAgeOption = "1h",
-    apply: ApplyOption = False,
-    as_json: JsonOption = False,
-) -> int:
+    min_age: options.MinAge = "1h",
+    apply: options.Apply = False,
+    as_json: options.Json = False,
+) -> bool:
     """
     Read and verify every object that retained checkpoints need, or repair the location.
 
@@ -96,13 +96,14 @@ def verify(
         raise UsageError("--apply needs --repair or --give-up-after; verify alone changes nothing")
     store, age = open_location(location), parse_duration(min_age, "--min-age")
     if give_up is not None:
-        return _give_up(store, give_up, apply=apply, as_json=as_json)
+        _give_up(store, give_up, apply=apply, as_json=as_json)
+        return False
     if repair:
         return _repair(store, age, apply=apply, as_json=as_json)
     return _verify(store, at_least, as_json=as_json)
 
 
-def _verify(store: ObjectStore, at_least: int | None, *, as_json: bool) -> int:
+def _verify(store: ObjectStore, at_least: int | None, *, as_json: bool) -> bool:
     objects = size_bytes = change_sets = findings = 0
     sound = SoundCheckpoints()
     with progress("reading") as update:
@@ -130,7 +131,7 @@ def _verify(store: ObjectStore, at_least: int | None, *, as_json: bool) -> int:
             "newest_sound": newest,
         }
         print_json({"summary": summary})
-        return EXIT_FINDING if findings else EXIT_OK
+        return bool(findings)
     verdict = (
         (f"{plural(findings, 'finding')}", "bold red") if findings else ("all intact", "green")
     )
@@ -139,7 +140,7 @@ def _verify(store: ObjectStore, at_least: int | None, *, as_json: bool) -> int:
     if findings:
         none = "no retained checkpoint is sound"
         say(none if newest is None else f"the newest sound checkpoint is {newest}")
-    return EXIT_FINDING if findings else EXIT_OK
+    return bool(findings)
 
 
 def _is_older(store: ObjectStore, at_least: int, *, as_json: bool) -> bool:
@@ -158,7 +159,7 @@ def _is_older(store: ObjectStore, at_least: int, *, as_json: bool) -> bool:
     return True
 
 
-def _repair(store: ObjectStore, min_age: dt.timedelta, *, apply: bool, as_json: bool) -> int:
+def _repair(store: ObjectStore, min_age: dt.timedelta, *, apply: bool, as_json: bool) -> bool:
     with progress("reading"):
         now = dt.datetime.fromtimestamp(time.time(), dt.UTC)
         plan = plan_repair(store, min_age=min_age, now=now)
@@ -168,90 +169,75 @@ def _repair(store: ObjectStore, min_age: dt.timedelta, *, apply: bool, as_json: 
         with progress("deleting"):
             report = apply_repair(store, plan)
         failed, reason = report.failed, report.reason
-    if as_json:
-        _print_json(plan, failed, apply=apply)
-    else:
-        _print(plan, failed, apply=apply)
-    if failed:
-        print_error(f"{plural(len(failed), 'object')} not deleted: {reason}")
-    return EXIT_FINDING if failed or plan.problems else EXIT_OK
-
-
-def _print_json(plan: RepairPlan, failed: tuple[str, ...], *, apply: bool) -> None:
-    for each in plan.repairs:
-        done = "failed" if each.path in failed else action_json("delete", apply)
-        print_json({**dataclasses.asdict(each), "action": done, "because": REASONS[each.kind]})
+    size_bytes = sum(each.size_bytes for each in plan.repairs)
     summary = {
-        "dry_run": not apply,
         "repairs": len(plan.repairs),
-        "size_bytes": sum(each.size_bytes for each in plan.repairs),
+        "size_bytes": size_bytes,
         "too_young": plan.too_young,
         "failed": len(failed),
         "problems": list(plan.problems),
         "usable_id": plan.usable_id,
     }
-    print_json({"summary": summary})
+    print_changes(
+        map(partial(_change, failed), plan.repairs), summary, apply=apply, as_json=as_json
+    )
+    if not as_json:
+        for problem in plan.problems:
+            say(("kept", "bold"), f": {problem}")
+        if plan.usable_id is not None:
+            say(
+                f"To continue without the damaged checkpoints: statelog verify --give-up-after "
+                f"{plan.usable_id}, which lists what is lost; for a query: statelog rewind"
+            )
+        counted = f"{plural(len(plan.repairs), 'object')} ({size_text(size_bytes)})"
+        say(f"{counted} {'deleted' if apply else 'to delete'}, {plan.too_young:,} too young")
+        if not apply and plan.repairs:
+            say_dry_run()
+    if failed:
+        print_error(f"{plural(len(failed), 'object')} not deleted: {reason}")
+    return bool(failed or plan.problems)
 
 
-def _print(plan: RepairPlan, failed: tuple[str, ...], *, apply: bool) -> None:
-    for each in plan.repairs:
-        done = ("not deleted", "bold red") if each.path in failed else action("delete", apply)
-        say(done, f" {each.kind} {each.path}: {REASONS[each.kind]}")
-    for problem in plan.problems:
-        say(("kept", "bold"), f": {problem}")
-    if plan.usable_id is not None:
-        say(
-            f"To continue without the damaged checkpoints: statelog verify --give-up-after "
-            f"{plan.usable_id}, which lists what is lost; for a query: statelog rewind"
-        )
-    size = size_text(sum(each.size_bytes for each in plan.repairs))
-    counted = f"{plural(len(plan.repairs), 'object')} ({size})"
-    say(f"{counted} {'deleted' if apply else 'to delete'}, {plan.too_young:,} too young")
-    if not apply and plan.repairs:
-        say_dry_run()
+def _change(failed: Collection[str], each: Repair) -> Change:
+    because = REASONS[each.kind]
+    facts = {**dataclasses.asdict(each), "because": because}
+    action = "failed" if each.path in failed else "delete"
+    return Change(action, f"{each.kind} {each.path}: {because}", facts)
 
 
-def _give_up(store: ObjectStore, checkpoint_id: int, *, apply: bool, as_json: bool) -> int:
+def _give_up(store: ObjectStore, checkpoint_id: int, *, apply: bool, as_json: bool) -> None:
     with progress("verifying"):
         if apply:
             done = give_up_after(store, checkpoint_id, lambda: int(time.time() * 1000))
         else:
             done = plan_give_up(store, checkpoint_id)
+    summary = {
+        "kept": done.checkpoint_id,
+        "lost": len(done.lost),
+        "committed_id": done.committed_id,
+    }
+    print_changes(map(_given_up, done.lost), summary, apply=apply, as_json=as_json)
     if as_json:
-        _print_given_up_json(done, apply=apply)
-        return EXIT_OK
-    for lost in done.lost:
-        batch = "" if lost.batch_id is None else f", micro-batch {lost.batch_id}"
-        when = "" if lost.created_at_ms is None else f", committed {utc(lost.created_at_ms)} UTC"
-        text = f" checkpoint {lost.checkpoint_id} ({lost.state.value}{batch}{when})"
-        say(action("give up", apply), text)
+        return
     if done.committed_id is not None:
         newest = f"checkpoint {done.committed_id} is the newest now"
         say(f"{newest}, with the state of checkpoint {checkpoint_id}")
-        return EXIT_OK
+        return
     say(
         f"All changes after checkpoint {checkpoint_id} would be lost, and a run that is active would be "
         "fenced."
     )
     say_dry_run()
-    return EXIT_OK
 
 
-def _print_given_up_json(done: GivenUp, *, apply: bool) -> None:
-    for lost in done.lost:
-        print_json(
-            {
-                "checkpoint_id": lost.checkpoint_id,
-                "state": lost.state.value,
-                "batch_id": lost.batch_id,
-                "created_at_ms": lost.created_at_ms,
-                "action": action_json("give up", apply),
-            }
-        )
-    summary = {
-        "dry_run": not apply,
-        "kept": done.checkpoint_id,
-        "lost": len(done.lost),
-        "committed_id": done.committed_id,
+def _given_up(lost: CheckpointSummary) -> Change:
+    batch = "" if lost.batch_id is None else f", micro-batch {lost.batch_id}"
+    when = "" if lost.created_at_ms is None else f", committed {utc(lost.created_at_ms)} UTC"
+    facts = {
+        "checkpoint_id": lost.checkpoint_id,
+        "state": lost.state.value,
+        "batch_id": lost.batch_id,
+        "created_at_ms": lost.created_at_ms,
     }
-    print_json({"summary": summary})
+    text = f"checkpoint {lost.checkpoint_id} ({lost.state.value}{batch}{when})"
+    return Change("give up", text, facts)
