@@ -620,7 +620,7 @@ def parameter_row(parameter: Any, context: Any) -> str:
         chosen = parameter.opts if default else parameter.secondary_opts
         default_shown = f"`{chosen[0]}`" if chosen else ""
     else:
-        default_shown = "" if default is None or callable(default) else f"`{default}`"
+        default_shown = "" if default in (None, "") or callable(default) else f"`{default}`"
     text = getattr(parameter, "help", None) or ""
     return f"| {shown} | {default_shown} | {cell(python_api.escaped(' '.join(text.split())))} |\n"
 

@@ -47,7 +47,9 @@ def publish(
     ] = None,
     follow: Annotated[
         bool,
-        typer.Option(help="Publish each newer checkpoint too, until you interrupt the command."),
+        typer.Option(
+            "--follow", help="Publish each newer checkpoint too, until you interrupt the command."
+        ),
     ] = False,
     interval: Annotated[
         float, typer.Option(help="Seconds between two checks for a newer checkpoint.", min=0.01)
