@@ -33,9 +33,11 @@ def show_recordings(recorded: Sequence[RecordedStep], *, as_json: bool) -> None:
         by_key.setdefault((step.task.operator_id, repr(step.key)), []).append(step)
     rows = []
     for steps in by_key.values():
-        operator, key = steps[0].task.operator_id, list(map(plain, steps[0].key))
+        operator = steps[0].task.operator_id
+        key = list(map(plain, steps[0].key))
         failures = sum(step.failure is not None for step in steps)
-        count, ids = len(steps) - failures, sorted(step.task.checkpoint_id for step in steps)
+        count = len(steps) - failures
+        ids = sorted(step.task.checkpoint_id for step in steps)
         if as_json:
             facts = {"operator": operator, "key": key, "steps": count, "failures": failures}
             print_json({**facts, "first_checkpoint": ids[0], "last_checkpoint": ids[-1]})

@@ -44,7 +44,10 @@ def tag(
     checkpoint_location: options.Query = None,
     comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the tag. Without --apply, the command only prints it.")
+        bool,
+        typer.Option(
+            "--remove", help="Remove the tag. Without --apply, the command only prints it."
+        ),
     ] = False,
     kind: Annotated[
         str, typer.Option(help="With --remove, the kind of the tag: tag, fork or reader.")
