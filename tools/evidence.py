@@ -21,7 +21,6 @@ RECORDS = ROOT / "docs" / "evidence"
 PAGE = ROOT / "docs" / "evidence.md"
 FINDINGS = "findings.json"
 MODEL = ROOT / "tests" / "model" / "results.json"
-MUTANTS = ROOT / "docs" / "contributing" / "mutants.md"
 SPARK_VERSIONS = ROOT / "docs" / "reference" / "spark-versions.md"
 
 Record = Mapping[str, Any]
@@ -52,8 +51,8 @@ FINDINGS_HEAD = """
 ## What campaigns found
 
 The last column says how the origin is proven. *message*: the message of the commit names the campaign. *run*: the seed or the test fails on the sources before
-the commit and passes with the commit; a seed of forged files is one of the campaign as of that commit. *page*: [mutants](contributing/mutants.md#a-run-over-the-source)
-lists the mutant that no test noticed; the commit adds the test.
+the commit and passes with the commit; a seed of forged files is one of the campaign as of that commit. *page*: a run of
+`make mutants` found a mutant that no test noticed; the commit adds the test.
 """
 
 NEVER_TRIED = """
@@ -62,7 +61,7 @@ NEVER_TRIED = """
 - **Buckets in a cloud.** No test ran on AWS S3, Google Cloud Storage or Azure. S3 was an emulator and SeaweedFS on the same machine, Azure was an
   emulator ([stores](how-to/stores.md#what-is-assumed-and-what-was-tested)).
 - **Clusters of more than one host.** The largest one is a standalone master with three workers on one machine ([clusters](how-to/clusters.md)). The driver with 5,000 tasks
-  is simulated ([scale](internals/scale.md)).
+  is simulated ([scale](contributing/scale.md)).
 - **Databricks, EMR, YARN and Kubernetes.** [Platforms](how-to/platforms.md) says what was looked at without a run.
 - **Spark Connect** with a server on another host, and serverless offerings ([Spark Connect](how-to/connect.md#what-was-tried)).
 - **Delta's package for Spark.** A stand-in wrote Delta's commits ([sinks](how-to/exactly-once-sinks.md)).
@@ -129,7 +128,7 @@ def totals(all_records: Sequence[Record], bugs: Sequence[Record]) -> Iterable[st
             all_records, "conforming traces"
         ),
         "States of the protocol explored": sum(run["states"] for run in model["whole"]),
-        "Hand-made mutants, of them caught": f"{mutants}, {caught}",
+        "Mutants of the model, of them caught": f"{mutants}, {caught}",
         **{title: sum(bug["kind"] == kind for bug in bugs) for kind, title in KINDS.items()},
         "Servers": ", ".join(sorted({name for r in all_records for name in r["servers"]})),
         "Versions of Spark": f"{spark_versions()} ([results](reference/spark-versions.md#tests))",
@@ -161,10 +160,9 @@ def lost(some: Iterable[Record]) -> int | str:
 
 
 def mutants_caught(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many mutants are caught, of how many: those of the model and of the page."""
-    rows = re.findall(r"^\| `\w+` \|", MUTANTS.read_text(encoding="utf-8"), re.MULTILINE)
+    """Return how many mutants of the model are caught, of how many."""
     caught = sum(bool(run["broken"]) for run in model["mutants"])
-    return caught + len(rows), len(model["mutants"]) + len(rows)
+    return caught, len(model["mutants"])
 
 
 def spark_versions() -> str:

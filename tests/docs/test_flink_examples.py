@@ -1,7 +1,7 @@
 """
 The examples of docs/how-to/flink-examples.md run.
 
-The names of docs/internals/flink-map.md exist.
+The names of docs/reference/flink-map.md exist.
 """
 
 import re
@@ -13,7 +13,7 @@ from tests.house.sources import ROOT
 from statelog import changelog as cl
 
 EXAMPLES = (ROOT / "docs" / "how-to" / "flink-examples.md").read_text(encoding="utf-8")
-MAP = (ROOT / "docs" / "internals" / "flink-map.md").read_text(encoding="utf-8")
+MAP = (ROOT / "docs" / "reference" / "flink-map.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

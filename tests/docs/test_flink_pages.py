@@ -1,7 +1,7 @@
 """
 The usage examples of Flink's four pages, translated name by name, run as they are written there.
 
-`docs/internals/flink-map.md` names each statement of the pages that is otherwise here, and why.
+`docs/reference/flink-map.md` names each statement of the pages that is otherwise here, and why.
 """
 
 import datetime as dt
@@ -275,7 +275,7 @@ def test_many_small_writes_take_little_more_memory_than_their_bytes() -> None:
 
 
 def test_every_statement_that_differs_has_its_reason_in_the_map() -> None:
-    page = (ROOT / "docs" / "internals" / "flink-map.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "flink-map.md").read_text(encoding="utf-8")
     section = page.split("## Statement by statement\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)[1:]
     assert 46 == len(rows)

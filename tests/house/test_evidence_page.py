@@ -118,7 +118,7 @@ def test_a_failed_campaign_is_on_the_page(tool: ModuleType, tmp_path: Path) -> N
 def test_the_versions_of_spark_and_the_mutants_are_those_of_their_pages(tool: ModuleType) -> None:
     assert tool.spark_versions().split(", ")[-1] == "4.3"
     caught, mutants = tool.mutants_caught({"mutants": [{"broken": "x"}, {"broken": ""}]})
-    assert (1, 50) == (mutants - caught, min(mutants, 50))
+    assert (1, 2) == (caught, mutants)
 
 
 def test_findings_are_whole_and_named_once(tool: ModuleType) -> None:

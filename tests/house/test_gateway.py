@@ -33,7 +33,7 @@ def test_only_one_package_asks_the_jvm() -> None:
 
 
 def test_the_modules_that_ask_the_jvm_are_listed_with_the_reason() -> None:
-    page = (ROOT / "docs" / "internals" / "spark-jvm.md").read_text()
+    page = (ROOT / "docs" / "contributing" / "spark-jvm.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     listed = {path for row in rows for path in re.findall(r"^\| `(\S+?)`", row)}
     assert listed == modules(GATEWAY)

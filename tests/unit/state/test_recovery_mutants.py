@@ -2,7 +2,7 @@
 The oracle finds what it is for: each mutant of `keyed_state` and `replay` is caught within some seeds.
 
 A mutant is made from the source by replacing one piece of text, which must be there exactly once.
-`docs/contributing/mutants.md` says what each does.
+The name of a mutant says what goes wrong.
 """
 
 import sys

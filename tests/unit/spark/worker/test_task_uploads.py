@@ -335,7 +335,7 @@ def test_the_threads_of_a_run_end_with_it(
     assert not started & threads_of_statelog()
 
 
-# --- who confirms, resets and truncates: docs/internals/flink-map.md, "In a query on Spark" ---------
+# --- who confirms, resets and truncates: docs/reference/flink-map.md, "In a query on Spark" ---------
 
 
 def test_an_answer_hands_its_files_over_to_the_driver(
@@ -416,7 +416,7 @@ UNUSED = {
 
 def test_what_the_pipeline_does_not_use_is_what_the_page_lists() -> None:
     folder = Path(statelog.__file__).parent
-    page = (folder.parents[1] / "docs/internals/flink-map.md").read_text()
+    page = (folder.parents[1] / "docs/reference/flink-map.md").read_text()
     section = page.partition("## In a query on Spark")[2].partition("\n## ")[0]
     sources = [*(folder / "spark").rglob("*.py"), *(folder / "carry").rglob("*.py")]
     sources = [one for one in sources if "testing" not in one.parts]  # the tester has no store
