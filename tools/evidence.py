@@ -60,7 +60,7 @@ NEVER_TRIED = """
 
 - **Buckets in a cloud.** No test ran on AWS S3, Google Cloud Storage or Azure. S3 was an emulator and SeaweedFS on the same machine, Azure was an
   emulator ([stores](how-to/stores.md#what-was-tested)).
-- **Clusters of more than one host.** The largest one is a standalone master with three workers on one machine ([clusters](how-to/clusters.md)). The driver with 5,000 tasks
+- **Clusters of more than one host.** The largest one is a standalone master with three workers on one machine ([clusters](how-to/platforms.md)). The driver with 5,000 tasks
   is simulated ([scale](contributing/scale.md)).
 - **Databricks, EMR, YARN and Kubernetes.** [Platforms](how-to/platforms.md) says what was looked at without a run.
 - **Spark Connect** with a server on another host, and serverless offerings ([Spark Connect](how-to/connect.md#what-was-tried)).
