@@ -135,6 +135,7 @@ reference: $(READY) ## write the generated pages: docs/reference/, benchmarks wi
 	$(PY) tools/reference.py
 	$(PY) tools/chart.py
 	$(PY) tools/evidence.py
+	$(PY) tools/pictures.py
 
 evidence: $(READY) ## write docs/evidence.md from the records of campaigns in docs/evidence
 	$(PY) tools/evidence.py

@@ -7,7 +7,7 @@ import pytest
 from tests.house.sources import ROOT
 
 
-@pytest.mark.parametrize("script", ["reference.py", "chart.py", "evidence.py"])
+@pytest.mark.parametrize("script", ["reference.py", "chart.py", "evidence.py", "pictures.py"])
 def test_what_is_generated_is_up_to_date(script: str) -> None:
     run = subprocess.run(
         [sys.executable, str(ROOT / "tools" / script), "--check"],
