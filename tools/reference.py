@@ -705,7 +705,7 @@ def reason_rows() -> Iterator[str]:
 
 
 def state_machines_page() -> str:
-    """Return docs/internals/state-machines.md."""
+    """Return docs/contributing/state-machines.md."""
     parts = [MACHINES_HEAD]
     for title, text, machine in MACHINES:
         parts.append(f"\n## {title}\n\n{text}\n\n| State | Event | Next state |\n|---|---|---|\n")
@@ -719,7 +719,7 @@ def state_machines_page() -> str:
 
 PAGES = {
     "index.md": names_page,
-    "../internals/state-machines.md": state_machines_page,
+    "../contributing/state-machines.md": state_machines_page,
     "errors.md": errors_page,
     "options.md": options_page,
     "metrics.md": metrics_page,
