@@ -224,12 +224,14 @@ def collect_garbage(
 
     Blocks: On the store (a listing, all retained checkpoints, requests to delete).
     """
-    # Listed first: the objects of a checkpoint committed after the listing are marked below.
+    # 1. List, then mark: the objects of a checkpoint committed after the listing are marked below.
     listed = list(store.list())
     marked = reachable_objects(store)
     if marked is None:
         reason = f"{store.url} holds neither a checkpoint nor a claim of statelog"
         return CleanUpReport(unknown=len(listed), reason=reason, dry_run=not apply)
+    # 2. What is not marked is an orphan, except claims, and entries newer than the newest marked one:
+    #    they may be commits under way.
     ours = [info for info in listed if is_ours(info.path)]
     newest = max(filter(None, map(parse_checkpoint_metadata, marked)), default=0)
     orphans = [
@@ -237,6 +239,7 @@ def collect_garbage(
         for info in ours
         if info.path not in marked and not is_kept_entry(store, info.path, newest)
     ]
+    # 3. A young orphan may belong to a checkpoint under way.
     ages = {
         PATHS.failed_recording(""): max(failed_recording_age, min_age),
         PATHS.broadcast(""): max(_REPEATED_AGE, min_age),
@@ -249,7 +252,8 @@ def collect_garbage(
     old.sort(key=lambda info: info.path)
     sizes = {info.path: info.size_bytes for info in old}
     report = delete_objects(store, sizes) if apply else CleanUpReport(deleted=tuple(sizes))
-    # Without a checkpoint, a fork may be about to commit its first one.
+    # 4. A parent of a fork is released once no object of it is marked.  Without a checkpoint, a fork may
+    #    be about to commit its first one.
     releases = _release_parents(store, marked, apply=apply) if marked else ()
     return replace(
         report,
@@ -347,6 +351,14 @@ class BatchedCleanUp:
     """
     Deletes what no retained checkpoint needs, for one owner.
 
+    Each batch is two requests in another thread, and two steps of the ledger in the driver's::
+
+        driver     commits ... due ──┐          ┌── CleanUpRequested ──┐          ┌── Deleted ── due? ...
+        thread                       └── _listed┘                      └── delete ┘
+
+    `when_due` takes a result where one is ready, and starts what follows.  It waits for one only if twice
+    as many checkpoints wait as make a batch.  `now` does both steps here, after the batch under way.
+
     Thread: The driver's; requests of a batch run in a thread of their own.
     """
 
@@ -415,10 +427,12 @@ class BatchedCleanUp:
         return CleanUpRequested(read_pins(self._store), leftovers, subsumed)
 
     def _take_result(self, ledger: CheckpointLedger) -> None:
+        """Wait for the request under way, and start the one that follows from it."""
         running = self._running
         self._running = None
         result = None if running is None else running.result()
         if isinstance(result, CleanUpReport):
+            # What could not be deleted stays garbage in the ledger: the next batch tries again.
             ledger.handle(Deleted(result.deleted), self._now_ns())
             if result.failed:
                 raise StoreError(result.reason)
@@ -429,6 +443,7 @@ class BatchedCleanUp:
     def _deletions(
         self, ledger: CheckpointLedger, request: CleanUpRequested
     ) -> list[DeleteObjects]:
+        """Settle what was listed; return the deletions that the ledger asks for."""
         if request.pins is not None:
             self._leftovers = ()
         actions = ledger.handle(request, self._now_ns())

@@ -72,34 +72,61 @@ class RestorePoint:
 def find_restore_point(
     entries: Entries, checkpoint_id: int | None = None, *, pins: tuple[Pin, ...] | None = None
 ) -> RestorePoint:
-    """Find the checkpoint to continue from: the newest one, or the given one."""
+    """
+    Find the checkpoint to continue from: the newest one, or the given one.
+
+    It divides the entries of the location, which are numbers from old to new::
+
+        leftovers   retained  BASE   given up           claims
+        3 4         5 7       8      9 11               6 10 12
+
+    Those that the base retains, or a pin holds, can still be restored.  Newer ones are given up with the
+    first commit.  What is neither, nor needed by a retained one, is a leftover: its owner ended before
+    the clean-up.  Claims are none of these, and stay.
+    """
     store = entries.store
-    _, pinning = ask_both(
+    _, pins_of_location = ask_both(
         store, lambda: entries.ids, lambda: read_pins(store) if pins is None else pins
     )
-    stored = entries.newest_stored() if checkpoint_id is None else None
+    # The base, and the ids that it, or the newest checkpoint, retains.
     if checkpoint_id is not None:
-        stored, kept = _asked_for(entries, checkpoint_id)
-    elif stored is None:
-        return RestorePoint(None, pins=pinning)
+        stored, retained_by_base = _asked_for(entries, checkpoint_id)
     else:
-        kept = stored.checkpoint.retained
+        newest = entries.newest_stored()
+        if newest is None:
+            return RestorePoint(None, pins=pins_of_location)
+        stored = newest
+        retained_by_base = newest.checkpoint.retained
+    base = stored.checkpoint
+    # Read after the base: what was read of it tells claims from checkpoints without a request.
     ids = entries.ids
     claims = {number for number in ids if isinstance(entries.read_before(number), ClaimRecord)}
-    base = stored.checkpoint
-    named = ids[-1] if checkpoint_id is None else checkpoint_id
-    newer = [number for number in ids if number > named and number not in claims]
-    latest = max((base.checkpoint_id, *(number for number in ids if number not in claims)))
-    held = pinned(pinning, ids, latest)
-    older_ids = sorted({number for number in (*kept, *held) if number < base.checkpoint_id})
+    checkpoints = [number for number in ids if number not in claims]
+    # A reader's pin counts from the newest checkpoint, which a restore may give up.
+    latest = max((base.checkpoint_id, *checkpoints))
+    pinned_ids = pinned(pins_of_location, ids, latest)
+    # Older ones that can be restored; one of them may have been deleted meanwhile.
+    older_ids = sorted(
+        {number for number in (*retained_by_base, *pinned_ids) if number < base.checkpoint_id}
+    )
     older = ask_at_once(store, [partial(kept_checkpoint, store, number) for number in older_ids])
-    base_checkpoint = RetainedCheckpoint(base.checkpoint_id, objects_of(base))
-    retained = (*(answer for answer in older if answer is not None), base_checkpoint)
-    gives_up = [partial(_given_up, entries, number, number in held) for number in newer]
-    given_up = tuple(answer for answer in ask_at_once(store, gives_up) if answer is not None)
+    base_in_ledger = RetainedCheckpoint(base.checkpoint_id, objects_of(base))
+    retained = (*(checkpoint for checkpoint in older if checkpoint is not None), base_in_ledger)
+    # Newer ones: none if the base is the newest, though a claim above it may name an older number.
+    last_id = ids[-1] if checkpoint_id is None else checkpoint_id
+    gives_up = [
+        partial(_given_up, entries, number, number in pinned_ids)
+        for number in checkpoints
+        if number > last_id
+    ]
+    given_up = tuple(
+        checkpoint for checkpoint in ask_at_once(store, gives_up) if checkpoint is not None
+    )
+    # The rest: with unread entries among them, which may be claims too.
     settled = claims | {checkpoint.checkpoint_id for checkpoint in given_up}
     unsettled = [number for number in ids if number not in settled]
-    return RestorePoint(stored, retained, _leftovers(unsettled, retained), given_up, pinning)
+    leftovers = _leftovers(unsettled, retained)
+    return RestorePoint(stored, retained, leftovers, given_up, pins_of_location)
 
 
 def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> RetainedCheckpoint | None:

@@ -9,7 +9,7 @@ a Python object for any change: millions of changes a second.  Deltas of other k
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from statelog.state.columnar.sorted_run import (
 from statelog.state.encoding.changes import ChangesReader, OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.heap import KeyGroupState, Overlay, blocks
+from statelog.state.keys.key_hash import Hashes
 from statelog.state.kinds import Key
 from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
 from statelog.store import ObjectStore
@@ -56,83 +57,120 @@ def replay_columns(
     """
     Return the state of a few key groups after *changes*.
 
+    The rows of the state and all changes are numbered one after another, and sorted together by key::
+
+        number  0 1 2 | 3 4 5 | 6 7          state: 3 rows, total: 3 changes, timers: 2 changes
+        key     a b c | b d b | a d
+        sorted  a a b b b c d d              distinct keys: 0 a, 1 b, 2 c, 3 d
+
+    A column of the new state then has one row for each distinct key: the last change of its variable,
+    else the row of the state, else null.
+
     Returns:
         The run; None if two keys have one hash, which only a fold can tell apart.
     """
     base = one_batch(table)
-    parts = {
-        state_id: _Part(layout, layout.codec.states[state_id], batches)
+    changed = {
+        state_id: _ChangedRows(layout, layout.codec.states[state_id], batches)
         for state_id, batches in sorted(changes.items())
         if batches
     }
-    if not parts:
+    if not changed:
         return build_run(layout, key_group_range, table)
     key_groups = np.concatenate(
-        [base.column(0).to_numpy(), *(changed.key_groups for changed in parts.values())]
+        [base.column(0).to_numpy(), *(rows.key_groups for rows in changed.values())]
     )
-    width = layout.first_state - 1
     keys = [
-        joined_arrays(
-            [base.column(1 + index), *(changed.keys[index] for changed in parts.values())]
-        )
-        for index in range(width)
+        joined_arrays([base.column(1 + index), *(rows.keys[index] for rows in changed.values())])
+        for index in range(layout.first_state - 1)
     ]
-    hashes = layout.hashes(keys)
-    order = order_of(key_groups, hashes, stable=True)
-    if order is None:
-        order = np.arange(len(hashes))
-    sorted_groups = key_groups[order]
-    sorted_hashes = hashes[order]
-    again = (sorted_groups[1:] == sorted_groups[:-1]) & (sorted_hashes[1:] == sorted_hashes[:-1])
-    if not _same_keys(layout, keys, order, np.flatnonzero(again)):
+    distinct = _distinct_keys(layout, key_groups, keys)
+    if distinct is None:
         return None
-    first = np.flatnonzero(np.concatenate(([True], ~again))) if len(order) else order
-    key_of_row = np.empty(len(order), np.int64)  # which distinct key each unsorted row has
-    key_of_row[order] = np.cumsum(np.concatenate(([True], ~again))) - 1 if len(order) else order
 
-    base_row = np.full(len(first), _NO_ROW)
-    base_row[key_of_row[: base.num_rows]] = np.arange(base.num_rows)
-    columns = []
-    some = np.zeros(len(first), np.bool_)
+    # By distinct key, its row in the state; -1 for a key that is new.
+    base_row = np.full(len(distinct.rows), _NO_ROW)
+    base_row[distinct.number_of_row[: base.num_rows]] = np.arange(base.num_rows)
+    cells = []
+    has_state = np.zeros(len(distinct.rows), np.bool_)
     start = base.num_rows
     for state_id, position in layout.columns.items():
         column = base.column(position)
         source = base_row.copy()
-        changed = parts.get(state_id)
-        if changed is not None:
-            # For an index given twice, numpy keeps the last value: the last change.
-            keys_changed = key_of_row[start : start + changed.length]
-            source[keys_changed] = np.where(
-                changed.cleared, _NO_ROW, base.num_rows + np.arange(changed.length)
+        rows = changed.get(state_id)
+        if rows is not None:
+            # The column holds the cells of the state, then those that changed.  For an index that is
+            # assigned twice, numpy keeps the last value: the last change.
+            numbers = distinct.number_of_row[start : start + rows.length]
+            start += rows.length
+            source[numbers] = np.where(
+                rows.cleared, _NO_ROW, base.num_rows + np.arange(rows.length)
             )
-            start += changed.length
-            column = joined_arrays([column, changed.cells.cast(column.type)])
-        columns.append(column.take(pa.array(source, mask=source == _NO_ROW)))
-        some |= columns[-1].is_valid().to_numpy(zero_copy_only=False)
-    chosen = pa.array(order[first])
-    whole = [pa.array(sorted_groups[first], pa.int32()), *(key.take(chosen) for key in keys)]
-    whole += columns
-    new_hashes = sorted_hashes[first]
-    if not some.all():
-        keep = pa.array(some)
-        whole = [column.filter(keep) for column in whole]
-        new_hashes = new_hashes[some]
-    return run_of(layout, key_group_range, whole, new_hashes)
+            column = joined_arrays([column, rows.cells.cast(column.type)])
+        cells.append(column.take(pa.array(source, mask=source == _NO_ROW)))
+        has_state |= cells[-1].is_valid().to_numpy(zero_copy_only=False)
+
+    # A key whose every variable was cleared gets no row.
+    chosen = distinct.rows if has_state.all() else distinct.rows[has_state]
+    if len(chosen) < len(distinct.rows):
+        cells = [column.filter(pa.array(has_state)) for column in cells]
+    taken = pa.array(chosen)
+    columns = [pa.array(key_groups[chosen], pa.int32()), *(key.take(taken) for key in keys), *cells]
+    return run_of(layout, key_group_range, columns, distinct.hashes[chosen])
 
 
-class _Part:
+class _ChangedRows:
     """The changes of one variable, as columns."""
 
     def __init__(self, layout: RowLayout, state: StateCodec, changes: Changes) -> None:
-        batch = one_batch(pa.Table.from_batches([batch_of_group for _, batch_of_group in changes]))
-        counts = [batch_of_group.num_rows for _, batch_of_group in changes]
+        batches = [batch for _, batch in changes]
+        rows = one_batch(pa.Table.from_batches(batches))
         key_groups = np.array([key_group for key_group, _ in changes], np.int32)
-        self.key_groups: npt.NDArray[np.int32] = np.repeat(key_groups, counts)
-        self.length = batch.num_rows
+        self.key_groups: npt.NDArray[np.int32] = np.repeat(
+            key_groups, [batch.num_rows for batch in batches]
+        )
+        self.length = rows.num_rows
         width = layout.first_state - 1
-        self.keys = batch.columns[:width]
-        self.cleared = batch.column(width).to_numpy() == OP_CLEAR
-        self.cells = state.kind.operation_cells(batch.columns[width + 1 :], state.entry_fields())
+        self.keys = rows.columns[:width]
+        self.cleared = rows.column(width).to_numpy() == OP_CLEAR
+        self.cells = state.kind.operation_cells(rows.columns[width + 1 :], state.entry_fields())
+
+
+class _Distinct(NamedTuple):
+    """
+    The distinct keys of some rows, ascending by key group and hash.
+
+    Args:
+        rows: The first row of each.
+        number_of_row: By row, the number of its key among them.
+        hashes: By row, the hash of its key.
+    """
+
+    rows: RowNumbers
+    number_of_row: RowNumbers
+    hashes: Hashes
+
+
+def _distinct_keys(
+    layout: RowLayout, key_groups: npt.NDArray[np.int32], keys: Sequence[pa.Array]
+) -> _Distinct | None:
+    """Return the distinct keys; None if two different keys of a key group have one hash."""
+    hashes = layout.hashes(keys)
+    order = order_of(key_groups, hashes, stable=True)
+    if order is None:
+        order = np.arange(len(hashes))
+    # In this order, rows of one key are neighbours: they have the key group and the hash in common.
+    sorted_groups = key_groups[order]
+    sorted_hashes = hashes[order]
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (sorted_groups[1:] != sorted_groups[:-1]) | (
+        sorted_hashes[1:] != sorted_hashes[:-1]
+    )
+    if not _same_keys(layout, keys, order, np.flatnonzero(~is_new) - 1):
+        return None
+    number_of_row = np.empty(len(order), np.int64)
+    number_of_row[order] = np.cumsum(is_new) - 1
+    return _Distinct(order[is_new], number_of_row, hashes)
 
 
 def _same_keys(
@@ -143,14 +181,13 @@ def _same_keys(
         return True
     before = pa.array(order[again])
     after = pa.array(order[again + 1])
-    first_keys = [column.take(before) for column in keys]
-    right = [column.take(after) for column in keys]
+    keys_before = [column.take(before) for column in keys]
+    keys_after = [column.take(after) for column in keys]
     if layout.codec.key.is_plain:
-        return all(
-            left_column.equals(other) for left_column, other in zip(first_keys, right, strict=True)
-        )
+        pairs = zip(keys_before, keys_after, strict=True)
+        return all(column.equals(other) for column, other in pairs)
     # As tables see them: all NaNs are one key, and both zeros.
-    return layout.codec.key.decode(first_keys) == layout.codec.key.decode(right)
+    return layout.codec.key.decode(keys_before) == layout.codec.key.decode(keys_after)
 
 
 _COLUMNAR_REPLAY_BYTES = 16 * 1024 * 1024

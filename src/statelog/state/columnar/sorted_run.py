@@ -104,25 +104,27 @@ class SortedRun:
             out; a hash that several rows share appears several times.
         """
         span = self.span(key_group)
-        part = self.hashes[span]
-        if not len(part):
+        stored = self.hashes[span]
+        if not len(stored):
             none = np.empty(0, np.int64)
             return none, none
-        at = np.searchsorted(part, hashes)
-        asked = np.flatnonzero(part[np.minimum(at, len(part) - 1)] == hashes)
-        at = at[asked]
-        hits = [at]
-        askers = [asked]
-        while len(at):  # further rows of the same hash: rarely any
-            more = np.flatnonzero(at + 1 < len(part))
-            more = more[part[at[more] + 1] == part[at[more]]]
-            at = at[more] + 1
-            asked = asked[more]
-            hits.append(at)
-            askers.append(asked)
-        rows = np.concatenate(hits) + span.start
-        alive = ~self.moved[rows]
-        return rows[alive], np.concatenate(askers)[alive]
+        # The first row of each hash, if the key group has the hash.
+        rows = np.searchsorted(stored, hashes)
+        indexes = np.flatnonzero(stored[np.minimum(rows, len(stored) - 1)] == hashes)
+        rows = rows[indexes]
+        all_rows = [rows]
+        all_indexes = [indexes]
+        # Further rows of the same hash follow it; there are rarely any.
+        while len(rows):
+            more = np.flatnonzero(rows + 1 < len(stored))
+            more = more[stored[rows[more] + 1] == stored[rows[more]]]
+            rows = rows[more] + 1
+            indexes = indexes[more]
+            all_rows.append(rows)
+            all_indexes.append(indexes)
+        numbers = np.concatenate(all_rows) + span.start
+        is_live = ~self.moved[numbers]
+        return numbers[is_live], np.concatenate(all_indexes)[is_live]
 
     def first_timer(self, column: int, after_ms: int) -> int | None:
         """
