@@ -59,8 +59,10 @@ class PrometheusCollector:
             yield self._family(self._metrics.spec(name), value)
 
     def _family(self, spec: MetricSpec, value: MetricValue) -> object:
-        name, text = _prometheus_name(spec), spec.description
-        names, labels = list(self._labels), list(self._labels.values())
+        name = _prometheus_name(spec)
+        text = spec.description
+        names = list(self._labels)
+        labels = list(self._labels.values())
         if isinstance(value, HistogramSnapshot):
             summary = self._core.SummaryMetricFamily(name, text, labels=names)
             summary.add_metric(labels, value.total_count, _scaled(spec, value.total_sum))
@@ -95,7 +97,9 @@ def register_opentelemetry(
     common = _plain_labels(attributes)
 
     def add(spec: MetricSpec) -> None:
-        name, unit, text = f"statelog.{spec.name}", _opentelemetry_unit(spec), spec.description
+        name = f"statelog.{spec.name}"
+        unit = _opentelemetry_unit(spec)
+        text = spec.description
         observe = functools.partial(_observations, api.Observation, metrics, spec, common)
         if spec.kind is MetricKind.COUNTER:
             meter.create_observable_counter(name, [observe(_plain)], unit, text)

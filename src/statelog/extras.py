@@ -81,7 +81,8 @@ def require_spark(feature: str) -> None:
     require(feature, "spark", "pyspark")
     version = str(getattr(importlib.import_module("pyspark"), "__version__", ""))
     version_match = re.match(r"(\d+)\.(\d+)", version)
-    oldest, newest = SPARK_VERSIONS[0], SPARK_VERSIONS[-1]
+    oldest = SPARK_VERSIONS[0]
+    newest = SPARK_VERSIONS[-1]
     if version_match is not None and (int(version_match[1]), int(version_match[2])) < oldest:
         span = " to ".join(f"{major}.{minor}" for major, minor in dict.fromkeys((oldest, newest)))
         raise RequirementError(

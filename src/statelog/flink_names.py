@@ -383,7 +383,8 @@ def _explain_attribute(kind: type, name: str) -> None:
 
 def _is_called(frame: FrameType) -> bool:
     """Return whether the attribute that the code of *frame* reads now is called next."""
-    code, at = frame.f_code.co_code, frame.f_lasti
+    code = frame.f_code.co_code
+    at = frame.f_lasti
     operation = opcode.opname[code[at]]
     return operation == "LOAD_METHOD" or (
         sys.version_info >= (3, 12) and operation == "LOAD_ATTR" and bool(code[at + 1] & 1)

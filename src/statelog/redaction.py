@@ -68,7 +68,8 @@ def without_secrets(error: BaseException) -> BaseException:
 
 
 def _shown(match: re.Match[str]) -> str:
-    scheme, rest = match[1].lower(), match[2]
+    scheme = match[1].lower()
+    rest = match[2]
     if scheme in _PLAIN_SCHEMES:
         return match[0]
     begin = match[0][: len(match[0]) - len(rest)]

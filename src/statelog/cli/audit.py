@@ -84,7 +84,8 @@ def _print(audit_log: AuditLog, location: str) -> None:
 
 
 def _cells(line: AuditLine) -> list[str | Text]:
-    begin, end = line.begin, line.end
+    begin = line.begin
+    end = line.end
     arguments = "" if begin is None else _facts(begin.arguments)
     result = "" if end is None else ": ".join(filter(None, (end.error, _facts(end.result))))
     who = ["", "", "", "", ""]

@@ -115,7 +115,8 @@ def _row(summary: CheckpointSummary) -> dict[str, str | Text]:
 
 def _properties(summary: CheckpointSummary) -> str:
     """Return the numbers of a micro-batch, or else all plain properties."""
-    stored, figures = summary.properties, summary.properties.get(FIGURES_PROPERTY)
+    stored = summary.properties
+    figures = summary.properties.get(FIGURES_PROPERTY)
     stored = {**stored, **figures} if isinstance(figures, Mapping) else stored
     plain = {k: v for k, v in stored.items() if isinstance(v, bool | int | float | str)}
     batch = {name: plain[name] for name in _BATCH_NUMBERS if name in plain}

@@ -42,7 +42,8 @@ def gc(
         statelog gc s3://bucket/jobs/totals
         statelog gc s3://bucket/jobs/totals --min-age 1d --apply
     """
-    store, age = open_location(location), parse_duration(min_age, "--min-age")
+    store = open_location(location)
+    age = parse_duration(min_age, "--min-age")
     with (
         progress("listing and deleting" if apply else "listing"),
         audited(store, "gc", min_age=min_age) as line,

@@ -120,7 +120,8 @@ def _with_verbs(names: Sequence[str]) -> typer.Typer:
     )
     program.callback(invoke_without_command=True)(_options)
     for name in names:
-        verb, (text, *examples) = _verb(name), _help(name)
+        verb = _verb(name)
+        text, *examples = _help(name)
         command = program.command(
             name,
             rich_help_panel=_VERBS[name][1],
@@ -174,7 +175,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FINDING
     except Exception as error:
         # The parser's own errors; the module of their class depends on typer's version.
-        show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+        show = getattr(error, "show", None)
+        code = getattr(error, "exit_code", None)
         if not callable(show) or not isinstance(code, int):
             raise
         show()

@@ -161,7 +161,8 @@ def print_changes(
         done = _DONE.get(change.action, change.action)
         style = "red"
         if change.action in _DONE and not apply:
-            done, style = f"would {change.action}", "yellow"
+            done = f"would {change.action}"
+            style = "yellow"
         if as_json:
             print_json({**change.facts, "action": done.replace(" ", "-")})
         else:

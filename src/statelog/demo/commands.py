@@ -113,7 +113,8 @@ class _Show:
         """Print one message of the demonstration."""
         match message:
             case {"event": "starting", "run": run, "tasks": tasks}:
-                self._run, self._tasks = run, tasks
+                self._run = run
+                self._tasks = tasks
                 self._status.update(f"run {run}: starting Spark")
             case {"event": "session"}:
                 self._print()

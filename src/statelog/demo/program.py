@@ -98,8 +98,10 @@ def _rows(table: pa.Table) -> Iterable[tuple[object, ...]]:
 def _differences(
     where: str, expected: Iterable[tuple[object, ...]], actual: Iterable[tuple[object, ...]]
 ) -> list[str]:
-    answer, result = Counter(map(tuple, expected)), Counter(actual)
-    missing, wrong = (answer - result).elements(), (result - answer).elements()
+    answer = Counter(map(tuple, expected))
+    result = Counter(actual)
+    missing = (answer - result).elements()
+    wrong = (result - answer).elements()
     return [
         *(f"{where}: missing {', '.join(map(str, row))}" for row in missing),
         *(f"{where}: wrong {', '.join(map(str, row))}" for row in wrong),

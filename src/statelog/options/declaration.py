@@ -149,7 +149,8 @@ def describe_values(kind: type, options: Mapping[str, Option]) -> None:
 def check_fields(options: DataclassInstance) -> None:
     """Check each field of an option class, which takes values and no text for them."""
     for declared in options_of(type(options)):
-        field, value = declared.field, getattr(options, declared.field)
+        field = declared.field
+        value = getattr(options, declared.field)
         if value is not None or declared.default is not None:
             checked = declared.kind.check(value, field, error=InvalidOptionsError)
             object.__setattr__(options, field, declared.parse(checked, field))

@@ -139,7 +139,8 @@ class ChangelogOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        threshold, limit = self.batch_persist_size_threshold_bytes, self.upload_max_in_flight_bytes
+        threshold = self.batch_persist_size_threshold_bytes
+        limit = self.upload_max_in_flight_bytes
         if threshold > limit:
             raise InvalidOptionsError(
                 f"batch_persist_size_threshold_bytes ({threshold}) exceeds "

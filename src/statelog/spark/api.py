@@ -229,7 +229,8 @@ def stateful_frame(
     _check_chain(before, time_mode, resolved)
     groups = resolved.max_parallelism
     key_groups = KeyGroupRange(len(before) * groups, (len(before) + 1) * groups - 1)
-    output, has_initial = output_schema(session, arguments.output), arguments.initial is not None
+    output = output_schema(session, arguments.output)
+    has_initial = arguments.initial is not None
     row_format = format_of(session, output, has_initial)
     source = _input(arguments, client, key_groups, _to_read(arguments, row_format, resolved))
     event_time = arguments.keys.event_time(source) if time_mode == "eventtime" else None
@@ -299,7 +300,8 @@ def _to_read(
     arguments: OperatorArguments, row_format: RowFormat, settings: QuerySettings
 ) -> ColumnsToRead:
     """Return what tells the columns that the processor and its event time need."""
-    chosen, is_timed = settings.input_columns, arguments.time_mode.lower() == "eventtime"
+    chosen = settings.input_columns
+    is_timed = arguments.time_mode.lower() == "eventtime"
     if chosen == AUTO and settings.is_replayed:
         chosen = ALL  # a changed processor may read other columns
     takes_rows = isinstance(row_format, SparkRowFormat)
@@ -325,7 +327,8 @@ def _input(
     shape = grouped if upstream is None else upstream.shape
     keyed = arguments.keys.keyed(lambda: client.grouping(shape), key_groups, to_read)
     if upstream is None:
-        facts, is_stream = client.input_plan(keyed.frame), keyed.frame.isStreaming
+        facts = client.input_plan(keyed.frame)
+        is_stream = keyed.frame.isStreaming
         return KeyedInput(keyed, shape._df, facts, is_stream)
     steps = upstream.plan.then("select", keyed.columns, {})
     facts = replace(upstream.operators[0].plan, is_stateless=steps.is_stateless)

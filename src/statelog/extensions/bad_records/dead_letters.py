@@ -166,7 +166,8 @@ class FailedKeys:
         if self.frozen is not None:
             cells.pop(self.frozen.state_id, None)  # not of the processor
         if timers:
-            timers_id, until = self.codec.schema.state_id(TIMERS_NAME), self._due_until_ms
+            timers_id = self.codec.schema.state_id(TIMERS_NAME)
+            until = self._due_until_ms
             registered = cells.get(timers_id, ())
             cells[timers_id] = tuple(time for time in registered if time in timers or time > until)
         return cells
@@ -222,7 +223,8 @@ class FailedKeys:
 
     def check(self, of_keys: int | None, error: BaseException | None = None) -> None:
         """Raise `TooManyErrorsError` if more keys failed than allowed of *of_keys* in the task."""
-        most, failed = self._policy.most, len(self._keys)
+        most = self._policy.most
+        failed = len(self._keys)
         if most.is_exceeded(failed, of_keys):
             of_all = "" if of_keys is None else f" of {of_keys}"
             raise self._too_many(

@@ -96,7 +96,8 @@ class BadRecords(AttachingExtension):
     }
 
     def __init__(self, context: DriverContext) -> None:
-        query, settings = context.query, context.query.settings
+        query = context.query
+        settings = context.query.settings
         check_error_policy(query)
         super().__init__(letter_policy(settings), context.put)
         self._policy = error_policy(settings)

@@ -58,12 +58,16 @@ class _SomeKeys:
     """An input without some keys."""
 
     def __init__(self, source: KeyedInput, without: Keys) -> None:
-        self._source, self._without = source, without
-        self.key_groups, self.read, self.row_count = source.key_groups, source.read, 0
+        self._source = source
+        self._without = without
+        self.key_groups = source.key_groups
+        self.read = source.read
+        self.row_count = 0
 
     def table_keys(self, key_group: int) -> Sequence[Key]:
         """See `KeyedInput`."""
-        keys, without = self._source.table_keys(key_group), self._without.get(key_group)
+        keys = self._source.table_keys(key_group)
+        without = self._without.get(key_group)
         return [key for key in keys if key not in without] if without else keys
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
@@ -197,8 +201,12 @@ class IsolatingRun:
         self._part: _Part | None = None
         self._changes: ChangeBatch | None = None
         self.output = run.output
-        self.begin, self.in_parts, self.flush = run.begin, run.in_parts, run.flush
-        self.next_due_ms, self.stage, self.snapshot = run.next_due_ms, run.stage, run.snapshot
+        self.begin = run.begin
+        self.in_parts = run.in_parts
+        self.flush = run.flush
+        self.next_due_ms = run.next_due_ms
+        self.stage = run.stage
+        self.snapshot = run.snapshot
 
     @property
     def key_count(self) -> int:
@@ -296,7 +304,8 @@ class IsolatingRun:
 
     def _fire_together(self, due: Sequence[Due]) -> bool:
         """Fire timers as one part; return whether all calls are kept."""
-        run, before = self._run, self._run.overlays
+        run = self._run
+        before = self._run.overlays
         self._mark()
 
         def encode() -> None:
@@ -318,7 +327,8 @@ class IsolatingRun:
         """Drop what a part did, and run its keys again without the calls that fail."""
         run = self._run
         self._roll_back()
-        part.is_open, self._changes = False, None
+        part.is_open = False
+        self._changes = None
         run.overlays = part.before
         self._left_out = {(group, key) for group, keys in part.frozen.items() for key in keys}
         if part.initial is not None:
@@ -355,7 +365,8 @@ class IsolatingRun:
 
     def _attempt(self, calls: Sequence[_Call]) -> tuple[ProcessorError | None, bool]:
         """Make calls; return the error if none is kept, and whether a call raised it."""
-        run, before = self._run, self._run.overlays
+        run = self._run
+        before = self._run.overlays
         run.overlays = self._branch(_by_group(call.place for call in calls))
         self._changes = None
         self._mark()
@@ -373,7 +384,8 @@ class IsolatingRun:
 
     def _make(self, calls: Sequence[_Call]) -> None:
         """Make calls of one method."""
-        method, run = calls[0].method, self._run
+        method = calls[0].method
+        run = self._run
         if method == _TIMER:
             run.fire([(call.timers[0], *call.place) for call in calls])
             return
@@ -401,7 +413,8 @@ class IsolatingRun:
 
     def _put_aside(self, call: _Call, error: BaseException) -> None:
         """Leave a call out that failed."""
-        place, timers = call.place, call.timers
+        place = call.place
+        timers = call.timers
         self._leave_out(*place)
         self._failures.add(place, call.method, timers, self._before(call), error)
         if (frozen := self._failures.frozen) is not None:
@@ -418,7 +431,8 @@ class IsolatingRun:
 
     def _before(self, call: _Call) -> Cells:
         """Return the state of a key for its dead letter."""
-        run, (key_group, key) = self._run, call.place
+        run = self._run
+        key_group, key = call.place
         group = run.group(key_group)
         before = cells_after(cells_of(group, key), run.overlay(key_group), key, group)
         return self._failures.before(before, call.timers)
@@ -443,7 +457,8 @@ class IsolatingRun:
 
     def _branch(self, keys: Keys) -> Overlays:
         """Return overlays with copies of what the overlays have of some keys."""
-        overlays, kinds = self._run.overlays, self._failures.codec.kinds
+        overlays = self._run.overlays
+        kinds = self._failures.codec.kinds
         branch: Overlays = {}
         for key_group, of_group in keys.items():
             if key_group in overlays:

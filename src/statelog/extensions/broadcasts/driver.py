@@ -98,7 +98,8 @@ class BroadcastVersions:
         base = _NO_CHECKPOINT if base_id is None else base_id
         chosen: list[Attachment] = []
         for name, source in self._sources.items():
-            path, entry = PATHS.broadcast(f"{name}-{base}-{batch_id}"), current.get(name)
+            path = PATHS.broadcast(f"{name}-{base}-{batch_id}")
+            entry = current.get(name)
             if batch_id == self._repeated and source.on_repeat is Repeated.SAME:
                 entry = self._stored(name, path, checkpoint_id) or entry
                 if entry is not None:
@@ -120,7 +121,8 @@ class BroadcastVersions:
 
     def _newest(self, name: str, source: Broadcast) -> BroadcastTable:
         """Return the table that a source has, read again where that is due."""
-        now, before = self._clock(), self._tables.get(name)
+        now = self._clock()
+        before = self._tables.get(name)
         if before is not None and now < self._read_s[name] + source.interval_s:
             return before
         table = read_source(name, source)

@@ -132,7 +132,8 @@ class ColumnarRun:
         if has_time:
             self._timers_id = state.codec.schema.state_id(TIMERS_NAME)
             self._timers = ColumnTimers(state.table, self._timers_id)
-        state.table.now_ms, state.table.zone = context.now_ms, context.zone
+        state.table.now_ms = context.now_ms
+        state.table.zone = context.zone
         self.output = output
         self._extensions = extensions
         self.key_count = 0
@@ -180,7 +181,8 @@ class ColumnarRun:
         if self._timers_id is not None and self._timers is not None:
             slots, times = self._table.due(self._range, self._timers_id, self._context.due_until_ms)
             if len(slots):
-                keys, expiry = self._table.keys_of(slots), pa.array(times)
+                keys = self._table.keys_of(slots)
+                expiry = pa.array(times)
                 self._collect(
                     "expired", keys, lambda: self._processor.expired(keys, expiry, self._times)
                 )

@@ -39,7 +39,8 @@ def run_columns(
     if rows is not None and extractor is not None:
         times = np.asarray(extractor(rows))
         rows = rows.filter(pa.array(times > tester._watermark_ms))
-    schema, plain = tester._output, ColumnarFormat()
+    schema = tester._output
+    plain = ColumnarFormat()
     inputs = _input(tester, rows), None if initial is None else _input(tester, initial)
     if schema is not None:
         return pa.Table.from_batches(tester._task(GivenFormat(plain, *inputs), schema), schema)

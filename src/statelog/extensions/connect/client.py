@@ -103,7 +103,8 @@ class ConnectStreamWriter(StatefulStreamWriter):
         # The server's temporary folder is not known here, so each query needs a location.
         checkpoint = self._checkpoint_location(one_time=False) or ""
         query = self._query(checkpoint, is_temporary=False)
-        settings, source = query.settings, query.source
+        settings = query.settings
+        source = query.source
         refuse_direct(settings)
         refuse_relative(checkpoint, settings)
         files = SparkFiles(self._spark, checkpoint)

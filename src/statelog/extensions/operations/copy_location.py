@@ -175,8 +175,12 @@ class _Copy:
         on_progress: Callable[[CopyProgress], None],
         pause: Callable[[float], None],
     ) -> None:
-        self._session, self._source, self._target = session, source, target
-        self._parallelism, self._on_progress, self._pause = parallelism, on_progress, pause
+        self._session = session
+        self._source = source
+        self._target = target
+        self._parallelism = parallelism
+        self._on_progress = on_progress
+        self._pause = pause
         self._copied_bytes = 0
         self._progress = CopyProgress(
             objects=0, objects_done=0, size_bytes=0, bytes_done=0, copied=0
@@ -235,7 +239,8 @@ class _Copy:
         """Claim a number, so that the newest checkpoint is the next one of the copy."""
         if self._session.leave_out(number, newest):
             return
-        target, path = self._target, PATHS.metadata(number)
+        target = self._target
+        path = PATHS.metadata(number)
         if _is_damaged(target, number):
             raise StoreError(
                 f"the put of {path} in {target.url} was cut off; call again", path=path
@@ -310,7 +315,8 @@ class _Copy:
 
     def _put(self, item: CopiedObject, *, is_there: bool) -> None:
         content = self._content(item)
-        digest, size = checksum([content]), len(content)
+        digest = checksum([content])
+        size = len(content)
         number = parse_checkpoint_metadata(item.path)
         if is_there:  # what an interrupted call left, or a checkpoint with another record
             if number is not None:

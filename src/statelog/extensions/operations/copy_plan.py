@@ -37,7 +37,9 @@ from statelog.store import PATHS, LocationStore, ObjectStore
 from statelog.store.location_store import parse_parent_path
 from statelog.store.paths import parse_audit_part, parse_checkpoint_metadata
 
-_CHANGELOG, _STREAM, _OTHER = "changelog", "stream", "other"
+_CHANGELOG = "changelog"
+_STREAM = "stream"
+_OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +183,11 @@ def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
     """Return the URLs of the locations that have objects which a fork names, parents of parents too."""
     urls = []
     for name in paths:
-        place, path = store, name
+        place = store
+        path = name
         while (parsed := parse_parent_path(path)) is not None and isinstance(place, LocationStore):
-            place, path = place.parent(parsed[0]), parsed[1]
+            place = place.parent(parsed[0])
+            path = parsed[1]
         if place is not store:
             urls.append(place.url)
     return tuple(dict.fromkeys(urls))

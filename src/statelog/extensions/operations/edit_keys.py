@@ -174,7 +174,8 @@ class EditTarget:
     def __init__(
         self, store: ObjectStore, base: CompletedCheckpoint, operator: str | None = None
     ) -> None:
-        self._store, self._base = store, base
+        self._store = store
+        self._base = base
         reader = StateReader(store, base, operator=operator)
         self.codec = OperatorCodec(reader.schema)
         self.key_groups = reader.key_groups
@@ -342,7 +343,8 @@ def _edited(state: KeyedState, key_group: int, edits: GroupEdits, counts: Counte
             kind = state.codec.states[state_id].kind
             before = tables[state_id].get(key)
             after = cells.get(state_id, before)
-            had, has = had or before is not None, has or after is not None
+            had = had or before is not None
+            has = has or after is not None
             if after is not before and after != before:
                 changes = True
                 overlay[state_id][key] = (

@@ -172,14 +172,17 @@ class _Forgetting:
         operator: str | None,
         on_progress: Callable[[str], None],
     ) -> None:
-        self._store, self._base, self._on_progress = store, base, on_progress
+        self._store = store
+        self._base = base
+        self._on_progress = on_progress
         self._target = EditTarget(store, base, operator)
         self._key = SoughtKey(key, self._target.codec.schema, self._target.key_groups)
         self._removed = self._entries()
 
     def by_deletion(self, session: EditSession, *, dry_run: bool) -> ForgetReport:
         """Commit the deletion of the key, and report its traces."""
-        newest, checkpoint_id = self._base, None
+        newest = self._base
+        checkpoint_id = None
         if self._removed and not dry_run:
             edits = self._target.edits({}, [self._key.values])
             overlays, counts = self._target.overlays(edits)
@@ -357,10 +360,8 @@ class _Forgetting:
                 data = read_stream(self._store, attachment.handle, what="rows of output")
                 filtered = self._filtered(data)
                 if filtered is not data:
-                    file, count = (
-                        self._put(PATHS.output(random_name()), filtered),
-                        staged_table(filtered).num_rows,
-                    )
+                    file = self._put(PATHS.output(random_name()), filtered)
+                    count = staged_table(filtered).num_rows
                     place = {"path": file.path, "size": file.size_bytes, "crc": file.crc32c}
                     attachment = msgspec.structs.replace(attachment, count=count, **place)
             yield attachment

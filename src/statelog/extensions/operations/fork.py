@@ -445,7 +445,8 @@ def _referred(
         fork_id = info.path.removeprefix(f"{PATHS.parents}/")
         if not is_fork_id(fork_id):
             continue
-        reference, tag = ParentReference.read(new, fork_id), tags.get(fork_id)
+        reference = ParentReference.read(new, fork_id)
+        tag = tags.get(fork_id)
         is_same = checkpoint_id in (None, reference.checkpoint_id)
         if reference.location != parent.url or (tag is not None and not is_same):
             raise UsageError(

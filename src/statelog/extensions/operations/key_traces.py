@@ -36,7 +36,10 @@ from statelog.state.schema import OperatorStateSchema
 from statelog.store import PATHS, ObjectStore, read_verified
 from statelog.store.location_store import parse_parent_path
 
-CHECKPOINT, CHANGELOG, SNAPSHOT, OUTPUT = "checkpoint", "changelog", "snapshot", "output"
+CHECKPOINT = "checkpoint"
+CHANGELOG = "changelog"
+SNAPSHOT = "snapshot"
+OUTPUT = "output"
 _KINDS: Final = {"dstl": CHANGELOG, "taskowned": SNAPSHOT, "shared": SNAPSHOT, "output": OUTPUT}
 """By folder."""
 # Besides errors of Arrow and msgpack, damaged text is a ValueError or, of a negative length, a SystemError.

@@ -187,7 +187,9 @@ def _staged_files(store: ObjectStore) -> Iterator[ObjectInfo]:
 
 def _remove_files(store: ObjectStore, names: Iterable[str]) -> CleanUpReport:
     root = local_path(store.url) or ""
-    deleted, failed, reason = [], [], ""
+    deleted = []
+    failed = []
+    reason = ""
     for name in names:
         try:
             os.unlink(os.path.join(root, name))

@@ -109,7 +109,8 @@ def tag(
                 checkpoint_id,
                 lambda recorded: query_store(store, checkpoint_location, recorded, storage_options),
             )
-            record, files = source.record, source.files
+            record = source.record
+            files = source.files
             facts |= {"batch_id": record.batch_id, "query_id": record.query_id}
             new = Tag(kind=TagKind.TAG, name=name, checkpoint_id=source.checkpoint_id)
         new = session.pin(new, facts=facts, files=files)

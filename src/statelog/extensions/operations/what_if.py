@@ -109,7 +109,8 @@ class WhatIf:
         return not self.outputs.num_rows and not any(keys.num_rows for keys in self.state.values())
 
     def __str__(self) -> str:
-        first, last = self.batches[0].batch_id, self.batches[-1].batch_id
+        first = self.batches[0].batch_id
+        last = self.batches[-1].batch_id
         rows = sum(batch.input_rows for batch in self.batches)
         changes = Counter(self.outputs["change"].to_pylist() if self.outputs.num_rows else ())
         compared = len(self.batches) - len(self.not_compared)
@@ -271,7 +272,8 @@ def what_if(
         beside = None
         if as_it_runs is not None:
             beside = _Run(source, stack.enter_context(_second_fork(source, fork)), as_it_runs)
-        outcomes, tables = [], []
+        outcomes = []
+        tables = []
         for batch_id in source.batches_after(fork.batch_id):
             after = run.batch(batch_id)
             before = source.rows_of(batch_id) if beside is None else beside.batch(batch_id)
@@ -354,7 +356,9 @@ class _Run:
     def __init__(self, source: _Source, fork: Fork, stream: StatefulStream) -> None:
         if fork.query is None:
             raise UsageError("the fork has only the state: fork with the position of the sources")
-        self._source, self._fork, self._stream = source, fork, stream
+        self._source = source
+        self._fork = fork
+        self._stream = stream
         self._checkpoint_location = fork.query.checkpoint_location
         self._query = StoredQuery(open_store(self._checkpoint_location))
         self.store = open_location(fork.location, options=source.options)

@@ -122,7 +122,8 @@ class IcebergTable:
 
         with explained(f"cannot tidy the table {self.name}", CommitFailedException):
             table = self._loaded()
-            refs, checkpoints = table.metadata.refs, _checkpoints(table)
+            refs = table.metadata.refs
+            checkpoints = _checkpoints(table)
             versions = {checkpoint: snapshot_id for snapshot_id, checkpoint in checkpoints.items()}
             created = set(json.loads(table.properties.get(_TAGS, "[]")))
             assigned = {
@@ -160,7 +161,8 @@ class IcebergTable:
 
 def _contents(table: Table) -> PublishedTable:
     """Return what a table contains; facts of the source are also properties of the table."""
-    checkpoints, current = _checkpoints(table), table.current_snapshot()
+    checkpoints = _checkpoints(table)
+    current = table.current_snapshot()
     newest = table.snapshot_by_id(max(checkpoints, key=checkpoints.__getitem__, default=-1))
     totals = {} if current is None else _facts(current)
     return PublishedTable(
@@ -194,7 +196,8 @@ def _checkpoints(table: Table) -> dict[int, int]:
 
 def _files(table: Table) -> set[str]:
     """Return the URLs of all files that the snapshots of a table name."""
-    urls, manifests = set(), {}
+    urls = set()
+    manifests = {}
     for snapshot in table.metadata.snapshots:
         urls.add(snapshot.manifest_list)
         manifests.update(

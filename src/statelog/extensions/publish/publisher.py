@@ -371,7 +371,8 @@ class TablePublisher:
         self, reader: StateReader, published: PublishedTable | None, tags: Mapping[str, int]
     ) -> PublishedTable:
         """Publish one checkpoint, and find out after an error whether the commit succeeded."""
-        rows, self._failure = self._replacement(reader, published), None
+        rows = self._replacement(reader, published)
+        self._failure = None
         try:
             self._table.replace(rows, tags, self._retain)
         except (CommitConflictError, StoreError) as error:
@@ -407,7 +408,8 @@ class TablePublisher:
         }
         is_new_schema = published is None or published.facts.get(_SCHEMA) != facts[_SCHEMA]
         expires = any(variables[name].ttl_ms is not None for name in names)
-        groups, base = None, self._base
+        groups = None
+        base = self._base
         is_current = published is not None and published.is_current
         if base is not None and is_current and not (is_new_schema or expires):
             continues = reader.checkpoint.continues(base.position)

@@ -102,7 +102,8 @@ def _write(
     as_json: bool,
 ) -> None:
     """Write variables to Parquet files, and print their names."""
-    place, checkpoint_id = redacted(location), reader.checkpoint_id
+    place = redacted(location)
+    checkpoint_id = reader.checkpoint_id
     with progress("writing") as update:
         files = write_variables(
             reader, names, to, location=place, overwrite=overwrite, update=update
@@ -207,7 +208,8 @@ def _variables_and_key(
     reader: StateReader, words: Sequence[str]
 ) -> tuple[list[str], tuple[object, ...]]:
     """Return the variables and the key that words name; all variables for as many words as columns."""
-    key_schema, names = reader.schema.key_schema, [each.name for each in reader.variables()]
+    key_schema = reader.schema.key_schema
+    names = [each.name for each in reader.variables()]
     if len(words) == len(key_schema):
         try:
             return names, key_from_text(words, key_schema)
@@ -261,7 +263,8 @@ def diff(
     names = [name.partition(".")[2] for name in table.column_names if name.startswith("after.")]
     keys = [name for name in table.column_names if not name.startswith(("before.", "after."))]
     for name in names:
-        then, now = f"before.{name}", f"after.{name}"
+        then = f"before.{name}"
+        now = f"after.{name}"
         rows = [row for row in rows_of(table.to_batches()) if row[then] != row[now]]
         if rows:
             title = name if len(names) > 1 else ""

@@ -83,7 +83,8 @@ def equal_rows(left: pa.Array, right: pa.Array) -> Mask:
         left: A column.
         right: Another one as long; its type may be of another schema.
     """
-    valid, other = valid_rows(left), valid_rows(right)
+    valid = valid_rows(left)
+    other = valid_rows(right)
     both = valid & other
     if not both.any():
         return ~(valid | other)
@@ -128,7 +129,8 @@ def comparable(value: object) -> object:
 
 def _equal_values(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
     """Return whether the values are equal; any result where *both* is False."""
-    kind, other = left.type, right.type
+    kind = left.type
+    other = right.type
     if pa.types.is_floating(kind) and pa.types.is_floating(other):
         return _equal_floats(left, right)
     if pa.types.is_struct(kind) and pa.types.is_struct(other):
@@ -136,7 +138,8 @@ def _equal_values(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
     if _is_list(kind) and _is_list(other):
         return _equal_lists(left, right, both)
     if pa.types.is_signed_integer(kind) and pa.types.is_signed_integer(other) and kind != other:
-        left, right = left.cast(pa.int64()), right.cast(pa.int64())
+        left = left.cast(pa.int64())
+        right = right.cast(pa.int64())
     if left.type == right.type and not pa.types.is_nested(kind):
         try:
             return _mask(pc.equal(left, right))
@@ -163,7 +166,8 @@ def _equal_structs(left: pa.Array, right: pa.Array) -> Mask:
     ]
     equal = np.ones(len(left), np.bool_)
     for name in dict.fromkeys((*fields[0], *fields[1])):
-        old, new = fields[0].get(name), fields[1].get(name)
+        old = fields[0].get(name)
+        new = fields[1].get(name)
         if old is None or new is None:
             equal &= ~valid_rows(new if old is None else old)
         else:
@@ -179,7 +183,8 @@ def _equal_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
         return equal
     if not compared.all():
         keep = pa.array(compared)
-        left, right = left.filter(keep), right.filter(keep)
+        left = left.filter(keep)
+        right = right.filter(keep)
     same = equal_rows(*(_elements(column) for column in (left, right)))
     starts = np.concatenate(([0], np.cumsum(lengths[0][compared])[:-1]))
     equal[compared] = np.logical_and.reduceat(same, starts)
@@ -202,7 +207,8 @@ def _elements(column: pa.Array) -> pa.Array:
     """Return the elements of lists that are not null."""
     if not pa.types.is_map(column.type):
         return column.flatten()
-    start, stop = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    start = column.offsets[0].as_py()
+    stop = column.offsets[-1].as_py()
     parts = [column.keys.slice(start, stop - start), column.items.slice(start, stop - start)]
     return pa.StructArray.from_arrays(parts, names=["key", "value"])
 
@@ -230,7 +236,8 @@ def matching_rows(
     matches = np.full(len(left[0]), -1, np.int64)
     if not len(left[0]) or not len(right[0]):
         return matches
-    asked, stored = hash_columns(left, schema), hash_columns(right, schema)
+    asked = hash_columns(left, schema)
+    stored = hash_columns(right, schema)
     order = hash_order(stored)
     ordered = stored[order]
     places = np.minimum(np.searchsorted(ordered, asked), len(ordered) - 1)
@@ -256,7 +263,8 @@ def numbered_keys(
     ordered = hashes[order]
     again = ordered[1:] == ordered[:-1]
     repeated = np.flatnonzero(again)
-    before, after = pa.array(order[repeated]), pa.array(order[repeated + 1])
+    before = pa.array(order[repeated])
+    after = pa.array(order[repeated + 1])
     for column in columns:
         if len(repeated) and not equal_rows(column.take(before), column.take(after)).all():
             return _numbered_by_value(decode(columns))

@@ -325,7 +325,8 @@ class Replica:
             with self._lock:
                 self._check_open()
                 self._reloads += self._current is not None
-                self._broken, self._current = None, again
+                self._broken = None
+                self._current = again
             self._took(again.done)
             return
         for path in changes.paths():

@@ -125,7 +125,8 @@ class _Replaced:
         key_of: RowNumbers,
     ) -> None:
         self._state = state
-        batch, events = operations[0].batch, operations[1]
+        batch = operations[0].batch
+        events = operations[1]
         width = len(state.key.schema)
         cleared = batch.column(width).to_numpy() == OP_CLEAR
         # All cells in one column: first the cells at the beginning, then what the operations set.
@@ -172,7 +173,8 @@ class _Gathered:
     ) -> None:
         self._state = state
         self._type = column.type
-        batch, events = operations[0].batch, operations[1]
+        batch = operations[0].batch
+        events = operations[1]
         width = len(state.key.schema)
         ops = batch.column(width).to_numpy()
         element = column.type.value_type
@@ -187,7 +189,8 @@ class _Gathered:
         keys = np.concatenate([np.repeat(owners, lengths), key_of[events]])
         event_of = np.concatenate([np.full(len(before), NO_ROW), events])
         self._order = stable_order(keys + 1)
-        keys, event_of = keys[self._order], event_of[self._order]
+        keys = keys[self._order]
+        event_of = event_of[self._order]
         kinds = np.concatenate([np.full(len(before), OP_ADD_ELEMENT), ops])[self._order]
         self._added = (kinds == OP_ADD_ELEMENT) | (kinds == OP_PUT)
         self._elements = elements
@@ -212,7 +215,8 @@ class _Gathered:
 
     def _replaced_at(self, keys: RowNumbers) -> RowNumbers | None:
         """Return for each place the next one with the same map key."""
-        columns, codec = self._state.kind.element_keys(self._elements), self._state.user_key
+        columns = self._state.kind.element_keys(self._elements)
+        codec = self._state.user_key
         if columns is None or codec is None:
             return None
         numbers, rows = numbered_keys(columns, hash_columns(columns, codec.schema), codec.decode)
@@ -379,7 +383,8 @@ class Window:
         # An event as one number: first by key, then by checkpoint.  Operations of one key in one
         # checkpoint are one event.
         steps = len(times_ms)
-        codes, start = [], before.num_rows
+        codes = []
+        start = before.num_rows
         for logged in parts:
             codes.append(
                 numbers[start : start + len(logged.checkpoints)] * steps + logged.checkpoints
@@ -437,7 +442,8 @@ class Window:
             for state_id, old, new in zip(states, before, after, strict=True):
                 if state_id in self._operations:
                     same &= equal_rows(old, new)
-            was, there = any_valid(before, len(some)), any_valid(after, len(some))
+            was = any_valid(before, len(some))
+            there = any_valid(after, len(some))
             numbers = np.where(~was, 0, np.where(there, 1, 2)).astype(np.int8)
             rows = pa.array(self._rows[self._key_of[some]])
             columns = [

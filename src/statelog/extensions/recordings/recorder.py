@@ -247,7 +247,8 @@ class TaskRecorder:
         self, number: int, method: str, timer_ms: int, produced: Iterable[RowLike]
     ) -> Iterator[RowLike]:
         """Yield what a call yields, and keep it."""
-        output, recorded = self.output, self.keys[number]
+        output = self.output
+        recorded = self.keys[number]
         start = output.pending
         most = self.spec.key_bytes // _ENTRY_BYTES
         try:
@@ -290,7 +291,8 @@ class TaskRecorder:
 
     def end_part(self) -> None:
         """Forget the rows of a part, whose changes were appended to the log."""
-        self._part, self._marked = (), {}
+        self._part = ()
+        self._marked = {}
 
     # ------------------------------------------------------------------------- what is dropped
 

@@ -122,7 +122,8 @@ def value_text(value: object) -> str:
 
 def step_json(step: ReplayedStep) -> dict[str, object]:
     """Return a step in JSON."""
-    task, failure = step.recorded.task, step.recorded.failure
+    task = step.recorded.task
+    failure = step.recorded.failure
     result = step.recorded_result
     return {
         "checkpoint_id": task.checkpoint_id,

@@ -161,10 +161,8 @@ class Seen(Protocol):
 def state_tables(recorder: Seen, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
     """Return the state of keys before and after, a row for each."""
     kept = [recorder.keys[number] for number in keep]
-    groups, keys = (
-        [recorded.key_group for recorded in kept],
-        [recorded.key for recorded in kept],
-    )
+    groups = [recorded.key_group for recorded in kept]
+    keys = [recorded.key for recorded in kept]
     return (
         cells_table(recorder.codec, groups, keys, [recorded.before for recorded in kept]),
         cells_table(recorder.codec, groups, keys, [recorded.after for recorded in kept]),
@@ -188,7 +186,8 @@ def recording_of(
         if number in numbers:
             picked += range(position, position + count)
         position += count
-    rows, context = spec.rows, spec.context
+    rows = spec.rows
+    context = spec.context
     initial = None if rows.initial is None else rows.initial.layout
     return TaskRecording(
         operator_id=recorder.codec.schema.operator_id,

@@ -142,12 +142,14 @@ def bill_of(
 ) -> Bill:
     """Return the bill of a month."""
     batches = _MONTH_S / seconds_per_batch if seconds_per_batch else None
-    lists_per_batch, dollars = LISTS_PER_BATCH, None
+    lists_per_batch = LISTS_PER_BATCH
+    dollars = None
     if seconds_per_batch:  # a clean-up waits for a full batch, or for this time
         share = seconds_per_batch * 1000 / BATCH_INTERVAL_MS
         lists_per_batch = min(1.0, max(LISTS_PER_BATCH, share))
     if batches is not None:
-        puts, gets = batches * (puts_per_batch + lists_per_batch), batches * GETS_PER_BATCH
+        puts = batches * (puts_per_batch + lists_per_batch)
+        gets = batches * GETS_PER_BATCH
         dollars = (puts * prices.puts_per_1000 + gets * prices.gets_per_1000) / 1000
     return Bill(
         batches_per_month=batches,

@@ -226,7 +226,8 @@ def _with_record(
     figures: CheckpointFigures, record: BatchRecord, after: BatchRecord | None
 ) -> CheckpointFigures:
     """Add what the record of a micro-batch says."""
-    retries, batch = record.retries or {}, record.figures
+    retries = record.retries or {}
+    batch = record.figures
     later = (after.previous_ms if after is not None else None) or {}
     return replace(
         figures,

@@ -64,7 +64,8 @@ def _print(summary: Summary, location: str) -> None:
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    figures, newest = summary.figures, summary.figures.newest
+    figures = summary.figures
+    newest = summary.figures.newest
     if figures.query_id:
         yield "query", f"{figures.query_id}, {figures.delivery} delivery"
     for operator in summary.operators:

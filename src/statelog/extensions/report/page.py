@@ -24,7 +24,8 @@ _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "
 
 def page(figures: Figures) -> str:
     """Return the page of a location, as text to be stored in UTF-8."""
-    style, script = _resource("page.css"), _resource("page.js")
+    style = _resource("page.css")
+    script = _resource("page.js")
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
         f"style-src {_hash(style)}; script-src {_hash(script)}"

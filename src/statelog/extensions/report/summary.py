@@ -92,7 +92,8 @@ class Summary:
 
     def to_json(self) -> JsonObject:
         """Return the facts for a program; `statelog report --json` has the figures in full."""
-        figures, newest = self.figures, self.figures.newest
+        figures = self.figures
+        newest = self.figures.newest
         return {
             "location": figures.location,
             "kind": self.kind,

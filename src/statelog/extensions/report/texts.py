@@ -22,9 +22,11 @@ def size(size_bytes: float) -> str:
     """Return a size in binary units: 1.5 MiB."""
     if size_bytes < 1024:
         return f"{size_bytes:,.0f} B"
-    value, power = size_bytes / 1024, 0
+    value = size_bytes / 1024
+    power = 0
     while value >= 1023.95 and power < len(_UNITS) - 1:
-        value, power = value / 1024, power + 1
+        value /= 1024
+        power += 1
     return f"{value:,.1f} {_UNITS[power]}"
 
 

@@ -82,7 +82,8 @@ class TaskSideOutput:
         self._schema = schema
         self._outputs = outputs
         spec = tools.spec
-        self._batch_id, self._operator = spec.context.batch_id, tools.codec.schema.operator_id
+        self._batch_id = spec.context.batch_id
+        self._operator = tools.codec.schema.operator_id
         columns = schema.columns.names
         self._columns, self._names = columns, frozenset(columns)
         self._fields = [
@@ -169,7 +170,8 @@ class TaskSideOutput:
 
     def additions(self) -> list[Addition]:
         """Return the rows, or the files that contain them."""
-        staged, place = self.parts.staged(), (self._name, self._operator)
+        staged = self.parts.staged()
+        place = (self._name, self._operator)
         if isinstance(staged, tuple):
             files = zip(staged, self.parts.file_rows, strict=True)
             return [Addition((), file, rows, *place) for file, rows in files]

@@ -144,13 +144,15 @@ class DatabaseSink:
 
     def close(self) -> None:
         """Close the connection."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             connection.close()
 
     def _replace_record(self, connection: Connection, batch: SinkBatch) -> bool:
         """Replace the record that the driver knows; return whether it was the one in the table."""
-        batches, mark = _quoted(self._batches), self._placeholder(connection)
+        batches = _quoted(self._batches)
+        mark = self._placeholder(connection)
         cursor = connection.cursor()
         if batch.after is None:
             cursor.execute(
@@ -192,7 +194,8 @@ class DatabaseSink:
             yield self._connection
             self._connection.rollback()
         except BaseException as error:
-            connection, self._connection = self._connection, None
+            connection = self._connection
+            self._connection = None
             if connection is not None:
                 with contextlib.suppress(Exception):
                     connection.rollback()
@@ -220,7 +223,8 @@ class DatabaseSink:
 
     def _check_rolls_back(self, connection: Connection) -> None:
         """Reject a connection in autocommit mode, on which rows and record are two transactions."""
-        batches, mark = _quoted(self._batches), self._placeholder(connection)
+        batches = _quoted(self._batches)
+        mark = self._placeholder(connection)
         cursor = connection.cursor()
         cursor.execute(
             f"insert into {batches} (writer, batch) values ({mark}, {mark}) on conflict do nothing",

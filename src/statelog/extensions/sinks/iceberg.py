@@ -113,7 +113,8 @@ class IcebergSink:
 
     def close(self) -> None:
         """Close the catalog."""
-        catalog, self._catalog = self._catalog, None
+        catalog = self._catalog
+        self._catalog = None
         if catalog is not None:
             catalog.close()
 

@@ -112,7 +112,8 @@ class KafkaSink:
 
     def write(self, batch: SinkBatch) -> None:
         """Write rows and record in one transaction, unless another driver has written."""
-        values, keys = _column(batch.rows, "value"), _column(batch.rows, "key")
+        values = _column(batch.rows, "value")
+        keys = _column(batch.rows, "key")
         if values is None:
             raise UsageError(
                 "Kafka's records have a column value, and perhaps key; the output has "

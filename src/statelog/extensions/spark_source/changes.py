@@ -222,10 +222,12 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             newest_text = ""
             if newest is not None:
                 newest_text = f"; the newest checkpoint is {newest.checkpoint_id}"
-            name, anew = "the stream", "with another checkpointLocation"
+            name = "the stream"
+            anew = "with another checkpointLocation"
             keep = "give it a name by the option reader"
             if self._reader is not None:
-                name, anew = f"the reader {self._reader[0]!r}", f"{anew} and another name"
+                name = f"the reader {self._reader[0]!r}"
+                anew = f"{anew} and another name"
                 keep = f"raise readerMaxCheckpoints, which is {self._reader[1]}"
             raise CheckpointError(
                 f"{name} has read up to checkpoint {after} of {location.url} and cannot go on from "

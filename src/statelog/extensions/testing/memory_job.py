@@ -150,7 +150,8 @@ def content_of(codec: OperatorCodec, cells: Cells, now_ms: int) -> KeyContent:
     content = KeyContent({}, {}, [])
     for state_id in codec.live:
         variable = codec.states[state_id]
-        name, cell = variable.descriptor.name, cells.get(state_id)
+        name = variable.descriptor.name
+        cell = cells.get(state_id)
         if cell and variable.expires:
             cell = variable.kind.live_cell(cell, now_ms)
         if not cell:
@@ -360,7 +361,8 @@ class MemoryJob:
         """Make *cells* the state of a key."""
         overlay = self._overlay()
         for state_id, kind in enumerate(self.codec.kinds):
-            cell, rules = cells.get(state_id), kind.rules
+            cell = cells.get(state_id)
+            rules = kind.rules
             delta = rules.replacing_delta(cell) if cell else rules.clear_delta()
             overlay[state_id][place[1]] = delta
         self._change({place[0]: overlay})
@@ -368,7 +370,9 @@ class MemoryJob:
     @contextmanager
     def opened(self, place: Place, now_ms: int) -> Iterator[KeyHandle]:
         """Return the handle of a key, and commit what the block changes."""
-        state, overlay, cursor = self._state(), self._overlay(), Cursor(now_ms)
+        state = self._state()
+        overlay = self._overlay()
+        cursor = Cursor(now_ms)
         timers = None
         if self._time_mode != "none":
             timers_id = self.codec.schema.state_id(TIMERS_NAME)
@@ -400,7 +404,8 @@ class MemoryJob:
         with self._storage.create_writer(self.codec.schema.operator_id, KEY_GROUPS) as writer:
             writer.append_meta(self.codec.metadata_change())
             writer.append_batch(changes.key_groups, changes.values)
-            start, checkpoint_id = writer.initial_sequence_number(), before + 1
+            start = writer.initial_sequence_number()
+            checkpoint_id = before + 1
             log = writer.persist(start, checkpoint_id=checkpoint_id).result().job_manager_owned
         self._commit(log)
         if log is not None:  # so that the next look at the state does not read it
@@ -503,7 +508,8 @@ def _keyed(sparks: type[BoundState]) -> type:
         return call
 
     def begin(self: Any, handle: TesterHandle, asked: WantedVariable) -> None:
-        self._handle, self._wanted = handle, asked
+        self._handle = handle
+        self._wanted = asked
 
     methods = {name: method(name) for name in methods_of(sparks)}
     return type(f"Keyed{sparks.__name__}", (sparks,), {"__init__": begin, **methods})

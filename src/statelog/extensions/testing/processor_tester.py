@@ -152,7 +152,8 @@ class ProcessorTester:
             self._run([], [(key, [frame]) for key, frame in initialStatePandas])
 
     def __repr__(self) -> str:
-        name, mode = type(self.processor).__name__, self._time_mode
+        name = type(self.processor).__name__
+        mode = self._time_mode
         return f"<ProcessorTester of {name}, timeMode {mode}, {self._batch_id + 1} micro-batches>"
 
     def begin(
@@ -188,7 +189,8 @@ class ProcessorTester:
         if watermarkMs is not None:
             self._watermark_ms = self._shown_watermark_ms = watermarkMs
             self.handle.setWatermark(watermarkMs)
-        place, job = self._place(key), self._opened(())
+        place = self._place(key)
+        job = self._opened(())
         cells = cells_given(job.codec, state or {}, expiresAtMs or {}, self._now())
         if timers:
             cells |= timers_given(job.codec, timers)
@@ -453,7 +455,8 @@ class ProcessorTester:
         """Run one micro-batch over the rows (or frames) of some keys."""
         if self._face.test_tables is not None:
             return self._face.test_tables(self, None, None)
-        task_input, first = self._input(rows), self._input(initial) if initial else None
+        task_input = self._input(rows)
+        first = self._input(initial) if initial else None
         if self._memory_job is None:
             return []  # no key yet: no timers, no rows
         plain = format_of(in_pandas=self._in_pandas, timezone=self._zone)

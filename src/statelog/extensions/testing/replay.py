@@ -315,7 +315,8 @@ class _Replay:
         self, processor: StatefulProcessor, step: RecordedStep, row_format: RowFormat
     ) -> None:
         self._step, self._row_format, self._processor = step, row_format, copy_of(processor)
-        stored, mode = step.schema, step.task.time_mode
+        stored = step.schema
+        mode = step.task.time_mode
         if mode not in TIME_MODES:
             raise CorruptionError(f"a recording has the time mode {mode!r:.100}")
         declared = declared_by(
@@ -341,7 +342,8 @@ class _Replay:
 
     def run(self) -> StepResult:
         """Run the step and return what comes out."""
-        step, task = self._step, self._step.task
+        step = self._step
+        task = self._step.task
         rows = self._input(step.input, task.key_positions, task.first_input)
         initial = None
         if step.initial.num_rows:
@@ -349,7 +351,8 @@ class _Replay:
         context = BatchContext(
             self._processor, task.batch_id, task.time_mode, self._now_ms, task.watermark_ms
         )
-        row_format, schema = GivenFormat(self._row_format, rows, initial), step.output.schema
+        row_format = GivenFormat(self._row_format, rows, initial)
+        schema = step.output.schema
         batches, _ = self._memory_job.run(context, row_format, schema, self._extras)
         output = rows_in(pa.Table.from_batches(batches, schema))
         return self.result(self._memory_job.cells(self._place), output)

@@ -35,9 +35,13 @@ class GivenFormat:
     def __init__(
         self, plain: RowFormat, rows: KeyedInput, initial: KeyedInput | None = None
     ) -> None:
-        self.rows_at_once, self.splits_keys = plain.rows_at_once, plain.splits_keys
-        self.cost, self.of_columns, self.output = plain.cost, plain.of_columns, plain.output
-        self.rows, self.initial = rows, initial
+        self.rows_at_once = plain.rows_at_once
+        self.splits_keys = plain.splits_keys
+        self.cost = plain.cost
+        self.of_columns = plain.of_columns
+        self.output = plain.output
+        self.rows = rows
+        self.initial = initial
 
     def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
         """See `RowFormat`."""
@@ -87,7 +91,8 @@ class CollectedOutput(GivenFormat):
         self, plain: RowFormat, rows: KeyedInput, initial: KeyedInput | None = None
     ) -> None:
         super().__init__(plain, rows, initial)
-        self._new_output, self.output = plain.output, self._begun
+        self._new_output = plain.output
+        self.output = self._begun
         self._check: Callable[[], Output] | None = None
         self.items: list[RowLike] = []
         self.produced: list[RowLike] = []

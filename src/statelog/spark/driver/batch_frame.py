@@ -38,13 +38,15 @@ from statelog.state.schema import OperatorStateSchema
 def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> DataFrame:
     """Return the output of the operator over a batch frame, lazily."""
     extras = batch_parts(definition.declared, settings)
-    frame, groups = definition.frame, definition.max_parallelism
+    frame = definition.frame
+    groups = definition.max_parallelism
     # As many as a shuffle has: a task holds all rows of its keys.
     partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     bounds = settings.task_bounds(partitions)
     tasks = max(bounds.least, min(partitions, bounds.most))
     key_groups = KeyGroupRange(0, groups - 1)
-    time_mode, initial = definition.time_mode, definition.initial
+    time_mode = definition.time_mode
+    initial = definition.initial
     spec = BatchFrameSpec(
         context=BatchContext(
             definition.processor,
@@ -109,7 +111,8 @@ def batch_task(spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]) -> Itera
 def _outputs(
     spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch], file: SpillFile
 ) -> Iterator[pa.RecordBatch]:
-    every_group, out = spec.key_groups, spec.rows.output
+    every_group = spec.key_groups
+    out = spec.rows.output
     codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
     state = new_state(spec.context.processor, codec)
     state.forget(list(every_group))  # each is there, and empty

@@ -100,7 +100,8 @@ class BatchReports:
         acks: Sequence[TaskAck],
     ) -> None:
         """Report a micro-batch that was committed and delivered."""
-        groups, keys = largest_groups(acks), largest_keys(acks)
+        groups = largest_groups(acks)
+        keys = largest_keys(acks)
         warning = skew_warning(groups, keys)
         if warning and warning.partition(" has ")[0] != self._last_warning:
             self._last_warning = warning.partition(" has ")[0]

@@ -188,7 +188,8 @@ class StagedDelivery:
     def _deliver(self, frame: DataFrame, record: BatchRecord, inline: Sequence[bytes]) -> None:
         query = self._query
         files = record.staged_files()
-        session, operator = frame.sparkSession, query.output
+        session = frame.sparkSession
+        operator = query.output
         what = f"the output of micro-batch {record.batch_id}"
         output = frame_of_rows(
             session, query, operator.output, operator.arrow_output, inline, files, what=what
@@ -267,7 +268,8 @@ def committed_rows(data: bytes | memoryview, columns: pa.Schema, what: str) -> p
     if table.schema.types == columns.types and table.schema.names == columns.names:
         return table
     committed = table.schema
-    before, now = set(committed.names), set(columns.names)
+    before = set(committed.names)
+    now = set(columns.names)
     is_unique = len(before) == len(committed) and len(now) == len(columns)
     added = [field for field in columns if field.name not in before]
     if not is_unique or (added and before - now) or not all(field.nullable for field in added):
@@ -353,7 +355,8 @@ class DirectDelivery:
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
         """Call the sink, which evaluates the tasks, and return their answers."""
         answers = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
-        task, columns = partial(direct_task, spec, answers), columns_of(spec)
+        task = partial(direct_task, spec, answers)
+        columns = columns_of(spec)
         try:
             output = self._python.frame(partitioned, task, columns, tasks=len(spec.ranges))
             with self._batches.not_measured(partitioned, columns):

@@ -186,9 +186,11 @@ class MicroBatchEngine:
         Returns:
             The times of the micro-batch, and Spark's id of the query; None if nothing is to run.
         """
-        query_id, times = "", BatchTimes()
+        query_id = ""
+        times = BatchTimes()
         if self._query_times is not None:
-            query_id, times = self._query_times.query_id(), self._query_times.of(batch_id)
+            query_id = self._query_times.query_id()
+            times = self._query_times.of(batch_id)
         self._has_run = True
         self._reports.begin()
         if self._location.epoch is None:
@@ -288,7 +290,8 @@ class MicroBatchEngine:
         figures: BatchFigures,
     ) -> BatchRecord:
         """Return what the checkpoint says of the micro-batch."""
-        times, timeline = batch.times, self._coordinator.timeline
+        times = batch.times
+        timeline = self._coordinator.timeline
         retries = {
             "tasks": sum(ack.place.attempt for ack in chain(*answers)),
             "puts": self._location.take_repeated_puts(),  # of the claim, or the commit before
@@ -370,7 +373,8 @@ class MicroBatchEngine:
     def _deliver_again(self, frame: DataFrame, batch_id: int) -> None:
         """Deliver a committed batch again, with its own delivery."""
         watch = Stopwatch()
-        base, record = self._location.state.base, self._location.state.record
+        base = self._location.state.base
+        record = self._location.state.record
         if base is None or record is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
         run_timeline = self._coordinator.timeline.number

@@ -211,7 +211,8 @@ class DriverExtensions:
     def attachments(self, answers: Sequence[Sequence[TaskAck]]) -> tuple[Attachment, ...]:
         """Write what the micro-batch attaches, and return what its checkpoint names."""
         attached: list[Attachment] = []
-        by_operator, now_ms = self._by_operator(answers), wall_clock_ms()
+        by_operator = self._by_operator(answers)
+        now_ms = wall_clock_ms()
         for extension in self._extensions:
             attached += extension.attachments(self._start, by_operator, attached, now_ms)
         return tuple(attached)

@@ -41,7 +41,8 @@ def has_no_data_source(
 
     A query that ran before stays as it is; a new one has the source where it may have timers.
     """
-    frame, sources = operators[0].frame, operators[0].plan.sources
+    frame = operators[0].frame
+    sources = operators[0].plan.sources
     if setting is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
         return False  # Spark rejects a source without a name, which this one is
     newest = newest_offsets(files)

@@ -194,15 +194,18 @@ class OperatorRun:
         self, frame: DataFrame, batch: MicroBatch, upstream: Sequence[TaskAck]
     ) -> tuple[DataFrame, bool]:
         """Return the input with one partition for each task, and whether it may have rows."""
-        tasks, session = len(batch.ranges[self._index]), frame.sparkSession
+        tasks = len(batch.ranges[self._index])
+        session = frame.sparkSession
         if not self.reads(batch.times, upstream):  # one row in each partition, the task's number
             return session.range(0, tasks, 1, tasks), False
-        definition, query = self.definition, self._query
+        definition = self.definition
+        query = self._query
         if definition.of_upstream is not None:
             before = query.operators[self._index - 1]
             inline = inline_rows(upstream)
             files = [file for ack in upstream for file in ack.output.files]
-            columns, arrow = before.output, before.arrow_output
+            columns = before.output
+            arrow = before.arrow_output
             what = f"the output of operator {before.schema.operator_id!r}"
             rows = frame_of_rows(session, query, columns, arrow, inline, files, what=what)
             frame = definition.of_upstream(rows)
@@ -218,11 +221,15 @@ class OperatorRun:
 
     def spec(self, batch: MicroBatch, *, is_read: bool, staged: bool) -> TaskSpec:
         """Return the instructions for the tasks."""
-        definition, settings, location = self.definition, self._query.settings, self._location
-        times, ranges = batch.times, batch.ranges[self._index]
+        definition = self.definition
+        settings = self._query.settings
+        location = self._location
+        times = batch.times
+        ranges = batch.ranges[self._index]
         initial = None if self._initial is None else self._initial.task_layout
         has_time = definition.time_mode != "none"
-        last, base_id = location.state.last_run(self._index), location.state.base_id
+        last = location.state.last_run(self._index)
+        base_id = location.state.base_id
         return TaskSpec(
             context=BatchContext(
                 definition.processor,
@@ -283,9 +290,11 @@ class OperatorRun:
 
     def record(self, acks: Sequence[TaskAck]) -> OperatorRecord:
         """Return the record of the operator after a micro-batch."""
-        schema, before = self._location.schemas[self._index], self._location.state.record
+        schema = self._location.schemas[self._index]
+        before = self._location.state.record
         stored = None if before is None else before.operators[self._index]
-        entries, due = 0, self._location.state.due_ms[self._index]
+        entries = 0
+        due = self._location.state.due_ms[self._index]
         if acks:
             entries = sum(ack.count("state_entries") for ack in acks)
             due = min(ack.changes.next_due_ms for ack in acks)

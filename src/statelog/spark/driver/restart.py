@@ -67,7 +67,8 @@ def is_committed(
     """
     if record.query_id != first.query_id:  # adopted
         return False
-    times, batch_id = first.times, first.batch_id
+    times = first.times
+    batch_id = first.batch_id
     if batch_id == record.batch_id:
         same = (
             _may_equal(times.position, record.position)

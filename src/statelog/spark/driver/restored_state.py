@@ -73,7 +73,8 @@ class RestoredState:
         self, completed: CompletedCheckpoint, record: BatchRecord, ran: Sequence[bool]
     ) -> None:
         """Continue from *completed*, which has *record*; *ran* says which operators ran in it."""
-        self.base, self.record = completed, record
+        self.base = completed
+        self.record = record
         self.has_committed = True
         self.due_ms = [operator.next_due_ms for operator in record.operators]
         last = last_run_of(completed)

@@ -49,7 +49,8 @@ class StateLocation:
 
     def __init__(self, query: Query) -> None:
         self._query = query
-        settings, groups = query.settings, query.key_groups
+        settings = query.settings
+        groups = query.key_groups
         self.store = open_location(query.location, options=dict(settings.storage_options))
         self._entries = Entries(self.store)
         recorder = CheckpointRecorder(query.observers.metrics or Metrics())
@@ -83,7 +84,8 @@ class StateLocation:
 
     def take_repeated_puts(self) -> int:
         """Return how many puts of claims and commits were repeated since the last call."""
-        taken, self._repeated_puts = self._repeated_puts, 0
+        taken = self._repeated_puts
+        self._repeated_puts = 0
         return taken
 
     def inspect(self, query_id: str | None = None) -> None:
@@ -147,7 +149,8 @@ class StateLocation:
         self, checkpoint: CompletedCheckpoint | None, first: FirstBatch, older_id: int | None
     ) -> bool:
         """Return whether *checkpoint* has committed *first*; raise if the query cannot continue it."""
-        query, settings = self._query, self._query.settings
+        query = self._query
+        settings = self._query.settings
         if checkpoint is None:
             self.check_is_there(first)
             return False
@@ -193,7 +196,8 @@ class StateLocation:
         The first commit of a run fixes it.  A micro-batch before it may have changed nothing, or been
         delivered again.
         """
-        base, record = self.state.base, self.state.record
+        base = self.state.base
+        record = self.state.record
         if base is not None and record is not None and not self.state.has_committed:
             self._evolve(base, record, times.now_ms)
 
@@ -204,7 +208,8 @@ class StateLocation:
         A changed time to live counts from *now_ms*, the time of the micro-batch: a repeated
         micro-batch has the same time, which a clock would not.
         """
-        query, location = self._query, self._query.location
+        query = self._query
+        location = self._query.location
         if len(record.operators) != len(query.operators):
             stored_names = ", ".join(each.operator_id for each in record.operators)
             names = ", ".join(each.schema.operator_id for each in query.operators)

@@ -170,7 +170,8 @@ class OwnWorkers:
             raise Unfit(f"the input has {partitions} partitions and not {len(functions)}")
         rows: JavaObject | None = None
         udf = plan.func()
-        of_plan, of_udf = self._copies.arguments(plan), self._copies.arguments(udf)
+        of_plan = self._copies.arguments(plan)
+        of_udf = self._copies.arguments(udf)
         for function, only in zip(functions, self._only, strict=False):
             of_udf[1] = function
             of_plan[0] = udf.makeCopy(of_udf)

@@ -151,7 +151,8 @@ class Tables:
     def of_files(self, entry: JavaObject) -> FileTable:
         """Return a table of files of the session's catalog by its CatalogTable."""
         properties = entry.storage().properties()
-        catalog, identifier = self._state.catalog(), entry.identifier()
+        catalog = self._state.catalog()
+        identifier = entry.identifier()
         return FileTable(
             has_buckets=entry.bucketSpec().isDefined(),
             schema=_schema(entry.schema()),

@@ -61,7 +61,8 @@ class _Parser:
 
     def _split(self, text: str) -> list[str]:
         tokens = []
-        position, end = 0, len(text.rstrip())
+        position = 0
+        end = len(text.rstrip())
         while position < end:
             match = _TOKEN.match(text, position)
             if match is None:

@@ -86,7 +86,8 @@ class DriverHandle(StateVariables):
 
     def _variable(self, variable: WantedVariable) -> object:
         """Note a state variable; what is returned cannot be used, because a key does not exist."""
-        name, ttl_ms = variable.name, variable.ttl_ms
+        name = variable.name
+        ttl_ms = variable.ttl_ms
         if not name:
             raise UsageError("a state variable needs a name; it is empty")
         if name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN:

@@ -27,7 +27,9 @@ _log = logging.getLogger("statelog.spark")
 AUTO: Final = "auto"
 ALL: Final = "all"
 
-_ROWS, _ROW, _OTHER = "rows", "row", "other"
+_ROWS = "rows"
+_ROW = "row"
+_OTHER = "other"
 """What an expression is: the rows of a key or some of them, one row, anything else."""
 
 _TO_ROWS: Final = frozenset(["list", "tuple", "sorted", "reversed", "iter"])
@@ -248,7 +250,8 @@ class _Proof:
                 raise _NotProvenError
 
     def _is_binding_of_rows(self, name: ast.Name) -> bool:
-        parent, kind = self._parents[name], self._kinds[name.id]
+        parent = self._parents[name]
+        kind = self._kinds[name.id]
         if isinstance(parent, ast.For | ast.comprehension) and parent.target is name:
             return kind == _ROW and self._kind(parent.iter) == _ROWS
         return (

@@ -70,7 +70,9 @@ def input_plan(frame: DataFrame) -> InputPlan:
 
 def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
     """Return the facts from the names of a plan's streaming nodes and their streaming children."""
-    has_watermark, is_stateless, sources = False, True, 0
+    has_watermark = False
+    is_stateless = True
+    sources = 0
     for name, children in nodes:
         has_watermark |= name == "EventTimeWatermark"
         is_stateless &= name in _STATELESS and (name != "Join" or children < 2)

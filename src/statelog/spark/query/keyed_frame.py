@@ -73,7 +73,8 @@ def keyed_frame(
 
     It has all columns, or the keys and what *to_read* returns.
     """
-    df, key_columns = grouping.frame, grouping.columns
+    df = grouping.frame
+    key_columns = grouping.columns
     refuse_unread_types(df)
     refuse_equal_names(df, "the input", "A processor could not tell them apart")
     keys = grouping_keys(df.select(*key_columns).schema)
@@ -145,7 +146,8 @@ def task_of(key_group: str, key_groups: KeyGroupRange, tasks: int) -> str:
 
 def grouping_of(grouped: GroupedData) -> Grouping:
     """Return the keys of `df.groupBy(...)` of a classic session; reject rollup, cube and pivot."""
-    text, keys = grouping_text(grouped), grouping_columns(grouped)
+    text = grouping_text(grouped)
+    keys = grouping_columns(grouped)
     if "type: GroupBy" not in text or not keys:
         raise not_plain(text)
     columns, inputs = zip(*keys, strict=True)
@@ -204,9 +206,11 @@ def _text(types: list[DataType]) -> str:
 def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
     """Return the keyed rows of a micro-batch together with the initial rows."""
     rows = initial.keyed.frame
-    inputs, initials = frame.schema.fields[1:], rows.schema.fields[1:]
+    inputs = frame.schema.fields[1:]
+    initials = rows.schema.fields[1:]
     columns = [f"c{index}" for index in range(len(inputs) + len(initials))]
-    of_input, others = columns[: len(inputs)], columns[len(inputs) :]
+    of_input = columns[: len(inputs)]
+    others = columns[len(inputs) :]
     left = frame.toDF(INPUT_KEY_GROUP_COLUMN, *of_input).select(
         col(INPUT_KEY_GROUP_COLUMN),
         lit(False).alias(_IS_INITIAL),

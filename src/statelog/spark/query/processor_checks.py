@@ -101,7 +101,8 @@ def _unpicklable_attribute(processor: AnyProcessor) -> str:
 def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bool) -> None:
     """Reject methods that cannot be called with their arguments, before the first rows or timers come."""
     face = face_of(processor)
-    base, (of_rows, of_timer, of_initial) = face.processor_type, face.methods
+    base = face.processor_type
+    of_rows, of_timer, of_initial = face.methods
     called = {of_rows: True, of_timer: time_mode != "none", of_initial: has_initial}
     for name in (name for name, is_called in called.items() if is_called):
         expected = list(inspect.signature(getattr(base, name)).parameters)[1:]
@@ -132,7 +133,8 @@ def missing_yields(
     """Return what is certainly wrong with the methods of a processor with these output columns."""
     face = face_of(processor)
     of_rows, of_timer, of_initial = face.methods
-    name, messages = type(processor).__name__, []
+    name = type(processor).__name__
+    messages = []
     timers = None if time_mode == "none" else plain_function(processor, of_timer)
     is_inherited = timers is getattr(face.processor_type, of_timer)
     has_timers = time_mode != "none" and not is_inherited
@@ -175,7 +177,8 @@ def _returns_only_none(function: FunctionType | None) -> bool:
 
 def _returns(code: CodeType) -> list[bool]:
     """Return for each `return` of *code* whether it certainly returns None."""
-    returns, before = [], None
+    returns = []
+    before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "RETURN_CONST":
             returns.append(instruction.argval is None)

@@ -123,8 +123,11 @@ class KeepingFormat:
 
     def __init__(self, plain: RowFormat) -> None:
         self.plain = plain
-        self.rows_at_once, self.splits_keys = plain.rows_at_once, plain.splits_keys
-        self.cost, self.output, self.of_columns = plain.cost, plain.output, plain.of_columns
+        self.rows_at_once = plain.rows_at_once
+        self.splits_keys = plain.splits_keys
+        self.cost = plain.cost
+        self.output = plain.output
+        self.of_columns = plain.of_columns
 
     def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
         """Return an empty input that keeps its rows."""

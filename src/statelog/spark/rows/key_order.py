@@ -87,7 +87,8 @@ class KeyedRows:
         given_columns = [with_equal_floats(column.take(firsts)) for column in key_columns]
         columns = self._codec.uniform(given_columns)
         if self.kept is not None:
-            self.kept.order, self.kept.key_columns = self._order, columns
+            self.kept.order = self._order
+            self.kept.key_columns = columns
         self._keys = self._codec.decode(columns)
         is_given = self._codec.is_plain and all(
             column.type == field.type

@@ -79,8 +79,10 @@ def _is_unfit_struct(kind: DataType) -> bool:
     return not names or len(set(names)) < len(names)
 
 
-_EXACT, _NORMALISED = KeyUse.EXACT, KeyUse.NORMALISED
-_BY_PARTS, _REJECTED = KeyUse.BY_PARTS, KeyUse.REJECTED
+_EXACT = KeyUse.EXACT
+_NORMALISED = KeyUse.NORMALISED
+_BY_PARTS = KeyUse.BY_PARTS
+_REJECTED = KeyUse.REJECTED
 
 KEY_TYPES: Final = (
     KeyType(

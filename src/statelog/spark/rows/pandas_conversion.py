@@ -112,7 +112,8 @@ class ColumnConverter:
         if self._to_decimal:
             series = series.map(_decimal_of).astype(object)
         mask = None if hasattr(series.array, "__arrow_array__") else series.isnull()
-        kind, safe = self._arrow_type, self._safecheck
+        kind = self._arrow_type
+        safe = self._safecheck
         try:
             try:
                 return pa.Array.from_pandas(series, mask=mask, type=kind, safe=safe)

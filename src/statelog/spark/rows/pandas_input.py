@@ -167,7 +167,8 @@ class FrameInput(KeyedRows):
         first, end = self._order.ranges.get(key_group, (0, 0))
         if frames is None or first == end:
             return
-        bounds, cut = self._order.bounds, frames.cut
+        bounds = self._order.bounds
+        cut = frames.cut
         for index in range(first, end):
             chunks = cut(bounds[index], bounds[index + 1])
             yield self._keys[index], self._shown[index], chunks

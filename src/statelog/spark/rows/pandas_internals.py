@@ -156,12 +156,14 @@ def agrees_with_public(access: PublicAccess) -> bool:
     """Return whether *access* gives the results of the public API."""
     times = np.array([1, 2, 3], "M8[ns]")
     columns = {0: [1, 2, 3], 1: [0.5, 1.5, 2.5], 2: ["a", None, "c"], 3: times, 4: [4, 5, 6]}
-    whole, names = pd.DataFrame(columns), pd.Index(list("abcde"))
+    whole = pd.DataFrame(columns)
+    names = pd.Index(list("abcde"))
     public = PublicAccess()
     expected = public.cutter(whole, names).slice_rows(1, 3)
     try:
         part = access.cutter(whole, names).slice_rows(1, 3)
-        form, joiner = access.form_of(part), access.joiner(part)
+        form = access.form_of(part)
+        joiner = access.joiner(part)
         joiner.add(part)
         joiner.add(part)
         both = joiner.joined()

@@ -85,7 +85,8 @@ class FrameOutput:
 
         They are copied: a processor may yield one frame several times, with changes in between.
         """
-        forms, access = self._forms, self._access
+        forms = self._forms
+        access = self._access
         for frame in produced:
             if not isinstance(frame, pd.DataFrame):
                 raise self._no_frame(frame)
@@ -101,7 +102,8 @@ class FrameOutput:
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._forms, self.pending = {}, 0
+        self._forms = {}
+        self.pending = 0
         self.items.clear()
 
     def _no_frame(self, item: object) -> UnfitOutputError:

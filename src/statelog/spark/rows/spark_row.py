@@ -69,11 +69,14 @@ class RowInput(KeyedRows):
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Row]]]:
         """Yield each key, in both its forms, and its rows."""
         first, end = self._order.ranges.get(key_group, (0, 0))
-        bounds, start, rows = self._order.bounds[first : end + 1], 0, self._rows
+        bounds = self._order.bounds[first : end + 1]
+        start = 0
+        rows = self._rows
         if rows is None:
             start = bounds[0]
             rows = self._rows_of(start, bounds[-1])
-        keys, user_keys = self._keys[first:end], self._shown[first:end]
+        keys = self._keys[first:end]
+        user_keys = self._shown[first:end]
         for key, user_key, (begin, stop) in zip(keys, user_keys, pairwise(bounds), strict=True):
             yield key, user_key, iter(rows[begin - start : stop - start])
 

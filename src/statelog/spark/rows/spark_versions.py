@@ -226,7 +226,8 @@ def hashed_to(partitions: int, partition: str) -> str:
 def values_by_partition(partitions: int) -> tuple[int, ...]:
     """Return for each partition an int with `pmod(hash(value), partitions)`, Murmur3 with seed 42."""
     by_partition: dict[int, int] = {}
-    start, step = 0, 16 * partitions
+    start = 0
+    step = 16 * partitions
     while len(by_partition) < partitions:
         values = np.arange(start, start + step, dtype=np.uint32)
         places = _murmur3(values).astype(np.int32).astype(np.int64) % partitions

@@ -136,7 +136,8 @@ class OutputCalls:
 
     def finish(self) -> None:
         """Finish the calls that began last; drop those without items, if they are most of them."""
-        span, ends = self._spans[-1], self.ends
+        span = self._spans[-1]
+        ends = self.ends
         before = ends[span.first - 1] if span.first else 0
         count = len(ends) - span.first
         grown = ends[-1] - before if count else 0

@@ -63,7 +63,8 @@ class Observations:
 
     def take(self) -> ObservedBatch:
         """Return the metrics of the micro-batch that has ended."""
-        batch, self._current = self._current, {}
+        batch = self._current
+        self._current = {}
         return ObservedBatch(batch)
 
 

@@ -233,7 +233,8 @@ class StatefulStreamWriter(DataStreamWriter):
         location = self._checkpoint_location(one_time)
         checkpoint = temporary_checkpoint(self._spark) if location is None else location
         query = self._query(checkpoint, is_temporary=location is None)
-        plan, observations = self._plan, Observations()
+        plan = self._plan
+        observations = Observations()
         figures = ProgressFigures(query.operators, observations, self._kept_progress())
         query = _observed(query, observations, figures)
         files = checkpoint_files(self._spark, checkpoint)
@@ -288,7 +289,8 @@ class StatefulStreamWriter(DataStreamWriter):
 
     def _query(self, checkpoint: str, *, is_temporary: bool) -> Query:
         """Return everything about the query that does not change while it runs."""
-        last, session = self._operators[-1], self._spark
+        last = self._operators[-1]
+        session = self._spark
         # The frame has its key groups already, and the session may have changed after that.
         arguments = {**last.arguments, "maxParallelism": last.max_parallelism}
         settings = resolve_settings(settings_of(session), arguments, self._settings)

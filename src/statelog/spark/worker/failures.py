@@ -116,7 +116,9 @@ def ends_of_process_are_errors(
 
     @functools.wraps(run)
     def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        process, thread, leave = os.getpid(), threading.get_ident(), os._exit
+        process = os.getpid()
+        thread = threading.get_ident()
+        leave = os._exit
 
         def refuse(status: int) -> NoReturn:
             if os.getpid() == process and threading.get_ident() == thread:

@@ -90,7 +90,8 @@ class KeptStates:
 
     def of(self, spec: TaskSpec) -> KeptState:
         """Return the state of a task, and forget states without a task for `KEPT_S`."""
-        name, now_s = _name_of(spec), self._clock()
+        name = _name_of(spec)
+        now_s = self._clock()
         old = [
             each
             for each, kept in self._by_name.items()
@@ -125,7 +126,8 @@ def freeze(kept: KeptState) -> None:
     as a small task, one over a large state longer than any.  The collector never visits state in
     columns.
     """
-    entries, frozen = kept.state.object_count(), kept.frozen_entries
+    entries = kept.state.object_count()
+    frozen = kept.frozen_entries
     if frozen is not None:
         kept.frozen_entries = frozen = min(frozen, entries)
         if entries <= max(_FREEZE_ENTRIES, frozen * _FREEZE_GROWTH):

@@ -132,7 +132,8 @@ def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
             count += part.num_rows
             if count == rows:
                 yield joined_batches(waiting, INPUT_ROWS)
-                waiting, count = [], 0
+                waiting = []
+                count = 0
     if waiting:
         yield joined_batches(waiting, INPUT_ROWS)
 
@@ -183,7 +184,8 @@ class LargeInput:
             size += batch.nbytes
             if size >= self._chunk_bytes:
                 self._write(waiting)
-                waiting, size = [[] for _ in self._sides], 0
+                waiting = [[] for _ in self._sides]
+                size = 0
         self._write(waiting)
 
     def _write(self, waiting: Sequence[Sequence[pa.RecordBatch]]) -> None:
@@ -227,7 +229,8 @@ class LargeInput:
 
         A larger part has the rows of one key.
         """
-        slots, self._slots = self._slots, []
+        slots = self._slots
+        self._slots = []
         yield from self._parts(slots, 0)
 
     def _parts(self, slots: Sequence[_Slot], level: int) -> Iterator[Part]:
@@ -237,7 +240,8 @@ class LargeInput:
             cost = slot.cost
             if waiting and size + cost > self._part_bytes:
                 yield self._part(waiting)
-                waiting, size = [], 0
+                waiting = []
+                size = 0
             if cost > self._part_bytes:
                 yield from self._split(slot, level)
             elif cost:
@@ -330,6 +334,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.
         size += batch.nbytes
         if size >= chunk_bytes:
             yield joined_batches(waiting, INPUT_ROWS)
-            waiting, size = [], 0
+            waiting = []
+            size = 0
     if waiting:
         yield joined_batches(waiting, INPUT_ROWS)

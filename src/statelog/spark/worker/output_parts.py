@@ -97,7 +97,8 @@ class OutputParts:
 
     def extend_within(self, produced: Iterable[RowLike]) -> None:
         """Take what one call of the processor yields, in pieces."""
-        iterator, before = iter(produced), -1
+        iterator = iter(produced)
+        before = -1
         while len(self.items) > before:
             before = len(self.items)
             # Not as a list: a frame is copied before the processor changes and yields it again.
@@ -139,7 +140,9 @@ class OutputParts:
 
     def take(self) -> list[pa.RecordBatch]:
         """Return the batches in memory, and drop them."""
-        held, self._held, self.held_bytes = self._held, [], 0
+        held = self._held
+        self._held = []
+        self.held_bytes = 0
         return held
 
     def spill(self) -> None:
@@ -204,7 +207,8 @@ class DirectOutput(OutputParts):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches converted so far in their order, and drop them."""
-        pieces, self._pieces = self._pieces, []
+        pieces = self._pieces
+        self._pieces = []
         for piece in pieces:
             yield self._file.read_batch(piece, self._schema)
         yield from self.take()

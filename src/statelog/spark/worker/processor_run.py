@@ -228,8 +228,12 @@ class ProcessorRun:
     def _handle_keys(self, key_group: int, rows_of: KeyedInput) -> None:
         """Call `handleInputRows` key by key, and note where the output of each ends."""
         handle_rows = self._processor.handleInputRows
-        cursor, times, extend = self._cursor, self._times, self.output.extend
-        items, generator, add_end = self.output.items, GeneratorType, self._calls.ends.append
+        cursor = self._cursor
+        times = self._times
+        extend = self.output.extend
+        items = self.output.items
+        generator = GeneratorType
+        add_end = self._calls.ends.append
         for key, key_object, rows in rows_of.keys(key_group):
             cursor.key = key
             produced = handle_rows(key_object, rows, times)
@@ -256,7 +260,8 @@ class ProcessorRun:
         """Return the timers that are due, by time, with the state of their keys ready."""
         if self._timers_id is None:
             return []
-        until, retired = self._context.due_until_ms, self._retired
+        until = self._context.due_until_ms
+        retired = self._retired
         due = due_timers(self._state, self._range, self._timers_id, until, self.overlays, retired)
         if retired is not None:
             keys: dict[int, set[Key]] = {}
@@ -314,7 +319,8 @@ class ProcessorRun:
     def _key_of_timer(self) -> Callable[[Key], Row]:
         """Converts a key for `handleExpiredTimer`; made on the first timer that fires."""
         schema = self._codec.key.schema
-        make, thaw = row_factory(schema.names), self._codec.key.thaw
+        make = row_factory(schema.names)
+        thaw = self._codec.key.thaw
         as_state = StructCodec(schema, struct_factory=make_row, what="the key").normalize
         return lambda key: make(as_state(thaw(key)))
 
@@ -323,7 +329,8 @@ class ProcessorRun:
         timers_id = self._timers_id
         if timers_id is None:
             return NEVER_MS
-        until, retired = self._context.due_until_ms, self._retired
+        until = self._context.due_until_ms
+        retired = self._retired
         return first_timer_ms(self._state, self._range, timers_id, until, self.overlays, retired)
 
     def _drop(self, state_id: int) -> None:

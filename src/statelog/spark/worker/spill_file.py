@@ -87,13 +87,15 @@ class SpillFile:
         if self._file is None or not piece.size:
             return b""
         parts: list[bytes] = []
-        start, missing = piece.offset, piece.size
+        start = piece.offset
+        missing = piece.size
         while missing:
             part = os.pread(self._file.fileno(), missing, start)
             if not part:
                 raise StoreError(f"the task's file on the local disk ends before byte {start}")
             parts.append(part)
-            start, missing = start + len(part), missing - len(part)
+            start = start + len(part)
+            missing = missing - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_batch(self, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:

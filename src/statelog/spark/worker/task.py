@@ -142,7 +142,8 @@ def _answer(
     watch: Stopwatch,
 ) -> tuple[TaskAck, StagedOutputParts | DirectOutput]:
     """Process a partition; return the answer, and the output."""
-    objects, object_bytes = kept.store.objects_put, kept.store.bytes_put
+    objects = kept.store.objects_put
+    object_bytes = kept.store.bytes_put
     key_range = spec.ranges[partition]
     files = OutputFiles(uploads.put, kept.ids, uploads.drop)
     figures: dict[str, FigureValue] = {}
@@ -230,7 +231,8 @@ def _output(
         if rows.event_time_output is not None:
             check_event_times(batch, rows.event_time_output, context.watermark_ms, context.batch_id)
 
-    rows, context = spec.rows, spec.context
+    rows = spec.rows
+    context = spec.context
     output = rows.row_format.output(rows.output, context.batch_id)
     if not spec.staged:
         return DirectOutput(output, check, rows.output, file)
@@ -262,7 +264,9 @@ class _Snapshot:
 
 def _process(task: _Task, rows: TaskInput) -> TaskChanges:
     """Run the processor and append its changes."""
-    spec, run, watch = task.spec, task.run, task.watch
+    spec = task.spec
+    run = task.run
+    watch = task.watch
     snapshot = _Snapshot()
     run.begin()
     in_parts = rows.is_large and run.in_parts(rows.file)

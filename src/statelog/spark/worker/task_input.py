@@ -99,7 +99,8 @@ class TaskInput:
 
     def _up_to_bound(self, first: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield batches and add them to *first*, until they exceed the bound."""
-        size, bound = 0, self._rows.input_bytes
+        size = 0
+        bound = self._rows.input_bytes
         for batch in self._batches:
             first.append(batch)
             size += self._rows.row_format.cost(batch)
@@ -111,7 +112,8 @@ class TaskInput:
     def _read_keyed(
         self, batches: Iterable[pa.RecordBatch]
     ) -> tuple[KeyedInput, KeyedInput | None]:
-        task_rows, initial = self._rows, None
+        task_rows = self._rows
+        initial = None
         if task_rows.initial is not None:
             batches, initial_batches = split_batches(batches, task_rows.initial)
             initial = task_rows.row_format.input(task_rows.initial.layout, self._codec)

@@ -473,9 +473,11 @@ class Variance:
         }
 
     def combine(self, left: Parts, right: Parts) -> Parts:
-        before, more = counts(left["count"]), counts(right["count"])
+        before = counts(left["count"])
+        more = counts(right["count"])
         number = before + more
-        mean, delta = doubles(left["mean"]), doubles(right["mean"])
+        mean = doubles(left["mean"])
+        delta = doubles(right["mean"])
         with np.errstate(all="ignore"):
             delta = delta - mean
             step = np.where(number == 0, 0.0, delta / number)
@@ -490,7 +492,8 @@ class Variance:
         return pa.array(variances, kind, mask=number < 2)
 
 
-_LEAST, _MOST = 4, 21  # of Spark's hll_sketch_agg
+_LEAST = 4  # of Spark's hll_sketch_agg
+_MOST = 21
 _HASHED = "CASE WHEN {0} IS NOT NULL THEN xxhash64({0}) END"
 
 

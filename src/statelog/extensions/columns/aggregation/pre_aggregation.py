@@ -222,7 +222,8 @@ class OneShuffle:
 
 def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:
     """Return SQL over *keys* as an expression that finds them by position in a row."""
-    session, jvm = frame.sparkSession, jvm_of(frame.sparkSession)
+    session = frame.sparkSession
+    jvm = jvm_of(frame.sparkSession)
     expressions = jvm.org.apache.spark.sql.catalyst.expressions
     no_rows = session.sparkContext._jsc.emptyRDD().rdd()
     schema = frame._jdf.selectExpr(jvm.PythonUtils.toSeq(list(keys))).schema()
@@ -235,7 +236,9 @@ def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObj
 
 def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
     """Return the shuffle by hash between partial and final results; None in another plan."""
-    node, name, final = plan, _name(plan), ""
+    node = plan
+    name = _name(plan)
+    final = ""
     while name in _ABOVE:
         final = name if name.endswith("Aggregate") else final
         node = node.children().head()

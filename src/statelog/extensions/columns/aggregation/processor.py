@@ -56,7 +56,8 @@ class Merge:
         """Return the state after a micro-batch's partial results, in the same order of keys."""
         columns: dict[str, pa.Array] = {}
         for aggregate in self.aggregates:
-            before, more = aggregate.state(old), aggregate.partial(new)
+            before = aggregate.state(old)
+            more = aggregate.partial(new)
             # Texts of a micro-batch may be large ones, by a setting of Spark.
             more = {part: _typed(column, before[part].type) for part, column in more.items()}
             combined = aggregate.kind.combine(before, more)

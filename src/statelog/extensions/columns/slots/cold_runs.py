@@ -100,7 +100,8 @@ class ColdRuns:
         """Yield the rows with a timer in *column* up to *until_ms*; they are cold no more."""
         for run, some in self._runs(part):
             due = run.due_rows(column, until_ms)
-            start, stop = run.span(some.start).start, run.span(some.end).stop
+            start = run.span(some.start).start
+            stop = run.span(some.end).stop
             yield from self._move(run, due[(due >= start) & (due < stop)])
 
     def take_all(self, part: KeyGroupRange) -> Iterator[tuple[pa.Table, Hashes]]:

@@ -102,7 +102,8 @@ class ColumnTimers:
 
     def delete(self, keys: Keys, times_ms: object) -> None:
         """Remove a timer for each key, if there is one; arguments and errors as `register`."""
-        slots, times = self._table.find(keys), _times(times_ms, len(keys))
+        slots = self._table.find(keys)
+        times = _times(times_ms, len(keys))
         is_known = slots >= 0
         self._change(slots[is_known], times[is_known], is_added=False)
 
@@ -124,7 +125,8 @@ class ColumnTimers:
         owners = np.concatenate([np.repeat(np.arange(len(touched)), counts), owner])
         every = np.concatenate([before, times])
         order = np.lexsort((every, owners))
-        owners, every = owners[order], every[order]
+        owners = owners[order]
+        every = every[order]
         same = np.zeros(len(order), np.bool_)
         same[1:] = (owners[1:] == owners[:-1]) & (every[1:] == every[:-1])
         keep = ~same
@@ -132,7 +134,8 @@ class ColumnTimers:
             # A pair that was given is removed, with the equal one next to it.
             is_deleted = np.bincount(np.cumsum(~same) - 1, order >= len(before)) > 0
             keep &= ~is_deleted[np.cumsum(~same) - 1]
-        owners, every = owners[keep], every[keep]
+        owners = owners[keep]
+        every = every[keep]
         lengths = np.bincount(owners, minlength=len(touched))
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         kind = self._column.heap.fields[0].type
@@ -156,7 +159,8 @@ def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> lis
         )
     columns = []
     for field in schema:
-        column, kind = table.column(field.name), stored_field(field).type
+        column = table.column(field.name)
+        kind = stored_field(field).type
         try:
             # Not to the type itself: Arrow sees nulls in the NOT NULL fields of a struct that is null.
             cast = column if column.type == kind else column.cast(kind)

@@ -94,7 +94,8 @@ class SlotState(StateCache[Writes]):
         for state_id, (slots, positions) in staged.writes.items():
             if not every:
                 mine = np.isin(self.table.index.key_groups(slots), key_groups)
-                slots, positions = slots[mine], positions[mine]
+                slots = slots[mine]
+                positions = positions[mine]
             self.table.fold(state_id, slots, positions)
 
     def _bring_forward(

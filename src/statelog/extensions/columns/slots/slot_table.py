@@ -147,7 +147,8 @@ class SlotTable:
             none,
             none,
         )
-        keys.slots, keys.zone = slots, self.zone
+        keys.slots = slots
+        keys.zone = self.zone
         return keys
 
     # --- what is pending --------------------------------------------------------------------------
@@ -161,7 +162,8 @@ class SlotTable:
                 continue
             key_groups = self.index.key_groups(slots)
             order = group_order(key_groups)
-            slots, positions = slots[order], positions[order]
+            slots = slots[order]
+            positions = positions[order]
             operations = column.operations(self.index.keys(slots), positions)
             parts.append(self.codec.encode_operations(state_id, key_groups[order], operations))
         return joined(parts)

@@ -130,7 +130,8 @@ def _json(tag: Tag) -> dict[str, object]:
 def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
     rows = []
     for each in list_tags(store):
-        content, problem = TagContent(created_at_ms=0), ""
+        content = TagContent(created_at_ms=0)
+        problem = ""
         try:
             content = read_tag(store, each)
         except StatelogError as error:

@@ -94,7 +94,8 @@ def verify(
     """
     if apply and not repair and give_up is None:
         raise UsageError("--apply needs --repair or --give-up-after; verify alone changes nothing")
-    store, age = open_location(location), parse_duration(min_age, "--min-age")
+    store = open_location(location)
+    age = parse_duration(min_age, "--min-age")
     if give_up is not None:
         _give_up(store, give_up, apply=apply, as_json=as_json)
         return False
@@ -168,7 +169,8 @@ def _repair(store: ObjectStore, min_age: dt.timedelta, *, apply: bool, as_json: 
     if apply:
         with progress("deleting"):
             report = apply_repair(store, plan)
-        failed, reason = report.failed, report.reason
+        failed = report.failed
+        reason = report.reason
     size_bytes = sum(each.size_bytes for each in plan.repairs)
     summary = {
         "repairs": len(plan.repairs),

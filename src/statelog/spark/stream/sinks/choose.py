@@ -49,7 +49,8 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
     Files and tables of files are written once; a table of files is created if it is missing.  Other
     formats are written by Spark's batch writer: Delta once, all others at least once.
     """
-    session, schema = context.session, context.schema
+    session = context.session
+    schema = context.schema
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
     sink = looking_sink(
         target, source, context.query_name, lambda name: Memory(session, name, schema)
@@ -76,7 +77,8 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
 
 
 def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_files: bool) -> Sink:
-    tables, name = Tables(context.session), target.table or ""
+    tables = Tables(context.session)
+    name = target.table or ""
     table = find_table(tables, name)
     if table is None and is_of_files and tables.in_session_catalog(name):
         create_of_files(tables, target, source, context.schema)

@@ -171,7 +171,8 @@ class ExactlyOnce(ClosableSink):
 
         An error ends the query, so the sink is closed.
         """
-        writer, batch = query_name(frame), delivered_batch(frame, batch_id)
+        writer = query_name(frame)
+        batch = delivered_batch(frame, batch_id)
         try:
             if not self.has(writer, batch):
                 refuse_equal_names(frame, "the frame", "A sink finds columns by their names")
@@ -189,7 +190,8 @@ class ExactlyOnce(ClosableSink):
         """Return whether the sink has a micro-batch."""
         if writer not in self._last:
             self._last[writer] = _repeated(lambda: self._sink.last_committed(writer))
-        last, target = self._last[writer], f"the target of {writer}"
+        last = self._last[writer]
+        target = f"the target of {writer}"
         if batch.is_written(last, target=target):
             _log.info("batch %d of %s is written already and is skipped", batch.batch_id, writer)
             return True

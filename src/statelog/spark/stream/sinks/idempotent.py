@@ -110,7 +110,8 @@ class _Recording:
         self._first = first
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        writer, batch = query_name(frame), delivered_batch(frame, batch_id)
+        writer = query_name(frame)
+        batch = delivered_batch(frame, batch_id)
         number = self._records.next_number(writer, batch)
         if number is None:
             _log.info("batch %d of %s is written already and is skipped", batch_id, writer)

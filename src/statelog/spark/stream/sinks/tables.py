@@ -94,7 +94,8 @@ def place_of(tables: Tables, table: KnownTable, target: Target, schema: StructTy
             f"the table {table.name} has buckets, which streaming output cannot have: write to "
             "a table without CLUSTERED BY"
         )
-    columns, parts = stored.schema, stored.partition_by
+    columns = stored.schema
+    parts = stored.partition_by
     if not columns.fields:
         columns, parts = _columns_of_files(tables, table.name, schema)
     partition_by = tuple(name.lower() for name in target.partition_by)
