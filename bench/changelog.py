@@ -147,7 +147,9 @@ class Bench:
     def storage(self, *, fsync: bool = False, **options: object) -> cl.FsStateChangelogStorage:
         """Return a storage in a fresh folder."""
         self._runs_made += 1
-        store = open_store(str(self._directory / str(self._runs_made)), options={"fsync": fsync})
+        store = open_store(
+            str(self._directory / str(self._runs_made)), storage_options={"fsync": fsync}
+        )
         return cl.FsStateChangelogStorage(
             store,
             job_id="bench",
