@@ -11,13 +11,9 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from statelog.errors import RequirementError
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Transaction
-    from pyiceberg.table.update.snapshot import _SnapshotProducer
 
 PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "spark": {"google.protobuf": "protobuf", "pandas": "pandas", "pyspark": "pyspark"},
@@ -105,20 +101,3 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # a package above it is missing
         return False
-
-
-def keep_files_of_failed_commits(commit: Transaction) -> None:
-    """
-    Let PyIceberg keep the files of each attempt of *commit*.
-
-    PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been lost, or
-    the catalog may have stored the commit later: then the files are live.
-    """
-    register = commit._register_snapshot_producer
-
-    def register_without_deletion(producer: _SnapshotProducer[Transaction]) -> None:
-        for method in ("_cleanup_uncommitted", "_clean_all_uncommitted"):
-            setattr(producer, method, lambda: None)
-        register(producer)
-
-    commit._register_snapshot_producer = register_without_deletion  # type: ignore[method-assign]

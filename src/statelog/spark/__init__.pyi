@@ -1,6 +1,8 @@
 """Stateful streaming on Spark with its state in the changelog; needs PySpark."""
 
 from statelog.core.delivered_batch import DeliveredBatch as DeliveredBatch
+from statelog.extensions.broadcasts.tables import Broadcast as Broadcast
+from statelog.extensions.broadcasts.tables import BroadcastTable as BroadcastTable
 from statelog.extensions.columns.aggregation.api import aggregate as aggregate
 from statelog.extensions.columns.aggregation.functions import Aggregate as Aggregate
 from statelog.extensions.columns.processor import ColumnarHandle as ColumnarHandle
@@ -15,6 +17,7 @@ from statelog.extensions.migration import with_initial_state as with_initial_sta
 from statelog.extensions.operations.what_if import BatchOutcome as BatchOutcome
 from statelog.extensions.operations.what_if import WhatIf as WhatIf
 from statelog.extensions.operations.what_if import what_if as what_if
+from statelog.extensions.side_outputs.declaration import SideOutput as SideOutput
 from statelog.extensions.sinks.database import DatabaseSink as DatabaseSink
 from statelog.extensions.sinks.iceberg import IcebergSink as IcebergSink
 from statelog.extensions.sinks.kafka import KafkaSink as KafkaSink
@@ -25,13 +28,10 @@ from statelog.spark.api import transform_with_state as transform_with_state
 from statelog.spark.api import transform_with_state_in_pandas as transform_with_state_in_pandas
 from statelog.spark.enabling import disable as disable
 from statelog.spark.enabling import enable as enable
-from statelog.spark.query.broadcast import Broadcast as Broadcast
-from statelog.spark.query.broadcast import BroadcastTable as BroadcastTable
 from statelog.spark.query.delivery import writer_id as writer_id
 from statelog.spark.query.progress import BatchProgress as BatchProgress
 from statelog.spark.query.record import Record as Record
 from statelog.spark.query.settings import OperatorSettings as OperatorSettings
-from statelog.spark.query.side_output import SideOutput as SideOutput
 from statelog.spark.query.tagged_union import tagged_union as tagged_union
 from statelog.spark.rows.spark_versions import ExpiredTimerInfo as ExpiredTimerInfo
 from statelog.spark.rows.spark_versions import ListState as ListState

@@ -61,6 +61,9 @@ EXTENSIONS: Final = (
 )
 
 
+BROADCAST_SOURCES: Final = "statelog.extensions.broadcasts.tables:sources"
+"""Reads the value of the setting `broadcast`."""
+
 CONNECT_CLIENT: Final = "statelog.extensions.connect.client:CONNECT"
 """The `Client` for a session of Spark Connect."""
 

@@ -19,20 +19,21 @@ from statelog.checkpoint.attachments import Attachment, in_force, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import ObjectNotFoundError
 from statelog.extensions.broadcasts.stored import BROADCAST, decode_broadcast, stored_version
-from statelog.extensions.recordings.format import DEAD_LETTERS, RECORDING
-from statelog.format.arrow_data import write_stream
-from statelog.format.buffers import checksum
-from statelog.runtime.clock import RandomIds, pause, wall_clock_ms
-from statelog.spark.driver.extension import Answers, BatchStart, DriverContext, DriverExtension
-from statelog.spark.query.broadcast import (
+from statelog.extensions.broadcasts.tables import (
     Broadcast,
     BroadcastTable,
     BroadcastTables,
     Repeated,
     read_source,
+    sources_of,
     unknown_broadcast,
     version_of,
 )
+from statelog.extensions.recordings.format import DEAD_LETTERS, RECORDING
+from statelog.format.arrow_data import write_stream
+from statelog.format.buffers import checksum
+from statelog.runtime.clock import RandomIds, pause, wall_clock_ms
+from statelog.spark.driver.extension import Answers, BatchStart, DriverContext, DriverExtension
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.query.state_variables import SchemaLike, Unusable
 from statelog.store import PATHS, ObjectStore, read_verified
@@ -83,7 +84,7 @@ class BroadcastVersions:
         repeated: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sources = settings.broadcast
+        self._sources = sources_of(settings)
         self._store = store
         self._repeated = repeated
         self._clock = clock
@@ -225,4 +226,4 @@ class DeclaredBroadcasts:
     @staticmethod
     def batch_part(declared: Sequence[str] | None, settings: QuerySettings) -> BroadcastTables:
         """Return the tables as they are now."""
-        return {name: read_source(name, source) for name, source in settings.broadcast.items()}
+        return {name: read_source(name, source) for name, source in sources_of(settings).items()}

@@ -9,7 +9,7 @@ from typing import Final
 from statelog.checkpoint.attachments import Attachment
 from statelog.errors import InvariantError
 from statelog.extensions.broadcasts.stored import read_broadcast, stored_version
-from statelog.spark.query.broadcast import BroadcastTable, BroadcastTables, broadcast_in
+from statelog.extensions.broadcasts.tables import BroadcastTable, BroadcastTables, broadcast_in
 from statelog.spark.worker.extension import TaskExtension, TaskTools
 from statelog.store import ObjectStore
 

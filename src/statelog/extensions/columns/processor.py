@@ -17,9 +17,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.extensions.broadcasts.tables import BroadcastTable
 from statelog.extensions.columns.slots import ColumnState, ColumnTimers, Keys
-from statelog.spark.query.broadcast import BroadcastTable
-from statelog.spark.query.side_output import SideOutput
+from statelog.extensions.side_outputs.declaration import SideOutput
 from statelog.spark.rows.spark_versions import TimerValues
 
 Tables: TypeAlias = "Iterable[Any] | None"

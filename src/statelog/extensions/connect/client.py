@@ -33,6 +33,7 @@ from statelog.checkpoint.query_files import (
     unfinished_batch,
 )
 from statelog.errors import UnavailableError, UsageError
+from statelog.extensions.broadcasts.tables import refuse_frames
 from statelog.extensions.connect.recorded_steps import ConnectPlan, input_plan
 from statelog.extensions.connect.sinks import Foreach, sink_of
 from statelog.extensions.connect.worker import (
@@ -45,7 +46,6 @@ from statelog.extensions.connect.worker import (
 )
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.driver.no_data_batches import has_no_data_source
-from statelog.spark.query.broadcast import refuse_frames
 from statelog.spark.query.delivery import Delivery, FileOutput, Sink
 from statelog.spark.query.keyed_frame import Grouping, not_plain
 from statelog.spark.query.progress import BatchProgress, Observers
@@ -300,7 +300,7 @@ def _input_name(column: object) -> str | None:
 def _prepare(session: SparkSession, settings: QuerySettings, observers: Observers) -> None:
     refuse_observers(observers)
     refuse_direct(settings)
-    refuse_frames(settings.broadcast)
+    refuse_frames(settings)
 
 
 def _apply(steps: ConnectPlan) -> Callable[..., DataFrame]:

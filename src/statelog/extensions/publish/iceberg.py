@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from statelog.errors import UsageError
+from statelog.extensions.iceberg_commits import keep_files_of_failed_commits
 from statelog.extensions.publish.table import (
     CHECKPOINT,
     FILE_BYTES,
@@ -26,7 +27,7 @@ from statelog.extensions.publish.table import (
     explained,
     retained_versions,
 )
-from statelog.extras import keep_files_of_failed_commits, load, require
+from statelog.extras import load, require
 from statelog.runtime.fail_points import fail_point
 
 if TYPE_CHECKING:

@@ -1,23 +1,45 @@
-"""Note the side outputs that the `init` of a processor declares."""
+"""
+Collect the side outputs that the `init` of a processor declares.
+
+`init` declares each by `handle.sideOutput(name, schema)`, on the driver and in each task.
+Source: Flink's `OutputTag` and `Context.output`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.extensions.side_outputs.stored import SIDE_BATCH, SIDE_CHECKPOINT
+from statelog.spark.query.declared_state import is_name
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.query.side_output import is_name
 from statelog.spark.query.state_variables import SchemaLike
 from statelog.spark.rows.types import arrow_schema
 
 SIDE_COLUMNS: Final = (pa.field(SIDE_CHECKPOINT, pa.int64()), pa.field(SIDE_BATCH, pa.int64()))
 """The columns that stored rows have before their own."""
+
+
+class SideOutput(Protocol):
+    """A named output of a processor; `handle.sideOutput(name, schema)` returns it in `init`."""
+
+    def emit(self, row: object) -> None:
+        """
+        Emit a row; it is committed with the micro-batch, unless the call fails.
+
+        Args:
+            row: A `Row` with the names of the columns, or a tuple in their order; for a processor of
+                frames a DataFrame, for a `ColumnarProcessor` a table.  A column that a Row leaves out
+                is null.
+
+        Raises:
+            UsageError: It does not fit the columns, or neither rows nor timers are handled now.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ import pyarrow as pa
 from statelog import arguments
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import UnavailableError, UsageError
+from statelog.extensions.iceberg_commits import keep_files_of_failed_commits
 from statelog.extensions.sinks.database import may_pass
-from statelog.extras import keep_files_of_failed_commits, require
+from statelog.extras import require
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
 

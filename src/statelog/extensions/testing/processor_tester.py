@@ -22,6 +22,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.extensions.broadcasts.tables import BroadcastTable, version_of
 from statelog.extensions.side_outputs.declaration import operator_of
 from statelog.extensions.testing.memory_job import (
     KeyContent,
@@ -44,7 +45,6 @@ from statelog.extensions.testing.tester_rows import (
     side_rows,
     typed_rows,
 )
-from statelog.spark.query.broadcast import BroadcastTable, version_of
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import Declared, declared_by
 from statelog.spark.query.face import AnyProcessor, face_of

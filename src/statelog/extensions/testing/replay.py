@@ -29,6 +29,7 @@ from statelog.checkpoint.history import open_state
 from statelog.checkpoint.listing import CheckpointName, checkpoint_id_of
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.extensions.broadcasts.stored import read_broadcast
+from statelog.extensions.broadcasts.tables import version_of
 from statelog.extensions.recordings.format import Cells, Failure, cells_in
 from statelog.extensions.recordings.location import steps_of_key
 from statelog.extensions.recordings.step import RecordedStep
@@ -37,7 +38,6 @@ from statelog.extensions.testing.memory_job import MemoryJob, PlainExtensions, c
 from statelog.extensions.testing.tester_rows import GivenFormat, rows_in
 from statelog.model import JsonObject, KeyGroupRange
 from statelog.model.handles import checked_path
-from statelog.spark.query.broadcast import version_of
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.processor_checks import copy_of

@@ -9,6 +9,7 @@ become dead letters, and its state stays as it was.  `statelog.unfreeze` removes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -45,12 +46,19 @@ if TYPE_CHECKING:
     from statelog.spark.query.settings import QuerySettings
     from statelog.spark.query.state_variables import SchemaLike
 
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,99}")
+
 FROZEN_MARK: Final = StateDescriptor(
     FROZEN_NAME,
     StateKind.VALUE,
     pa.schema([("since_checkpoint", pa.int64()), ("error", pa.string())]),
 )
 """The variable of the marks: the checkpoint of the failure, and its error."""
+
+
+def is_name(name: object) -> bool:
+    """Return whether *name* may name what an extension declares and stores."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 class DriverHandle(StateVariables):

@@ -13,6 +13,7 @@ import enum
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Final, TypedDict, TypeVar
 
 from statelog.core.task_count import TaskBounds
@@ -31,7 +32,7 @@ from statelog.options.kinds import (
     Kind,
     choice,
 )
-from statelog.spark.query.broadcast import BROADCASTS, Broadcast
+from statelog.spark.extension_table import BROADCAST_SOURCES, loaded
 from statelog.spark.query.delivery import Delivery, FileOutput
 from statelog.spark.query.error_policy import MAX_ERRORS, MaxErrors, OnError
 from statelog.spark.query.input_columns import AUTO, INPUT_COLUMNS
@@ -80,6 +81,15 @@ def _tasks(value: object) -> tuple[int, int | None]:
     return least, most
 
 
+def _broadcasts(value: object) -> Mapping[str, object]:
+    """Return the sources of broadcast tables, as their extension reads them."""
+    sources: Mapping[str, object] = loaded(BROADCAST_SOURCES, FunctionType)(value)
+    return sources
+
+
+_BROADCASTS: Final = Kind(
+    "a mapping from names to functions, batch frames or `Broadcast`s", _broadcasts
+)
 _CHECKPOINT: Final = Kind('"latest", "empty" or a checkpoint id', _checkpoint)
 _DROPPED: Final = replace(
     NAMES, name='a list of variables and fields ("total", "total.amount"), or "*"'
@@ -139,8 +149,8 @@ class QuerySettings:
     input_columns: str | tuple[str, ...] = option(
         AUTO, "inputColumns", INPUT_COLUMNS, only=_OPERATOR
     )
-    broadcast: Mapping[str, Broadcast] = option(
-        dict, "broadcast", BROADCASTS, only=_CODE, compare=False
+    broadcast: Mapping[str, object] = option(
+        dict, "broadcast", _BROADCASTS, only=_CODE, compare=False
     )
     no_data_batches: bool | None = option(None, "noDataBatches", SWITCH)
     delivery: Delivery = option(Delivery.STAGED, "delivery", choice(*Delivery))

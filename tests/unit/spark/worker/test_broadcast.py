@@ -40,18 +40,19 @@ from statelog.errors import (
 )
 from statelog.extensions.broadcasts.driver import BroadcastVersions
 from statelog.extensions.broadcasts.stored import BROADCAST, stored_version
-from statelog.extensions.testing.replay import recorded_steps, replay
-from statelog.spark.query.broadcast import (
-    BROADCASTS,
+from statelog.extensions.broadcasts.tables import (
     Broadcast,
     BroadcastTable,
     version_of,
 )
+from statelog.extensions.testing.replay import recorded_steps, replay
 from statelog.spark.query.record import Record
-from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.settings import SETTINGS, QuerySettings
 from statelog.testing import ProcessorTester
 
 pytestmark = pytest.mark.job
+
+_SETTING = SETTINGS["broadcast"]
 
 RULES = "op string, factor long"
 OUTPUT = "k string, value long, factor long"
@@ -302,9 +303,9 @@ def test_a_source_that_cannot_be_read_fails_the_micro_batch(
 
 def test_wrong_settings_are_rejected() -> None:
     with pytest.raises(InvalidOptionsError, match=r"broadcast must be a mapping .*, not a list"):
-        BROADCASTS.parse(["rules"], "broadcast")
+        _SETTING.kind.parse(["rules"], "broadcast")
     with pytest.raises(InvalidOptionsError, match="letters, digits"):
-        BROADCASTS.parse({"a/b": list}, "broadcast")
+        _SETTING.kind.parse({"a/b": list}, "broadcast")
     with pytest.raises(UsageError, match="`lambda: table` makes a function of a table"):
         Broadcast(pa.table({"n": [1]}))
     with pytest.raises(UsageError, match="'same' or 'newest'"):

@@ -14,16 +14,17 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
 from statelog.errors import UsageError
 from statelog.format.arrow_data import to_stream
-from statelog.options.kinds import DURATION, Kind
+from statelog.options.kinds import DURATION
 from statelog.spark.jvm.gateway import is_connect
-from statelog.spark.query.side_output import is_name
+from statelog.spark.query.declared_state import is_name
+from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema, row_factory, table_of
 
@@ -90,7 +91,8 @@ class Broadcast:
             raise UsageError(f"repeated is 'same' or 'newest', not {self.repeated!r}") from None
 
 
-def _broadcasts(value: object) -> Mapping[str, Broadcast]:
+def sources(value: object) -> Mapping[str, Broadcast]:
+    """Return the value of the setting `broadcast`; raises `TypeError` where it is not a mapping."""
     if not isinstance(value, Mapping):
         raise TypeError
     for name in value:
@@ -102,9 +104,9 @@ def _broadcasts(value: object) -> Mapping[str, Broadcast]:
     }
 
 
-BROADCASTS: Final = Kind(
-    "a mapping from names to functions, batch frames or `Broadcast`s", _broadcasts
-)
+def sources_of(settings: QuerySettings) -> Mapping[str, Broadcast]:
+    """Return the sources that the setting `broadcast` names."""
+    return cast("Mapping[str, Broadcast]", settings.broadcast)  # read by `sources`
 
 
 class BroadcastTable:
@@ -232,9 +234,9 @@ def _table(name: str, given: object) -> pa.Table:
     return table_of(given, what)
 
 
-def refuse_frames(broadcasts: Mapping[str, Broadcast]) -> None:
+def refuse_frames(settings: QuerySettings) -> None:
     """Raise `UsageError` for a batch frame of Spark Connect, which the server cannot evaluate."""
-    for name, broadcast in broadcasts.items():
+    for name, broadcast in sources_of(settings).items():
         if isinstance(broadcast.source, DataFrame) or is_connect(broadcast.source):
             raise UsageError(
                 f"the broadcast table {name!r} is a frame of Spark Connect, which the server cannot read "

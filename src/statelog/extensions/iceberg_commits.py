@@ -1,0 +1,26 @@
+"""What a sink and a published table ask of PyIceberg's commits, and PyIceberg has no public call for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Transaction
+    from pyiceberg.table.update.snapshot import _SnapshotProducer
+
+
+def keep_files_of_failed_commits(commit: Transaction) -> None:
+    """
+    Let PyIceberg keep the files of each attempt of *commit*.
+
+    PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been lost, or
+    the catalog may have stored the commit later: then the files are live.
+    """
+    register = commit._register_snapshot_producer
+
+    def register_without_deletion(producer: _SnapshotProducer[Transaction]) -> None:
+        for method in ("_cleanup_uncommitted", "_clean_all_uncommitted"):
+            setattr(producer, method, lambda: None)
+        register(producer)
+
+    commit._register_snapshot_producer = register_without_deletion  # type: ignore[method-assign]
