@@ -323,7 +323,7 @@ class Replay:
         for key_group, (version, applied) in reached.items():
             self._state.reached([key_group], version, applied)
         for key_groups in (block for run in contiguous(touched) for block in blocks(run)):
-            self._merge(self._runs, key_groups, _of_block(pending, key_groups))
+            self._merge(self._runs, key_groups, _within(pending, key_groups))
         if not touched:
             self._done.compacted += self._runs.bound()
 
@@ -363,13 +363,11 @@ def changes_of(
 ) -> dict[int, Changes]:
     """Return the changes of some key groups in a batch of the log, by state id."""
     changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
-    return {
-        state_id: [change for change in batches if change[0] in key_groups]
-        for state_id, batches in changes.items()
-    }
+    return _within(changes, key_groups)
 
 
-def _of_block(changes: Mapping[int, Changes], key_groups: KeyGroupRange) -> dict[int, Changes]:
+def _within(changes: Mapping[int, Changes], key_groups: Collection[int]) -> dict[int, Changes]:
+    """Return the changes of some key groups."""
     return {
         state_id: [change for change in batches if change[0] in key_groups]
         for state_id, batches in changes.items()

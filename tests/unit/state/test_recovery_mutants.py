@@ -80,13 +80,13 @@ MUTANTS = (
     ),
     Mutant(
         "all_key_groups_of_a_batch_are_replayed",
-        "[change for change in part if change[0] in key_groups]",
-        "list(part)",
+        "[change for change in batches if change[0] in key_groups]",
+        "list(batches)",
     ),
     Mutant(
         "a_log_handle_is_replayed_again",
-        "old = {kg for kg in part if version_of(kg) < log.checkpoint_id}",
-        "old = {kg for kg in part if version_of(kg) <= log.checkpoint_id}",
+        "old = {kg for kg in key_groups if version_of(kg) < log.checkpoint_id}",
+        "old = {kg for kg in key_groups if version_of(kg) <= log.checkpoint_id}",
     ),
     Mutant(
         "a_snapshot_is_skipped",
@@ -125,8 +125,8 @@ MUTANTS = (
     ),
     Mutant(
         "the_tail_of_a_replay_is_not_flushed",
-        "        self._flush()\n        self._settle()",
-        "        self._settle()",
+        "            self._flush()\n            self._settle()",
+        "            self._settle()",
         ("replay",),
     ),
 )

@@ -117,7 +117,7 @@ import sys, time
 sys.path.insert(0, {root!r})
 from tests.unit.state.reader.histories import History
 from statelog.store import open_store
-history = History("another process", open_store(sys.argv[1], storage_options={"fsync": False}), retained=2)
+history = History("another process", open_store(sys.argv[1], storage_options={{"fsync": False}}), retained=2)
 for _ in range(40):
     history.micro_batch()
     counts = history.model.rows("$timers", None)

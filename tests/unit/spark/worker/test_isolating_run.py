@@ -725,9 +725,11 @@ def unpacked(job: RecordedJob, stored: StoredRecording) -> bytes:
 
 def test_dead_letters_are_kept_by_age_and_not_by_the_number_of_recordings(tmp_path: Path) -> None:
     job = RecordedJob(
-        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, Record(share=1.0), retained=1, errors=LETTERS,
+        str(tmp_path), Poisoned(), COLUMNS, OUTPUT, Record(share=1.0, checkpoints=1), retained=1, errors=LETTERS,
         settings=QuerySettings(
-            record_checkpoints=1, retention=dt.timedelta(seconds=10), max_errors=MaxErrors()
+            record=Record(share=1.0, checkpoints=1),
+            retention=dt.timedelta(seconds=10),
+            max_errors=MaxErrors(),
         ),
     )  # fmt: skip
     for number in range(5):
