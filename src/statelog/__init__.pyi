@@ -18,12 +18,9 @@ from statelog.errors import StatelogError as StatelogError
 from statelog.errors import StoreError as StoreError
 from statelog.errors import UnavailableError as UnavailableError
 from statelog.errors import UsageError as UsageError
-from statelog.extensions.operations.copy_location import CopyReport as CopyReport
 from statelog.extensions.operations.copy_location import copy as copy
-from statelog.extensions.operations.edit_keys import EditReport as EditReport
 from statelog.extensions.operations.edit_keys import edit as edit
 from statelog.extensions.operations.edit_keys import unfreeze as unfreeze
-from statelog.extensions.operations.forget_key import ForgetReport as ForgetReport
 from statelog.extensions.operations.forget_key import forget as forget
 from statelog.extensions.operations.fork import Fork as Fork
 from statelog.extensions.operations.fork import fork as fork
@@ -31,7 +28,6 @@ from statelog.extensions.operations.rewind import rewind as rewind
 from statelog.extensions.operations.savepoints import tag as tag
 from statelog.extensions.operations.savepoints import tags as tags
 from statelog.extensions.operations.savepoints import untag as untag
-from statelog.extensions.publish.publisher import PublishReport as PublishReport
 from statelog.extensions.publish.publisher import publish as publish
 from statelog.extensions.read.location_state import LocationState as LocationState
 from statelog.extensions.read.location_state import open as open

@@ -366,7 +366,9 @@ def changes_of(
     return _within(changes, key_groups)
 
 
-def _within(changes: Mapping[int, Changes], key_groups: Collection[int]) -> dict[int, Changes]:
+def _within(
+    changes: Mapping[int, Changes], key_groups: Collection[int] | KeyGroupRange
+) -> dict[int, Changes]:
     """Return the changes of some key groups."""
     return {
         state_id: [change for change in batches if change[0] in key_groups]
