@@ -357,10 +357,12 @@ API_TASKS: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "Operate a location": (
         (
             statelog,
-            "tag tags untag Tag fork Fork copy CopyReport edit EditReport forget ForgetReport unfreeze "
-            "publish PublishReport rewind Metrics",
+            "tag tags untag Tag fork Fork copy edit forget unfreeze publish rewind Metrics",
         ),
-        (statelog.types, "CopyProgress EditCounts KeyTrace RewindReport"),
+        (
+            statelog.types,
+            "CopyProgress CopyReport EditCounts EditReport ForgetReport KeyTrace PublishReport RewindReport",
+        ),
         (
             statelog.checkpoint,
             "list_checkpoints CheckpointSummary verify_location CheckpointCoordinator",
