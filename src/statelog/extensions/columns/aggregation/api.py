@@ -160,6 +160,8 @@ def named_aggregates(values: Sequence[object]) -> dict[str, Aggregate]:
 
 def _check_settings(settings: Mapping[str, object]) -> None:
     for name in sorted(settings.keys() - SETTINGS.keys()):
+        if "." in name:  # an option, which is checked with the settings
+            continue
         similar = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.8)
         hint = f"; did you mean the setting {similar[0]}?" if similar else ""
         raise UsageError(
