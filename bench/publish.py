@@ -23,7 +23,7 @@ import numpy as np
 from big_location import BigLocation
 from pipeline import machine
 
-import statelog
+from statelog.extensions.publish.publisher import TablePublisher, publisher
 
 SLICES = 64
 
@@ -47,10 +47,10 @@ def main() -> int:
         location = BigLocation(Path(scratch) / "state", tasks=SLICES, retained=3)
         location.snapshot(np.arange(arguments.keys, dtype=np.int64))
 
-        def publisher() -> statelog.TablePublisher:
+        def opened() -> TablePublisher:
             if arguments.table == "delta":
-                return statelog.publisher(Path(scratch) / "state", delta=Path(scratch) / "table")
-            return statelog.publisher(
+                return publisher(Path(scratch) / "state", delta=Path(scratch) / "table")
+            return publisher(
                 Path(scratch) / "state",
                 iceberg="bench.jobs.totals",
                 catalog_options={
@@ -60,7 +60,7 @@ def main() -> int:
                 },
             )
 
-        following = publisher()
+        following = opened()
         seconds = {"first": [timed(following.refresh)]}
         written = []
         for at in range(arguments.rounds):
@@ -72,9 +72,9 @@ def main() -> int:
             seconds.setdefault("next", []).append(time.perf_counter() - begin)
             written.append(0 if report is None else report.written_rows)
         seconds["nothing"] = [timed(following.refresh) for _ in range(5)]
-        seconds["again"] = [timed(publisher().publish)]
+        seconds["again"] = [timed(opened().publish)]
         location.change(np.arange(arguments.changed, dtype=np.int64))
-        seconds["restart"] = [timed(publisher().publish)]
+        seconds["restart"] = [timed(opened().publish)]
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         location.close()
     print(f"{arguments.keys:,} keys; {arguments.changed:,} changed by each of {arguments.rounds}")

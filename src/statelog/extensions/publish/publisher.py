@@ -157,7 +157,7 @@ def publisher(
     Return a publisher, which publishes one checkpoint after the other; arguments and errors as `publish`.
 
     Example:
-        with statelog.publisher("s3://bucket/jobs/totals", iceberg="prod.jobs.totals") as publisher:
+        with publisher("s3://bucket/jobs/totals", iceberg="prod.jobs.totals") as publisher:
             while True:
                 publisher.refresh()
                 time.sleep(1)
