@@ -43,10 +43,10 @@ class CpuClock:
     """Take the place of `time` in the stopwatch: CPU time instead of that of a clock."""
 
     perf_counter = staticmethod(time.process_time)
-    time = staticmethod(time.time)
     time_ns = staticmethod(time.time_ns)
     monotonic_ns = staticmethod(time.monotonic_ns)
     sleep = staticmethod(time.sleep)
+    time = staticmethod(time.time)  # last: it hides the module
 
 
 class Location:
