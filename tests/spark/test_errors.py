@@ -180,7 +180,7 @@ def test_a_changelog_file_that_is_not_there_says_what_to_do(job: Job, damage: st
         else:
             path.write_bytes(path.read_bytes()[:40])
     job.source.add([(1, 1)])
-    said = rf"(?s)^CheckpointError: .*statelog verify file://{job.state}.*checkpoint="
+    said = rf"(?s)^Checkpoint(Damaged)?Error: .*statelog verify file://{job.state}.*checkpoint="
     with pytest.raises(StreamingQueryException, match=said) as raised:
         job.run()
     assert files[0].name in str(raised.value).partition("\n\n")[0]

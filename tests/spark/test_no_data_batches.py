@@ -29,7 +29,7 @@ from tests.spark.test_time_idle import INPUT, Alarm, told, until
 from tests.spark.test_time_idle import OUTPUT as ALARMS
 from tests.spark.versions import row_operator
 
-import statelog.spark.stream.writer
+from statelog.spark.jvm import no_data_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -287,7 +287,7 @@ def test_a_query_with_the_source_of_an_older_version_goes_on(
     rng = random.Random(9)
     job.source.add(batch_of(rng, 0))
     with monkeypatch.context() as patch:
-        patch.setattr(statelog.spark.stream.writer, "with_no_data_source", old_ticks)
+        patch.setattr(no_data_source, "with_no_data_source", old_ticks)
         job.run()
         job.source.add(batch_of(rng, 60))
         job.run()  # with the tick that comes once in a run

@@ -196,7 +196,7 @@ def test_a_frame_keeps_its_checkpoint_while_the_query_runs(
     assert [len(found) for found, _ in seen] == [20, 20, 1]
     assert seen[0][0] == seen[0][1] == seen[1][0]
     # The checkpoint of the first frame is deleted by now; no other is read in its place.
-    with pytest.raises(PySparkException, match=r"CheckpointError.*retain"):
+    with pytest.raises(PySparkException, match=r"CheckpointSubsumedError.*retain"):
         frames[0].collect()
 
 

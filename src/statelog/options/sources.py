@@ -101,6 +101,7 @@ def _from_spark(conf: Mapping[str, str] | Iterable[tuple[str, str]]) -> Iterator
 def from_environment(environ: Mapping[str, str]) -> Iterator[Entry]:
     """Yield what the environment sets."""
     variables = {variable_of(declared.key): declared.key for declared in OPTIONS}
+    endings = [name.removeprefix(_VARIABLE_PREFIX) for name in variables]
     sections = tuple(variable_of(f"{section}.") for section in SECTIONS.values())
     for name, value in environ.items():
         if not name.startswith(_VARIABLE_PREFIX):
@@ -109,10 +110,13 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Entry]:
         if name in variables:
             yield variables[name], value, origin
             continue
-        near = nearest(name, variables)
+        # Without the prefix, which makes all names similar: others may be the caller's own.
+        near = nearest(name.removeprefix(_VARIABLE_PREFIX), endings)
         if near or name.startswith(sections):
             hint = (
-                f"did you mean {near}?" if near else "docs/reference/options.md lists all variables"
+                f"did you mean {_VARIABLE_PREFIX}{near}?"
+                if near
+                else "docs/reference/options.md lists all variables"
             )
             raise InvalidOptionsError(f"unknown {origin}; {hint}", key=name, origin=origin)
 

@@ -365,7 +365,7 @@ class ConnectQuery(SparkQuery):
     def _batches(self, settings: Mapping[str, str]) -> list[BatchProgress]:
         prefix = figures_key(self.id)
         return [
-            BatchProgress(**msgspec.json.decode(text))
+            BatchProgress.from_json(msgspec.json.decode(text))
             for key, text in settings.items()
             if key.startswith(prefix)
         ]

@@ -220,7 +220,8 @@ CHECKPOINT_COLUMNS: pa.Schema = pa.schema(
 """Columns of the view "checkpoints"."""
 
 _SUMMARY_COLUMNS = CHECKPOINT_COLUMNS.names[3:10]
-_BATCH_COLUMNS = CHECKPOINT_COLUMNS.names[10:17]
+_RECORD_COLUMNS = CHECKPOINT_COLUMNS.names[10:12]
+_FIGURE_COLUMNS = CHECKPOINT_COLUMNS.names[12:17]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +340,8 @@ def _row(summary: CheckpointSummary, created: Mapping[int, int | None]) -> dict[
         row["object_count"] = summary.object_count
     if summary.state in (CheckpointState.RETAINED, CheckpointState.SUBSUMED):
         record = BatchRecord.of_properties(summary.properties, summary.checkpoint_id)
-        row |= {name: getattr(record, name) for name in _BATCH_COLUMNS}
+        row |= {name: getattr(record, name) for name in _RECORD_COLUMNS}
+        row |= {name: getattr(record.figures, name) for name in _FIGURE_COLUMNS}
         row["operators"] = [operator.operator_id for operator in record.operators]
     return row
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Final, TypedDict
 
 from statelog.errors import UsageError
@@ -59,6 +59,14 @@ class BatchProgress(BatchFigures):
                 f"{type(self).__name__!r} object does not have the attribute {name!r}"
             )
         return self.extras[name]
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> BatchProgress:
+        """Return the progress of the JSON form; names that are no field are figures of extensions."""
+        names = {declared.name for declared in fields(cls)}
+        figures = {name: value for name, value in values.items() if name in names}
+        extras = {name: value for name, value in values.items() if name not in names}
+        return cls(**figures, extras=extras)
 
     def to_json(self) -> JsonObject:
         """Return the JSON form."""
