@@ -1,4 +1,4 @@
-"""What a sink and a published table ask of PyIceberg's commits, and PyIceberg has no public call for."""
+"""What a sink and a published table ask of PyIceberg's commits, beyond its public calls."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class BatchProgress(BatchFigures):
 
     @classmethod
     def from_json(cls, values: JsonObject) -> BatchProgress:
-        """Return the progress of the JSON form; names that are no field are figures of extensions."""
+        """Return the progress of the JSON form; other names are figures of extensions."""
         names = {declared.name for declared in fields(cls)}
         figures = {name: value for name, value in values.items() if name in names}
         extras = {name: value for name, value in values.items() if name not in names}
