@@ -192,7 +192,7 @@ def limits(source: Source) -> str:
     said = (
         f"Computed from two measured slopes, {1e6 * per_task:.0f} µs for a task and "
         f"{1e6 * per_handle:.1f} µs for a handle in the log, and from {size(state)} of state that is written "
-        f"once in so many micro-batches; an upload at {UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s."
+        f"once in that number of micro-batches; an upload at {UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s."
     )
     return "\n".join([table(heads, rows), "", said])
 
