@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 _log = logging.getLogger("statelog")
 
@@ -49,7 +49,7 @@ def close_after(error: BaseException | None, close: Callable[[], object]) -> Non
         error.add_note(f"closing failed too: {type(late).__name__}: {late}")
 
 
-class ClosesAtExit(ABC):
+class ClosesAtExit(Protocol):
     """A part that the end of a `with` block closes."""
 
     __slots__ = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from statelog.store import open_location
 TABLE = "test.jobs.totals"
 
 
-class Published:
+class Published(ABC):
     """
     A history on disk, and a table of it; one class for each kind of table.
 
@@ -73,27 +74,27 @@ class Published:
     def publish(self, **more: Any) -> PublishReport:
         return statelog.publish(self.location, **{**self.target, **more})
 
+    @abstractmethod
     def snapshots(self) -> dict[int, int]:
         """Return the checkpoint of each snapshot of the table; none if it does not exist."""
-        raise NotImplementedError
 
+    @abstractmethod
     def readings(self, snapshot: int) -> tuple[pa.Table, pa.Table]:
         """Return a snapshot as two engines read it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def orphans(self) -> set[str]:
         """Return the files of the table that no snapshot names."""
-        raise NotImplementedError
 
+    @abstractmethod
     def around_commits(
         self, patch: pytest.MonkeyPatch, act: Callable[[Callable[[], Any]], Any]
     ) -> None:
         """Let *act* run each commit of rows, which is its argument."""
-        raise NotImplementedError
 
+    @abstractmethod
     def interfere(self) -> None:
         """Commit a row that is in the table already, as another process may."""
-        raise NotImplementedError
 
     def check(self, variables: list[str] | None = None) -> int:
         """Compare every snapshot of the table with the model; return how many rows there are."""

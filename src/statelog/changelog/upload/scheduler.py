@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from statelog.arguments import acting, whole_number
 from statelog.changelog.api import AvailabilityProvider
@@ -39,7 +38,7 @@ from statelog.format.segment import SegmentWriter
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.options import ChangelogOptions
 from statelog.runtime.clock import IdSource, RandomIds
-from statelog.runtime.closing import ClosesAtExit, close_after
+from statelog.runtime.closing import ClosesAtExit
 from statelog.store.api import ObjectStore
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class _Factories(_ProtocolMeta):
 
 
 @runtime_checkable
-class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
+class StateChangeUploadScheduler(ClosesAtExit, Protocol, metaclass=_Factories):
     """
     Uploads tasks; each task ends exactly once.
 
@@ -108,17 +107,6 @@ class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
     def close(self) -> None:
         """Fail every open task with `ClosedError`.  May be called more than once."""
         ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        close_after(error, self.close)
 
 
 class DirectStateChangeUploadScheduler(ClosesAtExit):

@@ -50,12 +50,12 @@ def broadcasts(
         elif to is not None:
             raise UsageError("--to needs the name of a broadcast table")
         else:
-            ids = [each.checkpoint_id for each in state.checkpoints() if each.is_retained]
+            ids = [stored.checkpoint_id for stored in state.checkpoints() if stored.is_retained]
             chosen = ids if checkpoint is None else [checkpoint]
             listed = [
                 version
-                for each in chosen
-                for version in broadcast_versions(stored_with_attachments(state, each)[0])
+                for checkpoint_id in chosen
+                for version in broadcast_versions(stored_with_attachments(state, checkpoint_id)[0])
             ]
     if name is not None:
         show_or_write(table, to, limit=limit, as_json=as_json)

@@ -72,7 +72,7 @@ def read(
         raise UsageError("--overwrite needs --to: the folder or file to write")
     with _opened(location, operator) as state:
         reader = state.reader(checkpoint, variable=variable[0] if variable else None)
-        names = list(dict.fromkeys(variable or [each.name for each in reader.variables()]))
+        names = list(dict.fromkeys(variable or [declared.name for declared in reader.variables()]))
         if to is not None:
             _write(reader, names, to, location, overwrite=overwrite, as_json=as_json)
             return
@@ -209,7 +209,7 @@ def _variables_and_key(
 ) -> tuple[list[str], tuple[object, ...]]:
     """Return the variables and the key that words name; all variables for as many words as columns."""
     key_schema = reader.schema.key_schema
-    names = [each.name for each in reader.variables()]
+    names = [declared.name for declared in reader.variables()]
     if len(words) == len(key_schema):
         try:
             return names, key_from_text(words, key_schema)

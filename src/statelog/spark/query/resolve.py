@@ -73,11 +73,17 @@ def _nearest(key: str) -> str:
     return _NAMES.get(nearest(_plain(key), _NAMES), "")
 
 
-def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
-    """Reject arguments of `transform_with_state` that are not settings; options have a dot."""
+def unknown_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
+    """Return the arguments that are not settings, with the nearest setting or ""; options have a dot."""
     unknown = sorted(name for name in arguments if name not in SETTINGS and "." not in name)
+    return {name: _nearest(name) for name in unknown}
+
+
+def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
+    """Reject arguments of `transform_with_state` that are not settings."""
+    unknown = unknown_arguments(arguments)
     if unknown:
-        near = [name for name in map(_nearest, unknown) if name]
+        near = [name for name in unknown.values() if name]
         hint = f"it takes Spark's and {', '.join(OperatorSettings.__annotations__)}"
         if near:
             hint = f"did you mean {', '.join(map(repr, near))}?"

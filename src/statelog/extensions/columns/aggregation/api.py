@@ -8,7 +8,6 @@ aggregate gets its name.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -26,8 +25,9 @@ from statelog.spark.api import OperatorArguments, client_of, stateful_frame
 from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.progress import Observers, OnProgress
 from statelog.spark.query.query import OUTPUT_MODES, mode_of
+from statelog.spark.query.resolve import unknown_arguments
 from statelog.spark.query.session import session_of
-from statelog.spark.query.settings import SETTINGS, OperatorSettings, names_settings
+from statelog.spark.query.settings import OperatorSettings, names_settings
 from statelog.spark.stream.stateful_stream import GroupedStatefulStream
 
 if TYPE_CHECKING:
@@ -159,11 +159,8 @@ def named_aggregates(values: Sequence[object]) -> dict[str, Aggregate]:
 
 
 def _check_settings(settings: Mapping[str, object]) -> None:
-    for name in sorted(settings.keys() - SETTINGS.keys()):
-        if "." in name:  # an option, which is checked with the settings
-            continue
-        similar = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.8)
-        hint = f"; did you mean the setting {similar[0]}?" if similar else ""
+    for name, near in unknown_arguments(settings).items():
+        hint = f"; did you mean the setting {near}?" if near else ""
         raise UsageError(
             f"aggregate: {name} is not a setting{hint}. An output column is named by "
             f"F.count().alias('n'), before the settings"
