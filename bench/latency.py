@@ -30,8 +30,8 @@ from bench.harness.results import machine
 from bench.harness.session import session
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
-from tests.real_servers import seaweedfs_server
-from tests.s3_faults import S3Proxy
+from tests.support.servers.real_stores import seaweedfs_server
+from tests.support.servers.s3_faults import S3Proxy
 
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions

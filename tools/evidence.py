@@ -2,7 +2,7 @@
 Write docs/evidence.md from the records of campaigns and findings in docs/evidence.
 
 `python tools/evidence.py` writes the page; with `--check` it only reports whether the page is up to
-date.  `tests/evidence.py` writes the records.  Of several records of one campaign, case and machine the
+date.  `tests/support/project/evidence.py` writes the records.  Of several records of one campaign, case and machine the
 page has the newest.
 """
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests import evidence
 from tests.chaos.batch_files import DELIVERIES
 from tests.chaos.request_log import noting
-from tests.entries import claims
 from tests.model.linearize import check_journal
+from tests.support.locations.sequence_entries import claims
+from tests.support.project import evidence
 
 from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.clean_up import reachable_objects

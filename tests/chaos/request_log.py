@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.entries import decoded
+from tests.support.locations.sequence_entries import decoded
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.errors import ObjectExistsError, ObjectNotFoundError

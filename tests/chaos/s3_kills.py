@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.chaos.kills import DIES, Campaign
 from tests.chaos.request_log import noting
-from tests.s3_faults import Mix, S3Proxy
+from tests.support.servers.s3_faults import Mix, S3Proxy
 
 from statelog.demo.job import JobConfig
 from statelog.demo.process import JobProcess

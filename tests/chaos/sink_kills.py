@@ -35,9 +35,9 @@ from tests.chaos.sink_job import STARTED, STOPPED, Plan
 from tests.chaos.sink_places import TRANSACTIONAL, topic_of
 from tests.chaos.sink_reader import ANSWER
 from tests.chaos.sink_targets import Rows, Target
-from tests.kafka_reader import make_topic
 from tests.model.linearize import check_journal
 from tests.spark.processors import TotalsModel
+from tests.support.servers.kafka_reader import make_topic
 
 from statelog.demo.java import prepare_environment
 from statelog.demo.process import kill_session, start_program

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet as pq
 from tests.chaos.sink_places import BATCHES, catalog_of, connection_of, table_of, topic_of
-from tests.kafka_reader import committed_records
+from tests.support.servers.kafka_reader import committed_records
 
 Rows = Counter[tuple[int, int, int]]
 """Key, total and rows of each output row, and how often the target has it."""

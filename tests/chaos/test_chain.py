@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests import evidence
 from tests.chaos.chain_job import REGIONS
 from tests.chaos.kills import DRIVER_POINTS, INLINE, NO_INLINE, WORKER_POINTS, Campaign
 from tests.chaos.test_kill import SEED
+from tests.support.project import evidence
 
 from statelog.state.reader import StateReader
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import evidence
 from tests.cluster.standalone import standalone_cluster
-from tests.real_servers import seaweedfs_server
 from tests.spark.processors import TotalsModel
+from tests.support.project import evidence
+from tests.support.servers.real_stores import seaweedfs_server
 
 import statelog
 from statelog.demo.java import prepare_environment

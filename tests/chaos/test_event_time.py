@@ -8,10 +8,10 @@ in peace.  `STATELOG_CHAOS_SEED=7 make chaos` tries another course; the seed is 
 from pathlib import Path
 
 import pytest
-from tests import evidence
 from tests.chaos.event_kills import EventCampaign, run_event_campaign
 from tests.chaos.kills import INLINE, NO_INLINE
 from tests.chaos.test_kill import SEED
+from tests.support.project import evidence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

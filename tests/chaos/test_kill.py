@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests import evidence
 from tests.chaos.kills import INLINE, NO_INLINE, Campaign, run_campaign
+from tests.support.project import evidence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests import evidence
 from tests.chaos.s3_kills import S3Campaign
-from tests.real_servers import seaweedfs_server
-from tests.s3_faults import EIGHT, Fault, Mix, S3Proxy, no_fault
-from tests.servers import S3Server, moto_server
+from tests.support.project import evidence
+from tests.support.servers.real_stores import seaweedfs_server
+from tests.support.servers.s3_faults import EIGHT, Fault, Mix, S3Proxy, no_fault
+from tests.support.servers.server_process import S3Server, moto_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests import evidence
 from tests.chaos.sink_kills import BEFORE, BETWEEN, SinkCampaign
 from tests.chaos.sink_places import TRANSACTIONAL
-from tests.target_servers import kafka_broker, postgres_server, versions
+from tests.support.project import evidence
+from tests.support.servers.sink_servers import kafka_broker, postgres_server, versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

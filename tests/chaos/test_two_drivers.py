@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import evidence
 from tests.chaos.two_drivers_job import Place, check_end, drive
 from tests.model.linearize import check_journal
-from tests.real_servers import seaweedfs_server
+from tests.support.project import evidence
+from tests.support.servers.real_stores import seaweedfs_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.request_log import append, log_requests
-from tests.unit.checkpoint import helpers
+from tests.support.locations import checkpoints
 
 from statelog.errors import FencedError, StatelogError
 from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
@@ -88,7 +88,7 @@ def check_history(store: ObjectStore, checkpoint: CompletedCheckpoint | None) ->
     """Return the digest after each commit; raise `AssertionError` if rows are missing or mixed."""
     digests, upto = [EMPTY], 0
     for handle in () if checkpoint is None else checkpoint.log:
-        changes = helpers.read_log(store, [handle])
+        changes = checkpoints.read_log(store, [handle])
         values = [change.value for change in changes]
         for value in values:
             row = json.loads(value)
@@ -105,7 +105,7 @@ def drive(place: Place, seed: int, upto: int, pauses: float, kills: float) -> No
     """Commit rows until row *upto*, or until another driver takes over."""
     chance = random.Random(seed)
     log_requests(place.requests)
-    helpers.names = (uuid.uuid4().hex for _ in itertools.count())
+    checkpoints.names = (uuid.uuid4().hex for _ in itertools.count())
     store: Any = Interrupted(place.open(), chance, pauses, kills)
     try:
         _commit_rows(place, store, chance, upto)
@@ -119,7 +119,7 @@ def drive(place: Place, seed: int, upto: int, pauses: float, kills: float) -> No
 
 
 def _commit_rows(place: Place, store: ObjectStore, chance: random.Random, upto: int) -> None:
-    driver = helpers.coordinator(store, f"driver-{os.getpid()}", retained=2)
+    driver = checkpoints.coordinator(store, f"driver-{os.getpid()}", retained=2)
     driver.claim()
     newest = driver.restore()
     digest = check_history(store, newest)[-1]
@@ -130,7 +130,9 @@ def _commit_rows(place: Place, store: ObjectStore, chance: random.Random, upto: 
         rows = range(row + 1, row + 1 + chance.randint(1, 3))
         texts = [json.dumps({"row": each, "before": digest, "by": os.getpid()}) for each in rows]
         changes = [(0, text.encode()) for text in texts]
-        write = chance.choice([helpers.log_inline, lambda *one: helpers.log_in_file(store, *one)])
+        write = chance.choice(
+            [checkpoints.log_inline, lambda *one: checkpoints.log_in_file(store, *one)]
+        )
         log = write(ALL, [changes], checkpoint_id)
         driver.trigger(checkpoint_id, [ALL])
         driver.acknowledge(checkpoint_id, TaskStateSnapshot(ALL, log))
@@ -143,7 +145,7 @@ def _commit_rows(place: Place, store: ObjectStore, chance: random.Random, upto: 
 def check_end(place: Place) -> None:
     """Check the whole history, and that it contains each commit that a driver was told of."""
     store = place.open()
-    reader = helpers.coordinator(store, "reader", retained=2)
+    reader = checkpoints.coordinator(store, "reader", retained=2)
     reader.claim()
     digests = check_history(store, reader.restore())
     lines = [json.loads(line) for line in place.journal.read_text().splitlines()]

@@ -4,8 +4,8 @@ import itertools
 import os
 
 import pytest
-from tests.real_servers import AzureServer, azure_server, seaweedfs_server
-from tests.servers import S3Server, moto_server
+from tests.support.servers.real_stores import AzureServer, azure_server, seaweedfs_server
+from tests.support.servers.server_process import S3Server, moto_server
 
 BUCKETS = itertools.count()
 

@@ -1,6 +1,6 @@
 """A job of one task that commits what it is told to."""
 
-from tests.unit.checkpoint.helpers import log_inline
+from tests.support.locations.checkpoints import log_inline
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.model import KeyGroupRange, StateChange, TaskStateSnapshot

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 from tests.contract.jobs import commit
-from tests.s3_faults import Exchange, Fault, S3Proxy, first, no_fault
-from tests.servers import S3Server
-from tests.unit.checkpoint.helpers import coordinator, read_log, started
+from tests.support.locations.checkpoints import coordinator, read_log, started
+from tests.support.servers.s3_faults import Exchange, Fault, S3Proxy, first, no_fault
+from tests.support.servers.server_process import S3Server
 
 from statelog.errors import FencedError, ObjectExistsError, StoreError
 from statelog.store import CachedStore, ObjectStore, open_store, verify_put_if_absent

@@ -2,8 +2,8 @@
 
 import json
 
-from tests.servers import S3Server
-from tests.unit.state.reader.histories import History, rows_of
+from tests.support.locations.histories import History, rows_of
+from tests.support.servers.server_process import S3Server
 
 from statelog.cli.main import run
 from statelog.state.reader import StateReader

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.servers import S3Server
+from tests.support.servers.server_process import S3Server
 
 from statelog.demo.java import prepare_environment
 

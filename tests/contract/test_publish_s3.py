@@ -5,14 +5,14 @@ from pathlib import Path
 import deltalake
 import pyarrow as pa
 import pytest
-from tests.servers import KEY, SECRET, S3Server
-from tests.unit.extensions.published import (
+from tests.support.locations.published_tables import (
     DeltaPublished,
     IcebergPublished,
     Published,
     rows_of_table,
     scanned,
 )
+from tests.support.servers.server_process import KEY, SECRET, S3Server
 
 from statelog.store import open_location
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 from tests.contract.jobs import commit
-from tests.real_servers import AzureServer
-from tests.servers import S3Server
-from tests.unit.checkpoint.helpers import read_log, started
+from tests.support.locations.checkpoints import read_log, started
+from tests.support.servers.real_stores import AzureServer
+from tests.support.servers.server_process import S3Server
 
 from statelog.errors import FencedError, ObjectExistsError
 from statelog.runtime.pool import together

@@ -8,9 +8,9 @@ import time
 
 import pytest
 from tests.contract.jobs import commit
-from tests.s3_faults import Fault, S3Proxy
-from tests.servers import KEY, SECRET, S3Server, free_port, moto_server
-from tests.unit.checkpoint.helpers import read_log, started
+from tests.support.locations.checkpoints import read_log, started
+from tests.support.servers.s3_faults import Fault, S3Proxy
+from tests.support.servers.server_process import KEY, SECRET, S3Server, free_port, moto_server
 
 import statelog as sl
 from statelog import changelog as cl

@@ -6,11 +6,11 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from tests import evidence
 from tests.contract.jobs import commit
-from tests.s3_faults import EIGHT, Exchange, Fault, Mix, S3Proxy, first, no_fault
-from tests.servers import S3Server
-from tests.unit.checkpoint.helpers import read_log, started
+from tests.support.locations.checkpoints import read_log, started
+from tests.support.project import evidence
+from tests.support.servers.s3_faults import EIGHT, Exchange, Fault, Mix, S3Proxy, first, no_fault
+from tests.support.servers.server_process import S3Server
 
 from statelog.changelog.reader import read_changes
 from statelog.checkpoint.verify import VerifiedObject, verify_location

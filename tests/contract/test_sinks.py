@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.kafka_reader import committed_records, make_topic
-from tests.target_servers import kafka_broker, postgres_server
+from tests.support.servers.kafka_reader import committed_records, make_topic
+from tests.support.servers.sink_servers import kafka_broker, postgres_server
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, UnavailableError, UsageError

@@ -7,8 +7,8 @@ import boto3
 import obstore
 import pytest
 from obstore.store import AzureStore
-from tests.real_servers import AzureServer
-from tests.servers import KEY, SECRET, S3Server
+from tests.support.servers.real_stores import AzureServer
+from tests.support.servers.server_process import KEY, SECRET, S3Server
 
 from statelog.store import EncryptedStore, ObjectStore, ObstoreStore, open_store
 from statelog.store.encryption import EncryptionKeys

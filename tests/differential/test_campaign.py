@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame
-from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
 from tests.spark.conftest import spark  # noqa: F401  # a fixture
 from tests.spark.streams import BatchSource, Job, run_on_spark
+from tests.support.jobs.random_programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

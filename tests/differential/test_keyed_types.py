@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.differential.keyed_types import MAP_KEYS
 from tests.spark.conftest import spark, zone  # noqa: F401  # fixtures
 from tests.spark.test_equal_keys import (
     KEYS,
@@ -20,7 +19,8 @@ from tests.spark.test_equal_keys import (
     check_rows,
     rows_in,
 )
-from tests.zones import ZONES
+from tests.support.values.keyed_types import MAP_KEYS
+from tests.support.values.time_zones import ZONES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.snippets import pages_to_run, run_page
+from tests.support.project.snippets import pages_to_run, run_page
 
 PAGES = pages_to_run(with_spark=False)
 

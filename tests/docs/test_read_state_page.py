@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.snippets import run_page
-from tests.written_state import WrittenState
+from tests.support.locations.written_state import WrittenState
+from tests.support.project.snippets import run_page
 
 from statelog.state.kinds import StateKind
 from statelog.state.schema import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.snippets import run_page
-from tests.unit.extensions.report.locations import CostlyHistory
+from tests.support.locations.costly_history import CostlyHistory
+from tests.support.project.snippets import run_page
 
 from statelog.store import open_store
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.house.sources import ROOT
-from tests.snippets import blocks
+from tests.support.project.snippets import blocks
 
 PAGE = ROOT / "docs" / "contributing" / "add-a-sink.md"
 

@@ -23,7 +23,7 @@ from tests.flink.stories import (
     random_set,
     tell,
 )
-from tests.unit.checkpoint.helpers import batch_of, log_inline, run_checkpoint, started
+from tests.support.locations.checkpoints import batch_of, log_inline, run_checkpoint, started
 
 from statelog.changelog import (
     ChangelogOptions,

@@ -28,9 +28,9 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from tests import evidence
 from tests.fuzz import mutations
 from tests.fuzz.kinds import Kind
+from tests.support.project import evidence
 
 from statelog.errors import StatelogError
 

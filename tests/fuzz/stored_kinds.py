@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.fuzz import kinds, mutations
 from tests.fuzz.kinds import Kind, equal
-from tests.stored_job import StoredJob
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.state.reader.histories import GROUPS, NAMES, History, key_of
+from tests.support.locations.histories import GROUPS, NAMES, History, key_of
+from tests.support.locations.stored_job import StoredJob
+from tests.support.stores.dict_store import DictStore
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.attachments import Attachment
@@ -363,8 +363,8 @@ def query_kinds(job: StoredJob) -> Iterator[Kind]:
 
 def recordings(folder: Path) -> list[bytes]:
     """Return the recordings of a job, one of them of a key that failed."""
-    from tests.recorded_job import RecordedJob
-    from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, Steps
+    from tests.support.jobs.recorded_job import RecordedJob
+    from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, FrameSteps, Steps
 
     found = []
     for at, processor in enumerate((Steps(), FrameSteps())):

@@ -8,7 +8,7 @@ mended first: without that a fuzzer never comes past them, and a forger does.
 import struct
 from collections.abc import Callable
 
-from tests.change_sets import iterate_change_set
+from tests.support.values.change_set_reader import iterate_change_set
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.format.buffers import checksum

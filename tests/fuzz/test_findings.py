@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.fuzz.samples import SCHEMA
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.state.reader.histories import History
+from tests.support.locations.histories import History
+from tests.support.stores.dict_store import DictStore
 
 from statelog.errors import CorruptionError
 from statelog.extensions.recordings.format import from_stream

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import coordinator, read_log, started
+from tests.support.locations.checkpoints import coordinator, read_log, started
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint import list_checkpoints, verify_location
 from statelog.checkpoint.history import Entries, read_checkpoint, read_entry

@@ -22,8 +22,8 @@ from pathlib import Path
 from tests.histories.readers import Reader
 from tests.histories.targets import ROWS, Target, Writer, keys_of
 from tests.histories.traces import Traces
-from tests.records import one_operator
-from tests.unit.state.reader.histories import History, Model
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.histories import History, Model
 
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
-from tests.unit.extensions.published import rows_of_table
-from tests.unit.state.reader.histories import Rows, rows_of
+from tests.support.locations.histories import Rows, rows_of
+from tests.support.locations.published_tables import rows_of_table
 
 import statelog
 from statelog.errors import CheckpointError, UsageError

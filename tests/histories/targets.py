@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from unittest import mock
 
 import pyarrow as pa
-from tests.kafka_stand_in import Broker, Consumer, Producer
+from tests.support.servers.kafka_stand_in import Broker, Consumer, Producer
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError

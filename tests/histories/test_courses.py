@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests import evidence
 from tests.histories.courses import Course, run_course
 from tests.histories.readers import (
     FeedReader,
@@ -26,6 +25,7 @@ from tests.histories.targets import (
     sqlite_target,
     stand_ins,
 )
+from tests.support.project import evidence
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import InvariantError

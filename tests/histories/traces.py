@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from tests.entries import decoded
 from tests.model.conformance import Event, attempt_number, check_trace
 from tests.model.history import CHECKPOINT, CLAIM, NO_PARENT, Content
+from tests.support.locations.sequence_entries import decoded
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.history import present_ids

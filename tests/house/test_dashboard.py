@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.declared_figures import OF_EXTENSIONS
 from tests.house.sources import ROOT
+from tests.support.project.declared_figures import OF_EXTENSIONS
 
 import statelog as sl
 from statelog.exporters import QUANTILES, PrometheusCollector

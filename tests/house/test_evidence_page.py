@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests import evidence
 from tests.house.sources import ROOT
 from tests.house.test_parity_page import is_there
+from tests.support.project import evidence
 
 FOLDER = ROOT / "docs" / "evidence"
 FINDINGS: list[dict[str, Any]] = json.loads((FOLDER / "findings.json").read_text(encoding="utf-8"))

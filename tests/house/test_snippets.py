@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 from tests.house.sources import ROOT
-from tests.snippets import RUN, RUN_ELSEWHERE, SHOWN, Block, blocks, commands, pages
+from tests.support.project.snippets import RUN, RUN_ELSEWHERE, SHOWN, Block, blocks, commands, pages
 
 from statelog.cli.main import verbs
 

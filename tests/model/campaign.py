@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests import evidence
 from tests.model.explorer import Exploration, explore
 from tests.model.history import INVARIANTS
 from tests.model.page import write_page
 from tests.model.sequence import Bounds, Rules, SequenceModel
+from tests.support.project import evidence
 
 RESULTS = Path(__file__).with_name("results.json")
 STATES_MAX = 12_000_000

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests import evidence
-from tests.entries import decoded
 from tests.model.conformance import Event, attempt_number, check_trace
-from tests.unit.checkpoint.dict_store import DictStore
+from tests.support.locations.sequence_entries import decoded
+from tests.support.project import evidence
+from tests.support.stores.dict_store import DictStore
 from tests.unit.checkpoint.interleaved_world import InterleavedWorld
 from tests.unit.checkpoint.test_simulation import Rewinding, World, simulate
 

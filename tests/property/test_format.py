@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.change_sets import iterate_change_set
-from tests.simulation.reference_model import canonical
+from tests.support.reference_log import canonical
+from tests.support.values.change_set_reader import iterate_change_set
 
 import statelog as sl
 from statelog import changelog as cl

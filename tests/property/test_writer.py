@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.simulation.reference_model import ReferenceLog, canonical
+from tests.support.reference_log import ReferenceLog, canonical
 
 import statelog as sl
 from statelog import changelog as cl

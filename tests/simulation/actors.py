@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.simulation.reference_model import ReferenceLog
+from tests.support.reference_log import ReferenceLog
 
 from statelog.changelog.api import PersistFuture
 from statelog.changelog.writer import FsStateChangelogWriter

@@ -12,8 +12,8 @@ from itertools import groupby
 import pyarrow as pa
 from tests.simulation.actors import Actor, Checkpoint
 from tests.simulation.faulty_disk import FaultyDisk
-from tests.simulation.reference_model import canonical
 from tests.simulation.watch import Watch
+from tests.support.reference_log import canonical
 
 from statelog.changelog.reader import ReadReport, read_change_batches
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler

@@ -11,7 +11,7 @@ import random
 
 from tests.simulation.faulty_disk import FaultyDisk
 from tests.simulation.policy_checkers import BatchPolicy
-from tests.simulation.simulated_runtime import (
+from tests.support.simulated_runtime import (
     EventQueue,
     SimulatedLock,
     SimulatedPool,

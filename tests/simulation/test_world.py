@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests import evidence
 from tests.simulation.replay import command_of
 from tests.simulation.world import Outcome, World, main
+from tests.support.project import evidence
 
 from statelog.core.change_log import (
     ChangeLog,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame
-from tests.differential.programs import INPUT, KEYS, OUTPUT, Interpreter, batch_of, by_key
 from tests.spark import processors
 from tests.spark.processors import Totals
 from tests.spark.streams import ROCKSDB, workers_get_by_value
 from tests.spark.versions import row_operator
+from tests.support.jobs.random_programs import INPUT, KEYS, OUTPUT, Interpreter, batch_of, by_key
 
 from statelog.spark import transform_with_state
 

@@ -11,11 +11,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.entries import committed, objects
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
 from tests.spark.versions import ROWS, row_operator
+from tests.support.locations.sequence_entries import committed, objects
 
 from statelog.checkpoint.clean_up import reachable_objects
 from statelog.errors import CheckpointError, UsageError

@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests import evidence
 from tests.histories.courses import run_course
 from tests.histories.targets import COLUMNS, FilesTarget, delta_target, rows_of_plan
 from tests.spark.delta_stand_in import DeltaStandIn
+from tests.support.project import evidence
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.spark.jvm.arrow_data import frame_of_arrow

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import Row
-from tests.differential.programs import (
+from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
+from tests.spark.versions import needs, row_operator
+from tests.support.jobs.random_programs import (
     BESIDE_SPARK,
     FLAVOURS,
     INPUT,
@@ -22,8 +24,6 @@ from tests.differential.programs import (
     batch_of,
     by_key,
 )
-from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
-from tests.spark.versions import needs, row_operator
 from tests.unit.spark.worker import test_parity
 from tests.unit.spark.worker.test_parity import Waking
 

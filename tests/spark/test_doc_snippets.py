@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from tests.snippets import pages_to_run, run_page
+from tests.support.project.snippets import pages_to_run, run_page
 
 import statelog.spark
 

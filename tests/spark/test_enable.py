@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame, GroupedData, Row
-from tests.entries import committed
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
 from tests.spark.versions import ROWS, row_operator
+from tests.support.locations.sequence_entries import committed
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries

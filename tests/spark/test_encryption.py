@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.entries import committed
 from tests.spark import processors
 from tests.spark.processors import Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.support.locations.sequence_entries import committed
 
 import statelog as sl
 from statelog.cli.main import run

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as sf
-from tests.differential.keyed_types import (
+from tests.spark.processors import TOTALS, Totals
+from tests.spark.streams import BatchSource, Job, run_on_spark
+from tests.spark.test_aggregate import COLUMNS, FUNCTIONS, Query, rows_of
+from tests.support.values.keyed_types import (
     TYPES,
     Counts,
     LatestColumns,
@@ -15,9 +18,6 @@ from tests.differential.keyed_types import (
     pools,
     value_of,
 )
-from tests.spark.processors import TOTALS, Totals
-from tests.spark.streams import BatchSource, Job, run_on_spark
-from tests.spark.test_aggregate import COLUMNS, FUNCTIONS, Query, rows_of
 
 from statelog.errors import UsageError
 from statelog.spark import aggregate, transform_with_state

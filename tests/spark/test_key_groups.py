@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
-from tests.key_group_vectors import TYPES, VECTORS
+from tests.support.values.key_group_vectors import TYPES, VECTORS
 
 from statelog.model import KeyGroupRange
 from statelog.spark.query.keyed_frame import by_task

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.differential.programs import (
+from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
+from tests.support.jobs.random_programs import (
     BESIDE_SPARK,
     FLAVOURS,
     INPUT,
@@ -17,7 +18,6 @@ from tests.differential.programs import (
     batch_of,
     by_key,
 )
-from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 
 from statelog.spark import transform_with_state
 from statelog.state.columnar.run_files import StateBackendConfig

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.ddl_texts import TEXTS
 from tests.house.sources import ROOT
 from tests.spark.streams import (
     ROCKSDB,
@@ -20,6 +19,7 @@ from tests.spark.streams import (
     workers_get_by_value,
 )
 from tests.spark.versions import row_operator
+from tests.support.values.schema_texts import TEXTS
 
 from statelog.errors import UsageError
 from statelog.spark import spark_state, with_initial_state

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from tests.entries import claims, committed
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, Job
+from tests.support.locations.sequence_entries import claims, committed
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import read_checkpoint

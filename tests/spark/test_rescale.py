@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.entries import committed
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 from tests.spark.versions import needs
+from tests.support.locations.sequence_entries import committed
 
 from statelog.core.task_count import BatchCost
 from statelog.errors import CheckpointError

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
-from tests.entries import claims
 from tests.spark import processors
 from tests.spark.checkpoint_files import in_order
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.support.locations.sequence_entries import claims
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

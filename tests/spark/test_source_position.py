@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from tests.entries import claims, committed
 from tests.spark import processors
 from tests.spark.checkpoint_files import (
     AnySize,
@@ -23,6 +22,7 @@ from tests.spark.checkpoint_files import (
 )
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.support.locations.sequence_entries import claims, committed
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries

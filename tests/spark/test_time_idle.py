@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame, Row
-from tests.entries import committed, objects
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.support.locations.sequence_entries import committed, objects
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.entries import objects
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.support.locations.sequence_entries import objects
 
 from statelog.checkpoint import collect_garbage
 from statelog.store import open_store

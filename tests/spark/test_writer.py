@@ -18,10 +18,10 @@ from pyspark.errors import (
 )
 from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.entries import committed
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
+from tests.support.locations.sequence_entries import committed
 
 from statelog.checkpoint.history import Entries
 from statelog.errors import CheckpointError, InvalidOptionsError, UsageError

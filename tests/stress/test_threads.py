@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests import evidence
 from tests.stress.chaos_store import ChaosStore
 from tests.stress.turmoil import CheckpointSide, Producer
+from tests.support.project import evidence
 
 from statelog import changelog as cl
 from statelog.store import open_store

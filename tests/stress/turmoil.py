@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-from tests.simulation.reference_model import canonical
 from tests.stress.chaos_store import ChaosStore
+from tests.support.reference_log import canonical
 
 import statelog as sl
 from statelog import changelog as cl

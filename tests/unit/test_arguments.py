@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore
+from tests.support.changelogs import ALL, ScriptedStore
 
 import statelog as sl
 from statelog import changelog as cl

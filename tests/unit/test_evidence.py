@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import evidence
+from tests.support.project import evidence
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import prometheus_client
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from tests.forged import NAMES
+from tests.support.forgeries.recordings import NAMES
 
 import statelog as sl
 from statelog import changelog as cl

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.unit.state.reader.histories import History
+from tests.support.locations.histories import History
 
 import statelog
 from statelog.notebook import facts_as_html

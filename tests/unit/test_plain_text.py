@@ -7,7 +7,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.forged import NAMES
+from tests.support.forgeries.recordings import NAMES
 
 from statelog.errors import CorruptionError
 from statelog.logs import LOGGERS, escape_records

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 
 import pyarrow as pa
 import pytest
-from tests.unit.changelog.helpers import ALL, handle_of
+from tests.support.changelogs import ALL, handle_of
 
 from statelog import changelog as cl
 

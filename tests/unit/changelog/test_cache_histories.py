@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.simulation.simulated_runtime import (
+from tests.support.changelogs import ScriptedStore
+from tests.support.simulated_runtime import (
     EventQueue,
     ImmediatePool,
     SimulatedIds,
     SimulatedLock,
     SimulatedTimers,
 )
-from tests.unit.changelog.helpers import ScriptedStore
 from tests.unit.changelog.test_download_cache import changelog_file
 
 from statelog.changelog import download_cache

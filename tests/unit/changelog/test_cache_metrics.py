@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
 
 from statelog import changelog as cl
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import statelog as sl
 from statelog import changelog as cl
 from statelog.store import open_store
-from tests.forks import in_child
+from tests.support.processes.forked_child import in_child
 
 root, case = sys.argv[1:]
 START = cl.SequenceNumber(0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
-from tests.unit.changelog.helpers import ALL, HeldScheduler, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, HeldScheduler, ScriptedStore, handle_of, values_of
 
 import statelog as sl
 from statelog import changelog as cl

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
 
 from statelog import changelog as cl
 from statelog.runtime.pool import SPARE_THREADS

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.changelog.helpers import ALL, handle_of, values_of
+from tests.support.changelogs import ALL, handle_of, values_of
 
 import statelog as sl
 from statelog import changelog as cl

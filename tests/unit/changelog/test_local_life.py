@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore, values_of
+from tests.support.changelogs import ALL, ScriptedStore, values_of
 
 from statelog import changelog as cl
 from statelog.changelog.writer import FsStateChangelogWriter

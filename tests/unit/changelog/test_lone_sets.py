@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.changelog.helpers import ALL
+from tests.support.changelogs import ALL
 
 from statelog.changelog.reader import read_changes
 from statelog.errors import ObjectNotFoundError

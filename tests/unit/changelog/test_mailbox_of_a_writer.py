@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from tests.unit.changelog.helpers import ALL, HeldScheduler, ScriptedStore, handle_of
+from tests.support.changelogs import ALL, HeldScheduler, ScriptedStore, handle_of
 
 import statelog as sl
 from statelog import changelog as cl

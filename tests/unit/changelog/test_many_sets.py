@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of
 
 from statelog import changelog as cl
 from statelog.changelog import reader

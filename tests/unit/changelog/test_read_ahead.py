@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from tests.round_trips import RoundTrips
-from tests.unit.checkpoint.helpers import log_in_file, log_inline
-from tests.unit.state.reader.histories import NAMES, History
+from tests.support.locations.checkpoints import log_in_file, log_inline
+from tests.support.locations.histories import NAMES, History
+from tests.support.stores.round_trips import RoundTrips
 
 from statelog.changelog import reader
 from statelog.changelog.reader import read_change_batches, read_logs

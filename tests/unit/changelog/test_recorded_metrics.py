@@ -4,7 +4,7 @@ import datetime as dt
 import threading
 import time
 
-from tests.unit.changelog.helpers import ALL, ScriptedStore
+from tests.support.changelogs import ALL, ScriptedStore
 
 from statelog import changelog as cl
 from statelog.errors import StoreError

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from tests.simulation.simulated_runtime import EventQueue, ImmediatePool, SimulatedLock
-from tests.unit.changelog.helpers import ScriptedStore
+from tests.support.changelogs import ScriptedStore
+from tests.support.simulated_runtime import EventQueue, ImmediatePool, SimulatedLock
 
 from statelog.changelog.local_registry import LocalChangelogRegistry, LocalFiles
 from statelog.changelog.registry import FileOwner, TaskChangelogRegistry, _File

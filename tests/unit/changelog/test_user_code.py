@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
 from tests.unit.runtime.test_pool import NoThreads
 
 from statelog import changelog as cl

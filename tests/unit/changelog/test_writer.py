@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore, columns, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, columns, handle_of, values_of
 
 import statelog as sl
 from statelog import changelog as cl

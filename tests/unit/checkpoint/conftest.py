@@ -1,5 +1,5 @@
 import pytest
-from tests.unit.checkpoint.helpers import memory_url
+from tests.support.locations.checkpoints import memory_url
 
 from statelog.store import ObstoreStore, open_store
 

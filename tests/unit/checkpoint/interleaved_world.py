@@ -9,8 +9,8 @@ waits, and may go on before any request of another owner.
 import random
 from typing import Any
 
-from tests.entries import decoded
-from tests.unit.checkpoint.dict_store import DictStore
+from tests.support.locations.sequence_entries import decoded
+from tests.support.stores.dict_store import DictStore
 from tests.unit.checkpoint.test_simulation import Owner, World
 
 from statelog.format.checkpoint_record import ClaimRecord

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import checkpoint_ids, small_checkpoint, started
+from tests.support.locations.checkpoints import checkpoint_ids, small_checkpoint, started
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS

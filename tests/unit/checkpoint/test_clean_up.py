@@ -3,13 +3,13 @@
 import datetime as dt
 
 import pytest
-from tests.unit.checkpoint.dict_store import EPOCH, DictStore
-from tests.unit.checkpoint.helpers import (
+from tests.support.locations.checkpoints import (
     log_in_file,
     run_checkpoint,
     small_checkpoint,
     started,
 )
+from tests.support.stores.dict_store import EPOCH, DictStore
 
 from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.clean_up import delete_objects

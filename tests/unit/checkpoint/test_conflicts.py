@@ -8,7 +8,7 @@ whether the name is taken.
 import threading
 
 import pytest
-from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
+from tests.support.locations.checkpoints import coordinator, small_checkpoint, started
 
 from statelog.checkpoint.stream_factory import CheckpointedStateScope, FsCheckpointStreamFactory
 from statelog.errors import FencedError, ObjectExistsError, StoreError

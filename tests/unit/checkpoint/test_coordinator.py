@@ -1,8 +1,7 @@
 """The coordinator on real stores: the commit, its failures, restoring, fencing."""
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import (
+from tests.support.locations.checkpoints import (
     coordinator,
     log_in_file,
     log_inline,
@@ -11,6 +10,7 @@ from tests.unit.checkpoint.helpers import (
     small_checkpoint,
     started,
 )
+from tests.support.stores.dict_store import DictStore
 
 from statelog.errors import (
     CheckpointError,

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.checkpoint.helpers import read_log, small_checkpoint, started
+from tests.support.locations.checkpoints import read_log, small_checkpoint, started
 
 from statelog.store import open_store
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = """
 import sys
-from tests.unit.checkpoint.helpers import small_checkpoint, started
+from tests.support.locations.checkpoints import small_checkpoint, started
 from statelog.store import open_store
 job = started(open_store(sys.argv[1]), "killed")
 for checkpoint_id in range(1, 11):

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.records import one_operator
-from tests.unit.checkpoint.helpers import log_inline, run_checkpoint, started
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.checkpoints import log_inline, run_checkpoint, started
 
 from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.audit import read_audit_log

@@ -124,7 +124,7 @@ def test_a_handle_and_a_record_of_a_batch_are_checked_too():
         stream_handle_from_json({"file": "../x", "size": 1})
     with pytest.raises(CorruptionError, match="not a stream handle"):
         stream_handle_from_json({"file": 7, "size": 1})
-    from tests.records import one_operator
+    from tests.support.locations.batch_records import one_operator
 
     stored = one_operator(schema={}).to_properties() | {"source_folders": ["../commits"]}
     with pytest.raises(CorruptionError, match="forged"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import ManualClock, log_in_file
+from tests.support.locations.checkpoints import ManualClock, log_in_file
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot

@@ -4,8 +4,8 @@ import os
 import socket
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import run_checkpoint, small_checkpoint, started
+from tests.support.locations.checkpoints import run_checkpoint, small_checkpoint, started
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint.history import Entries, read_entry
 from statelog.checkpoint.ownership import (

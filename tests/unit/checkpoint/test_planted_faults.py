@@ -10,8 +10,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.checkpoint.helpers import log_in_file, log_inline, run_checkpoint, started
-from tests.unit.state.reader.histories import History
+from tests.support.locations.checkpoints import log_in_file, log_inline, run_checkpoint, started
+from tests.support.locations.histories import History
 
 from statelog.changelog.reader import read_changes
 from statelog.checkpoint.history import Entries, read_checkpoint

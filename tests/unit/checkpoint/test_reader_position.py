@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
-from tests.unit.state.reader.histories import History
+from tests.support.locations.histories import History
 
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import find_checkpoint_at, parse_time

@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
+from tests.support.locations.checkpoints import coordinator, small_checkpoint, started
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import find_restore_point

@@ -1,6 +1,6 @@
 """What the metrics record of checkpoints and of snapshots."""
 
-from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint
+from tests.support.locations.checkpoints import ManualClock, log_inline, run_checkpoint
 
 import statelog as sl
 from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder

@@ -1,8 +1,7 @@
 """How many requests to a store follow each other, with 100 retained checkpoints and 250 log handles."""
 
 import pytest
-from tests.round_trips import RoundTrips
-from tests.unit.checkpoint.helpers import (
+from tests.support.locations.checkpoints import (
     checkpoint_ids,
     coordinator,
     log_in_file,
@@ -12,7 +11,8 @@ from tests.unit.checkpoint.helpers import (
     small_checkpoint,
     started,
 )
-from tests.unit.state.reader.histories import NAMES, History, key_of
+from tests.support.locations.histories import NAMES, History, key_of
+from tests.support.stores.round_trips import RoundTrips
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.listing import list_checkpoints

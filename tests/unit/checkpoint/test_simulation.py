@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.entries import decoded
 from tests.simulation.replay import command_of
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import ManualClock, log_in_file, log_inline
+from tests.support.locations.checkpoints import ManualClock, log_in_file, log_inline
+from tests.support.locations.sequence_entries import decoded
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint import (
     CheckpointCoordinator,

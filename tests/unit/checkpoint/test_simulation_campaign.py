@@ -7,7 +7,7 @@ Each third seed cleans up in batches.
 import os
 
 import pytest
-from tests import evidence
+from tests.support.project import evidence
 from tests.unit.checkpoint.test_simulation import REPLAY, World, simulate
 
 from statelog.checkpoint import clean_up

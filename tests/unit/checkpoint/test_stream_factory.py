@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint import (
     CheckpointedStateScope,

@@ -4,8 +4,7 @@ import datetime as dt
 import random
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import (
+from tests.support.locations.checkpoints import (
     ManualClock,
     log_in_file,
     read_log,
@@ -13,6 +12,7 @@ from tests.unit.checkpoint.helpers import (
     small_checkpoint,
     started,
 )
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint import collect_garbage, list_checkpoints, verify_location
 from statelog.checkpoint.restore import find_checkpoint

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.killed import Killer
-from tests.stored_job import StoredJob
+from tests.support.locations.stored_job import StoredJob
+from tests.support.stores.killed_command import Killer
 from tests.unit.extensions.operations import test_killed_commands as killed
 from tests.unit.extensions.operations.test_killed_commands import Place, key_texts
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.stored_job import StoredJob
+from tests.support.locations.stored_job import StoredJob
 
 import statelog
 from statelog.checkpoint.listing import CheckpointName

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import typer
-from tests.unit.checkpoint.helpers import (
+from tests.support.locations.checkpoints import (
     batch_of,
     log_in_file,
     run_checkpoint,

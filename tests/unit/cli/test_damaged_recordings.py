@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.forged import forge_recordings
-from tests.recorded_job import RecordedJob
-from tests.recorded_processors import COLUMNS, OUTPUT, Steps
+from tests.support.forgeries.recordings import forge_recordings
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, Steps
 
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
@@ -28,7 +28,7 @@ from statelog.store import ObjectStore
 
 pytestmark = pytest.mark.campaign
 
-STEPS = ["--processor", "tests.recorded_processors:Steps"]
+STEPS = ["--processor", "tests.support.jobs.recorded_processors:Steps"]
 
 
 @pytest.fixture

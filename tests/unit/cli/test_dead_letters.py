@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.recorded_job import RecordedJob
-from tests.recorded_processors import COLUMNS, OUTPUT, Steps
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, Steps
 
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord
@@ -24,7 +24,7 @@ from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
 
 pytestmark = pytest.mark.job
 
-STEPS = ["--processor", "tests.recorded_processors:Steps"]
+STEPS = ["--processor", "tests.support.jobs.recorded_processors:Steps"]
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.checkpoint.helpers import started
-from tests.unit.state.reader.histories import History, key_of, rows_of
+from tests.support.locations.checkpoints import started
+from tests.support.locations.histories import History, key_of, rows_of
 
 from statelog.errors import StoreError
 from statelog.extensions.read import parquet_files

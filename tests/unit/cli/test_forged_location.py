@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.forged_jobs import BAD, CALLS, hostile_location, words_of
+from tests.support.forgeries.hostile_location import BAD, CALLS, hostile_location, words_of
 
 from statelog.cli import main as cli
 

@@ -1,8 +1,8 @@
 """
 Every command is given every forgery: nothing outside of the location is read, written, connected to or run.
 
-The commands run in a process with tripwires, `tests.tripwires`; the forgeries are those of `tests.forgeries`,
-the calls those of `tests.forged_jobs`.
+The commands run in a process with tripwires, `tests.support.processes.tripwires`; the forgeries are those of `tests.support.forgeries.foreign_places`,
+the calls those of `tests.support.forgeries.hostile_location`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 
-from tests.forged_jobs import CALLS, words_of
-from tests.forgeries import Forger, Forgery
-from tests.tripwires import ROOT, Report, Run
+from tests.support.forgeries.foreign_places import Forger, Forgery
+from tests.support.forgeries.hostile_location import CALLS, words_of
+from tests.support.processes.tripwires import ROOT, Report, Run
 
 from statelog.cli import main as cli
 
@@ -105,7 +105,7 @@ def reports(forger: Forger, runs: Sequence[Run]) -> list[Report]:
         "HOME": str(forger.folder / "home"), "TMPDIR": str(forger.folder / "tmp"),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "tests.tripwires", str(plan)], cwd=ROOT, env=environment,
+        [sys.executable, "-m", "tests.support.processes.tripwires", str(plan)], cwd=ROOT, env=environment,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -125,7 +125,9 @@ def text_of(report: Report) -> str:
 def test_every_command_is_tried() -> None:
     verbs = [each.callback.__name__ for each in cli.verbs.registered_commands if each.callback]
     names = {verb.replace("_", "-") for verb in verbs}
-    assert names == CALLS.keys(), "give each command its calls in tests/forged_jobs.py"
+    assert names == CALLS.keys(), (
+        "give each command its calls in tests/support/forgeries/hostile_location.py"
+    )
     assert all(CALLS.values())
 
 

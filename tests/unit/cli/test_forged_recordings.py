@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.forged import forge_recordings
-from tests.recorded_job import RecordedJob
-from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
+from tests.support.forgeries.recordings import forge_recordings
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
 
 from statelog.cli import main as cli
 from statelog.errors import CorruptionError, UsageError
@@ -22,7 +22,7 @@ from statelog.spark.query.record import Record
 
 pytestmark = pytest.mark.campaign
 
-PROCESSOR = "tests.recorded_processors:Steps"
+PROCESSOR = "tests.support.jobs.recorded_processors:Steps"
 
 
 def recorded(folder: Path, *, pandas: bool = False) -> RecordedJob:
@@ -38,7 +38,7 @@ def trap(folder: Path, name: str = "trap.py") -> Path:
     file = folder / name
     file.write_text(
         f"open({str(folder / 'ran')!r}, 'w').close()\n"
-        "from tests.recorded_processors import Steps\nclass Trap(Steps):\n    pass\n"
+        "from tests.support.jobs.recorded_processors import Steps\nclass Trap(Steps):\n    pass\n"
     )
     return file
 
@@ -66,7 +66,9 @@ def test_the_file_that_a_recording_names_is_not_run(
     assert not (tmp_path / "state" / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["os:abort", "trap:Trap", "tests.recorded_processors:Steps"])
+@pytest.mark.parametrize(
+    "name", ["os:abort", "trap:Trap", "tests.support.jobs.recorded_processors:Steps"]
+)
 def test_no_name_of_a_recording_is_imported_or_called(
     tmp_path: Path,
     name: str,

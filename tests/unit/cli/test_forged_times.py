@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.stored_job import StoredJob
+from tests.support.locations.stored_job import StoredJob
 
 import statelog
 from statelog.checkpoint.audit import audited

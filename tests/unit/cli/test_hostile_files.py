@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.stored_job import StoredJob
-from tests.unit.extensions.report.locations import small_job
+from tests.support.locations.costly_history import small_job
+from tests.support.locations.stored_job import StoredJob
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.checkpoint.helpers import coordinator
-from tests.unit.extensions.report.locations import small_job
-from tests.unit.state.reader.histories import NAMES, History
+from tests.support.locations.checkpoints import coordinator
+from tests.support.locations.costly_history import small_job
+from tests.support.locations.histories import NAMES, History
 
 from statelog.checkpoint.retained import Tag, TagKind
 from statelog.checkpoint.tags import put_tag

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.state.reader.histories import History, key_of
+from tests.support.locations.histories import History, key_of
 
 import statelog
 from statelog.checkpoint.history import open_state

@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint, small_checkpoint, started
+from tests.support.locations.checkpoints import (
+    log_in_file,
+    run_checkpoint,
+    small_checkpoint,
+    started,
+)
 
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import Entries

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.recorded_job import RecordedJob
-from tests.recorded_processors import COLUMNS, OUTPUT, Steps
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, Steps
 
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
@@ -25,7 +25,7 @@ from statelog.spark.query.record import Record
 pytestmark = pytest.mark.campaign
 
 ROOT = Path(__file__).parents[3]
-PROCESSORS = "tests.recorded_processors"
+PROCESSORS = "tests.support.jobs.recorded_processors"
 PLACES = "tests.unit.cli.test_replay"
 STEPS = ["--processor", f"{PROCESSORS}:Steps"]
 
@@ -212,7 +212,7 @@ def test_a_key_is_removed_from_all_recordings(job: RecordedJob) -> None:
 def test_an_instance_and_a_function_name_a_processor(tmp_path: Path) -> None:
     file = tmp_path / "my_job.py"
     file.write_text(
-        "from tests.recorded_processors import Steps\n"
+        "from tests.support.jobs.recorded_processors import Steps\n"
         "INSTANCE = Steps()\ndef make() -> Steps:\n    return Steps()\n"
     )
     for name in ("INSTANCE", "make"):

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.unit.extensions.report.locations import small_job
+from tests.support.locations.costly_history import small_job
 
 
 def test_a_page_is_written(call, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.recorded_job import RecordedJob
+from tests.support.jobs.recorded_job import RecordedJob
 from tests.unit.spark.worker.test_side_output import late_job
 
 from statelog.cli import main as cli

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
-from tests.unit.checkpoint.helpers import small_checkpoint, started
-from tests.unit.state.reader.histories import History, key_of, rows_of
+from tests.support.locations.checkpoints import small_checkpoint, started
+from tests.support.locations.histories import History, key_of, rows_of
 
 import statelog as sl
 from statelog.cli.rows import show_rows

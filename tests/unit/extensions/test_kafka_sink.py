@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.contract.test_sinks import killed_in
-from tests.kafka_stand_in import Broker, Consumer, Producer, Row
+from tests.support.servers.kafka_stand_in import Broker, Consumer, Producer, Row
 
 from statelog.errors import FencedError
 from statelog.extensions.sinks import kafka

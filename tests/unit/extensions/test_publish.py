@@ -19,10 +19,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.killed import Killer
-from tests.unit.checkpoint.helpers import ManualClock
-from tests.unit.extensions.published import KINDS, Published
-from tests.unit.state.reader import histories
+from tests.support.locations import histories
+from tests.support.locations.checkpoints import ManualClock
+from tests.support.locations.published_tables import KINDS, Published
+from tests.support.stores.killed_command import Killer
 
 from statelog.checkpoint import collect_garbage, verify_location
 from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags, retained_checkpoints

@@ -12,7 +12,8 @@ from pathlib import Path
 import deltalake
 import pyarrow as pa
 import pytest
-from tests.unit.extensions.published import (
+from tests.support.locations import histories
+from tests.support.locations.published_tables import (
     KINDS,
     TABLE,
     DeltaPublished,
@@ -20,7 +21,6 @@ from tests.unit.extensions.published import (
     Published,
 )
 from tests.unit.extensions.test_publish import checkpoints, pins, tag
-from tests.unit.state.reader import histories
 
 from statelog.checkpoint.retained import TagKind, delete_tag
 from statelog.checkpoint.tags import find_tag

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
-from tests.recorded_job import RecordedJob
+from tests.support.jobs.recorded_job import RecordedJob
 from tests.unit.spark.worker.test_side_output import late_job, rows_of
 
 import statelog as sl

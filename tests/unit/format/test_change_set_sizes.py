@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.change_sets import iterate_change_set
-from tests.unit.changelog.helpers import ALL, ScriptedStore
+from tests.support.changelogs import ALL, ScriptedStore
+from tests.support.values.change_set_reader import iterate_change_set
 
 from statelog import changelog as cl
 from statelog.changelog.reader import read_change_batches, read_changes

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from hypothesis import given, settings
-from tests.unit.checkpoint.helpers import log_inline, read_log, small_checkpoint, started
+from tests.support.locations.checkpoints import log_inline, read_log, small_checkpoint, started
 from tests.unit.model.test_snapshot_coverage import checkpoints
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError

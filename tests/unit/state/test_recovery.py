@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.state.recovery_oracle import MODES, Change, Commit, Mode, Oracle, World
+from tests.support.recovery_oracle import MODES, Change, Commit, Mode, Oracle, World
 
 from statelog.state import replay
 

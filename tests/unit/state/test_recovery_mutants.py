@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.unit.state.recovery_oracle import MODES, World
+from tests.support.recovery_oracle import MODES, World
 
 from statelog.state import cache, keyed_state, replay
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
+from tests.support.stores.dict_store import DictStore
 
 import statelog
 from statelog.core.delivered_batch import DeliveredBatch

@@ -9,12 +9,12 @@ import sys
 import textwrap
 
 import pytest
-from tests.servers import moto_server
+from tests.support.servers.server_process import moto_server
 
 FORK = """
 import os, sys
 from statelog.store import open_store
-from tests.forks import in_child
+from tests.support.processes.forked_child import in_child
 
 def use(store, name):
     store.put(name, b"x")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore
+from tests.support.changelogs import ALL, ScriptedStore
 
 import statelog as sl
 from statelog import changelog as cl

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, read_all
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, read_all
 
 from statelog import changelog as cl
 from statelog.errors import ClosedError, StoreError, UsageError

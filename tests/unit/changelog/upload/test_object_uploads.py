@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.changelog.helpers import ScriptedStore
+from tests.support.changelogs import ScriptedStore
 
 from statelog import changelog as cl
 from statelog.errors import ClosedError, StoreError, UploadFailedError

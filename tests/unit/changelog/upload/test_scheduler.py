@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
 
 import statelog as sl
 from statelog import changelog as cl

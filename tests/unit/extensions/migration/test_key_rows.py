@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.state.reader.histories import KEYS, NAMES, TTL_MS, History, key_of
+from tests.support.locations.histories import KEYS, NAMES, TTL_MS, History, key_of
 
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import UsageError

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.records import one_operator
+from tests.support.locations.batch_records import one_operator
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.source_position import parse_offsets, position_of

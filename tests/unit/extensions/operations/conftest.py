@@ -1,7 +1,7 @@
 """Locations with a known model, and owners that follow an edit."""
 
 import pytest
-from tests.unit.state.reader.histories import History, rows_of
+from tests.support.locations.histories import History, rows_of
 
 from statelog.checkpoint.history import Entries
 from statelog.state.reader import StateReader

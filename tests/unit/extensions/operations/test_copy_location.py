@@ -5,8 +5,8 @@ import random
 import shutil
 
 import pytest
-from tests.unit.checkpoint.helpers import ManualClock
-from tests.unit.state.reader.histories import GROUPS, History, rows_of
+from tests.support.locations.checkpoints import ManualClock
+from tests.support.locations.histories import GROUPS, History, rows_of
 
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint
+from tests.support.locations.checkpoints import log_in_file, run_checkpoint
 from tests.unit.extensions.operations.test_location_fork import (
     forked,
     go_on,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.forgeries import forge_checkpoints, with_properties
-from tests.stored_job import StoredJob
+from tests.support.forgeries.foreign_places import forge_checkpoints, with_properties
+from tests.support.locations.stored_job import StoredJob
 from tests.unit.checkpoint.test_forged_metadata import FORGED
 
 from statelog.checkpoint.batch_record import BatchRecord

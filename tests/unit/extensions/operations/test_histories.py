@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.entries import entries
-from tests.records import one_operator
-from tests.unit.checkpoint.helpers import coordinator, log_inline, run_checkpoint, started
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.checkpoints import coordinator, log_inline, run_checkpoint, started
+from tests.support.locations.sequence_entries import entries
 
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, list_checkpoints

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.killed import Killer
-from tests.stored_job import StoredJob
-from tests.unit.state.reader.histories import key_of, rows_of
+from tests.support.locations.histories import key_of, rows_of
+from tests.support.locations.stored_job import StoredJob
+from tests.support.stores.killed_command import Killer
 
 import statelog
 from statelog.checkpoint import verify_location

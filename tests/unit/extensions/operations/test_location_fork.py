@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.unit.checkpoint.helpers import ManualClock, log_in_file, read_log, run_checkpoint
+from tests.support.locations.checkpoints import ManualClock, log_in_file, read_log, run_checkpoint
 from tests.unit.extensions.operations.test_rewind import Query
 
 import statelog

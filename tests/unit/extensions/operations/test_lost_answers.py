@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.stored_job import StoredJob
+from tests.support.locations.stored_job import StoredJob
 from tests.unit.extensions.operations.test_killed_commands import (
     BATCHES,
     COMMANDS,

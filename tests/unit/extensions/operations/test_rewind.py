@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.records import one_operator
-from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.checkpoints import ManualClock, log_inline, run_checkpoint, started
 
 import statelog
 from statelog.checkpoint import edit

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.state.reader.histories import History
+from tests.support.locations.histories import History
 
 from statelog.extensions.read import joining
 from statelog.extensions.read.changes import Differences

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.docs.test_read_state_page import write
-from tests.unit.checkpoint.helpers import small_checkpoint, started
-from tests.unit.state.reader.histories import History, key_of, rows_of
+from tests.support.locations.checkpoints import small_checkpoint, started
+from tests.support.locations.histories import History, key_of, rows_of
 
 import statelog as sl
 from statelog.checkpoint.history import read_checkpoint
@@ -115,7 +115,7 @@ def test_beyond_the_retention_the_error_names_the_setting() -> None:
 WRITER = """
 import sys, time
 sys.path.insert(0, {root!r})
-from tests.unit.state.reader.histories import History
+from tests.support.locations.histories import History
 from statelog.store import open_store
 history = History("another process", open_store(sys.argv[1], storage_options={{"fsync": False}}), retained=2)
 for _ in range(40):
@@ -304,7 +304,7 @@ def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys:
 
 
 def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
-    from tests.unit.state.reader.histories import Calm
+    from tests.support.locations.histories import Calm
 
     history = Calm(
         "empty", open_store(str(tmp_path / "sta te ☃"), storage_options={"fsync": False})

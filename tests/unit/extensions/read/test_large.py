@@ -5,7 +5,7 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from tests.unit.state.reader.histories import History
+from tests.support.locations.histories import History
 
 from statelog.errors import CapacityError
 from statelog.extensions.read.changes import Differences

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.state.reader.histories import (
+from tests.support.locations.histories import (
     GROUPS,
     KEY,
     KEYS,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.extensions.read.test_location_state import as_python, live_names
-from tests.unit.state.reader.histories import (
+from tests.support.locations.histories import (
     GROUPS,
     KEYS,
     NAMES,
@@ -23,6 +22,7 @@ from tests.unit.state.reader.histories import (
     key_of,
     rows_of,
 )
+from tests.unit.extensions.read.test_location_state import as_python, live_names
 
 import statelog as sl
 from statelog.errors import (

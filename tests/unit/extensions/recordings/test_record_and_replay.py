@@ -14,8 +14,8 @@ pytest.importorskip("pyspark")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.recorded_job import RecordedJob, added_by
-from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
+from tests.support.jobs.recorded_job import RecordedJob, added_by
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
 
 from statelog.checkpoint import collect_garbage
 from statelog.errors import ProcessorError

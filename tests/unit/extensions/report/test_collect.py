@@ -6,16 +6,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import (
+from tests.support.locations.checkpoints import (
     coordinator,
     log_in_file,
     run_checkpoint,
     small_checkpoint,
     started,
 )
-from tests.unit.extensions.report.locations import ALL, SNAPSHOT, CostlyHistory, record, small_job
-from tests.unit.state.reader.histories import GROUPS, group_of
+from tests.support.locations.costly_history import ALL, SNAPSHOT, CostlyHistory, record, small_job
+from tests.support.locations.histories import GROUPS, group_of
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint.clean_up import BATCH_COMMITS
 from statelog.extensions.report import Figures, ReportPlan, Speeds, collect

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.extensions.report.locations import NASTY, CostlyHistory
+from tests.support.locations.costly_history import NASTY, CostlyHistory
+from tests.support.stores.dict_store import DictStore
 from tests.unit.extensions.report.test_page import EMPTY, NAMES, contrast
 
 from statelog.extensions.report import Figures, ReportPlan, collect, page, texts

@@ -11,8 +11,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.extensions.report.locations import NASTY, CostlyHistory
+from tests.support.locations.costly_history import NASTY, CostlyHistory
+from tests.support.stores.dict_store import DictStore
 
 from statelog.extensions.report import PRICES, Figures, ReportPlan, collect, page
 from statelog.extensions.report.figures import Finding

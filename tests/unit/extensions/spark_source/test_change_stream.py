@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.state.reader.histories import GROUPS, History
+from tests.support.locations.histories import GROUPS, History
 
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.restore import find_checkpoint

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
-from tests.records import one_operator
+from tests.support.locations.batch_records import one_operator
 
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import ProcessorError, UsageError

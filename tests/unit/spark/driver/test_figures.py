@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.declared_figures import OF_EXTENSIONS
-from tests.records import one_operator
+from tests.support.locations.batch_records import one_operator
+from tests.support.project.declared_figures import OF_EXTENSIONS
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import InvariantError

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.records import one_operator
+from tests.support.locations.batch_records import one_operator
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.source_position import NOTHING_READ, SourceLog

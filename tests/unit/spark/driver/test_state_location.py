@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.records import one_operator
-from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import run_checkpoint, small_checkpoint, started
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.checkpoints import run_checkpoint, small_checkpoint, started
+from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.task_count import TaskBounds

@@ -2,7 +2,7 @@
 
 import pytest
 from pyspark.sql.types import ArrayType, DecimalType, IntegerType, MapType, StringType
-from tests.ddl_texts import TEXTS
+from tests.support.values.schema_texts import TEXTS
 
 from statelog.errors import UsageError
 from statelog.spark.query.ddl import parse_ddl

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from tests.zones import REPEATED_HOURS, ZONES
+from tests.support.values.time_zones import REPEATED_HOURS, ZONES
 
 from statelog.extensions.columns.rows import ColumnarInput
 from statelog.spark import ColumnarProcessor, StatefulProcessor

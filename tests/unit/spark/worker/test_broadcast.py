@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.recorded_job import RecordedJob
-from tests.recorded_processors import COLUMNS
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS
 from tests.unit.spark.worker.test_isolating_run import LETTERS, fresh, output_of
 
 import statelog as sl

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.recorded_job import RecordedJob
-from tests.recorded_processors import COLUMNS, OUTPUT
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
 from tests.unit.spark.worker.test_isolating_run import (
     LETTERS,
     POISON,

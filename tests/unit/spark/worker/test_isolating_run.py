@@ -26,8 +26,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.recorded_job import RecordedJob
-from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, Steps
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, FrameSteps, Steps
 from tests.unit.spark.worker.test_large_input import NUMBERS, Query, arrow_input
 
 import statelog as sl

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from tests.differential.programs import (
+from tests.support.jobs.random_programs import (
     EPOCH_MS,
     INPUT,
     OUTPUT,

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import GroupedData, Row
 from pyspark.sql.streaming import stateful_processor as sparks
-from tests import calls
 from tests.house.sources import ROOT
 from tests.spark.versions import ROWS, TWS_TESTER, TwsTester
+from tests.support.jobs import noted_calls
 from tests.unit.spark.rows.test_pandas_input import all_keys, read
 
 from statelog.errors import ProcessorError
@@ -81,17 +81,17 @@ class Traced(sparks.StatefulProcessor):
     """Notes its calls."""
 
     def init(self, handle: Any) -> None:
-        calls.CALLS.append(("init",))
+        noted_calls.CALLS.append(("init",))
         self.handle = handle
         self.seen = handle.getListState("seen", "what string")
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        calls.CALLS.append(("initial", key, initialState.n))
+        noted_calls.CALLS.append(("initial", key, initialState.n))
         self.seen.appendValue((f"initial {initialState.n}",))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         read = [row.n for row in rows]
-        calls.CALLS.append(
+        noted_calls.CALLS.append(
             ("rows", key, type(key), read, timerValues.getCurrentProcessingTimeInMs())
         )
         for n in read:
@@ -102,7 +102,7 @@ class Traced(sparks.StatefulProcessor):
         self, key: Any, timerValues: Any, expiredTimerInfo: Any
     ) -> Iterator[Row]:
         time = expiredTimerInfo.getExpiryTimeInMs()
-        calls.CALLS.append(("timer", key.name, time, list(self.handle.listTimers())))
+        noted_calls.CALLS.append(("timer", key.name, time, list(self.handle.listTimers())))
         if time == 1:
             self.handle.registerTimer(1)  # is gone with the timer that is firing
             self.handle.registerTimer(2)  # due, but not in this batch
@@ -110,23 +110,25 @@ class Traced(sparks.StatefulProcessor):
         yield Row(key=key[0])
 
     def close(self) -> None:
-        calls.CALLS.append(("close",))
+        noted_calls.CALLS.append(("close",))
 
 
 def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
-    calls.CALLS.clear()
+    noted_calls.CALLS.clear()
     initial = [("b", Row(n=1)), ("a", Row(n=2)), ("a", Row(n=3))]
     tester = ProcessorTester(
         Traced(), initialStateRow=initial, timeMode="ProcessingTime", keySchema="name string"
     )
-    assert [("init",), ("close",)] == calls.CALLS[:2]  # on the driver, to learn the state variables
-    batch = [call for call in calls.CALLS if call[0] == "initial"]
+    assert [("init",), ("close",)] == noted_calls.CALLS[
+        :2
+    ]  # on the driver, to learn the state variables
+    batch = [call for call in noted_calls.CALLS if call[0] == "initial"]
     assert [("initial", ("a",), 2), ("initial", ("a",), 3)] == [one for one in batch if one[2] > 1]
     assert ("initial", ("b",), 1) in batch  # a key without input rows
     assert [("initial 2",), ("initial 3",)] == tester.peekListState("seen", "a")
 
     tester.setProcessingTime(5)
-    calls.CALLS.clear()
+    noted_calls.CALLS.clear()
     out = tester.test("a", [Row(n=9), Row(n=4), Row(n=3), Row(n=1)])
     assert [
         ("init",),
@@ -134,11 +136,11 @@ def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
         ("timer", "a", 1, [1, 3, 4, 9]),  # registered in this batch, due in it
         ("timer", "a", 3, [2, 3, 9]),
         ("close",),
-    ] == calls.CALLS
+    ] == noted_calls.CALLS
     assert 3 == len(out)
-    calls.CALLS.clear()
+    noted_calls.CALLS.clear()
     tester.setProcessingTime(6)
-    assert [("init",), ("timer", "a", 2, [2, 9]), ("close",)] == calls.CALLS
+    assert [("init",), ("timer", "a", 2, [2, 9]), ("close",)] == noted_calls.CALLS
     assert [9] == tester.peekTimers("a")
 
 

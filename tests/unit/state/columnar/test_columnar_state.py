@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simulation.simulated_runtime import SimulatedIds
+from tests.support.simulated_runtime import SimulatedIds
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.scheduler import (

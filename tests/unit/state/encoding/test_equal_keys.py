@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.zones import REPEATED_HOURS, ZONES
+from tests.support.values.time_zones import REPEATED_HOURS, ZONES
 
 from statelog.state.encoding.converters import with_equal_floats
 from statelog.state.encoding.values import KeyCodec, MapKeyCodec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.key_group_vectors import TYPES, VECTORS, key_of
+from tests.support.values.key_group_vectors import TYPES, VECTORS, key_of
 
 from statelog.errors import UsageError
 from statelog.state.keys.key_groups import hash_of, key_group_of, xxhash64_bytes

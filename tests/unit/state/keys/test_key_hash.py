@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.key_group_vectors import VECTORS, key_of
+from tests.support.values.key_group_vectors import VECTORS, key_of
 
 from statelog.state.keys.key_groups import hash_of
 from statelog.state.keys.key_hash import hash_columns

@@ -1,7 +1,7 @@
 """What leads from one checkpoint to another: key groups by log, and those that are written again."""
 
 import pytest
-from tests.unit.state.reader.histories import GROUPS, Calm, History, rows_of
+from tests.support.locations.histories import GROUPS, Calm, History, rows_of
 
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.reader import LocationReader

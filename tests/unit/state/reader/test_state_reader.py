@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.checkpoint.helpers import small_checkpoint, started
-from tests.unit.state.reader.histories import (
+from tests.support.locations.checkpoints import small_checkpoint, started
+from tests.support.locations.histories import (
     GROUPS,
     NAMES,
     TTL_MS,

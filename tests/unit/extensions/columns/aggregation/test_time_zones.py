@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql.types import DataType, StringType, StructField, StructType, VariantType
-from tests.zones import ZONES, in_session_types
+from tests.support.values.time_zones import ZONES, in_session_types
 
 from statelog.extensions.columns.aggregation.kinds import AggregateKind, Extreme, ValueBy
 from statelog.extensions.columns.aggregation.processor import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.state.recovery_oracle import (
+from tests.support.recovery_oracle import (
     GROUPS,
     KEYS,
     Cells,

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
-from tests.simulation.simulated_runtime import SimulatedIds
+from tests.support.simulated_runtime import SimulatedIds
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.scheduler import (

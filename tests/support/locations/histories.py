@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-from tests.records import one_operator
-from tests.simulation.simulated_runtime import SimulatedIds
-from tests.unit.checkpoint.helpers import ManualClock
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.checkpoints import ManualClock
+from tests.support.simulated_runtime import SimulatedIds
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.scheduler import (

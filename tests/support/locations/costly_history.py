@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tests.records import one_operator
-from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint, started
-from tests.unit.state.reader.histories import History
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.checkpoints import log_in_file, run_checkpoint, started
+from tests.support.locations.histories import History
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.format.buffers import checksum

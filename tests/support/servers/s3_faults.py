@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.servers import S3Server
+from tests.support.servers.server_process import S3Server
 
 CONFLICT = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>ConditionalRequestConflict</Code><Message>The conditional request cannot succeed due to \

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.forged import forge_recordings
-from tests.forged_jobs import NAME, hostile_location
-from tests.stored_job import StoredJob
+from tests.support.forgeries.hostile_location import NAME, hostile_location
+from tests.support.forgeries.recordings import forge_recordings
+from tests.support.locations.stored_job import StoredJob
 
 import statelog
 from statelog.checkpoint.history import read_entry
@@ -84,7 +84,9 @@ class Forger:
         )
         (self.victim / "secret").write_bytes(b"precious")
         trap = f"open({str(folder / 'ran')!r}, 'w').close()\n"
-        (self.victim / "secret.py").write_text(trap + "from tests.forged_jobs import Trap\n")
+        (self.victim / "secret.py").write_text(
+            trap + "from tests.support.forgeries.hostile_location import Trap\n"
+        )
 
     def make(self) -> list[Forgery]:
         """Return all forgeries."""

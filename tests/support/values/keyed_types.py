@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.zones import REPEATED_HOURS
+from tests.support.values.time_zones import REPEATED_HOURS
 
 from statelog.spark import ColumnarProcessor
 

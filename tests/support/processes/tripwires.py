@@ -5,7 +5,7 @@ Three tripwires: Python's audit events (files, connections, processes, code); in
 victim, which also sees what native code reads there; and a comparison of the victim's files.  A
 connection of native code is seen by the listener of the process that starts this one.
 
-`python -m tests.tripwires PLAN` prints a JSON line for each run of the plan.
+`python -m tests.support.processes.tripwires PLAN` prints a JSON line for each run of the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 SYSTEM = ("/dev", "/etc", "/lib", "/proc", "/sys", "/usr")
 """Folders of the machine, which Python and its packages read."""
 _READS = ("os.listdir", "os.scandir", "glob.glob", "ctypes.dlopen", "sqlite3.connect")

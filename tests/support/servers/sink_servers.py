@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.real_servers import bounded
-from tests.servers import START_S, free_port
+from tests.support.servers.real_stores import bounded
+from tests.support.servers.server_process import START_S, free_port
 
 
 def postgres_programs() -> tuple[str, str]:

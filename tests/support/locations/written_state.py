@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.records import one_operator
-from tests.unit.checkpoint.helpers import ManualClock
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.checkpoints import ManualClock
 
 from statelog import changelog as cl
 from statelog.checkpoint import CheckpointCoordinator

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers import START_S, S3Server, free_port, running_server
+from tests.support.servers.server_process import START_S, S3Server, free_port, running_server
 
 LIFE_S = 3600
 """After this time a server ends by itself, should the test have been killed."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.records import one_operator
-from tests.unit.state.reader.histories import History
+from tests.support.locations.batch_records import one_operator
+from tests.support.locations.histories import History
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.query_files import entries_digest
