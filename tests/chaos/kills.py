@@ -9,6 +9,7 @@ everything is compared with what must have come, and what the dead left behind i
 
 import datetime as dt
 import json
+import os
 import random
 import re
 from dataclasses import dataclass, field
@@ -220,3 +221,6 @@ def run_campaign(campaign: Campaign, deaths: int) -> None:
     verdict = campaign.finish_while_workers_die(chance.choice(WORKER_POINTS))
     print(campaign.story)
     campaign.check(verdict)
+
+
+SEED = int(os.environ.get("STATELOG_CHAOS_SEED", "20261"))

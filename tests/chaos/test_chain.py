@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.chaos.chain_job import REGIONS
-from tests.chaos.kills import DRIVER_POINTS, INLINE, NO_INLINE, WORKER_POINTS, Campaign
-from tests.chaos.test_kill import SEED
+from tests.chaos.kills import DRIVER_POINTS, INLINE, NO_INLINE, SEED, WORKER_POINTS, Campaign
 from tests.support.project import evidence
 
 from statelog.state.reader import StateReader

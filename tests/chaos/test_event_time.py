@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.event_kills import EventCampaign, run_event_campaign
-from tests.chaos.kills import INLINE, NO_INLINE
-from tests.chaos.test_kill import SEED
+from tests.chaos.kills import INLINE, NO_INLINE, SEED
 from tests.support.project import evidence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -6,16 +6,13 @@ Over both deliveries, with deltas inline and in files, with state in memory and 
 `STATELOG_CHAOS_SEED=7 make chaos` tries another course; the seed is printed.
 """
 
-import os
 from pathlib import Path
 
 import pytest
-from tests.chaos.kills import INLINE, NO_INLINE, Campaign, run_campaign
+from tests.chaos.kills import INLINE, NO_INLINE, SEED, Campaign, run_campaign
 from tests.support.project import evidence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-SEED = int(os.environ.get("STATELOG_CHAOS_SEED", "20261"))
 
 
 CASES = [

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.processes.killed_sink import killed_in
 from tests.support.servers.kafka_reader import committed_records, make_topic
 from tests.support.servers.sink_servers import kafka_broker, postgres_server
 
@@ -24,7 +25,6 @@ from statelog.spark.stream.sinks.exactly_once_sink import ExactlyOnce
 from statelog.testing.sink_contract import (
     LOCATION,
     WRITER,
-    Killed,
     SinkContract,
     batch,
     deliver,
@@ -33,23 +33,6 @@ from statelog.testing.sink_contract import (
 
 TABLES = itertools.count()
 CREATE = "create table {} (key text not null, value text not null)"
-
-
-def killed_in(module: Any) -> contextlib.AbstractContextManager[object]:
-    """Return a block in which the sink of a module dies before its commit."""
-
-    def die(name: str) -> None:
-        assert "before-sink-commit" == name
-        raise Killed
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(module, "fail_point", die)
-    return contextlib.closing(_Undone(patch))
-
-
-class _Undone:
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.close = patch.undo
 
 
 class DatabaseContract(SinkContract):

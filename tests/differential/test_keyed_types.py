@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.spark.conftest import spark, zone  # noqa: F401  # fixtures
-from tests.spark.test_equal_keys import (
-    KEYS,
-    check_aggregate,
-    check_columns,
-    check_rows,
-    rows_in,
-)
+from tests.spark.equal_keys import KEYS, check_aggregate, check_columns, check_rows, rows_in
 from tests.support.values.keyed_types import MAP_KEYS
 from tests.support.values.time_zones import ZONES
 

@@ -10,8 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.house.sources import ROOT
-from tests.house.test_parity_page import is_there
+from tests.house.sources import ROOT, is_there
 from tests.support.project import evidence
 
 FOLDER = ROOT / "docs" / "evidence"

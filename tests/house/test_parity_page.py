@@ -1,9 +1,8 @@
 """The page about Spark's transformWithState names tests that exist."""
 
-import ast
 import re
 
-from tests.house.sources import ROOT, tree_of
+from tests.house.sources import ROOT, is_there
 
 PAGE = ROOT / "docs" / "reference" / "parity.md"
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -12,13 +11,6 @@ TEST_ROW = re.compile(r"^\|(?! (?:Spark|\|)|---)", re.MULTILINE)
 
 def named_tests() -> list[tuple[str, str]]:
     return NAMED.findall(PAGE.read_text(encoding="utf-8"))
-
-
-def is_there(file: str, test: str) -> bool:
-    path = ROOT / file
-    return path.is_file() and any(
-        isinstance(node, ast.FunctionDef) and node.name == test for node in tree_of(path).body
-    )
 
 
 def test_each_test_that_the_page_names_exists() -> None:

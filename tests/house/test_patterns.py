@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house.sources import ROOT, modules, text_of, tree_of
-from tests.house.test_words import pages
+from tests.house.sources import ROOT, modules, pages, text_of, tree_of
 
 COUNTS = Path(__file__).with_name("patterns.json")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark import processors, test_source
+from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.source_job import flat, job, read, retained, summaries
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
-from tests.spark.test_source import flat, job, read, retained, summaries
 from tests.spark.versions import needs
 
 import statelog as sl
@@ -19,7 +19,6 @@ from statelog.store import open_store
 
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
-workers_get_by_value(test_source.__name__)
 
 
 def totals(spark: SparkSession, folder: Path, batches: int = 4, **options: Any) -> Job:

@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql import functions as sf
 from tests.spark import processors
+from tests.spark.columnar_totals import ColumnarTotals
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
@@ -36,27 +37,6 @@ SNAPSHOTS = {
     "snapshot.log-to-snapshot-ratio": 0.01,
     "snapshot.max-log-handles": 3,
 }
-
-
-class ColumnarTotals(ColumnarProcessor):
-    """Adds up amounts by key, as `Totals` does."""
-
-    def init(self, handle: Any) -> None:
-        self.total = handle.getColumnState("total", "total bigint, rows bigint")
-
-    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
-        old = self.total.get(keys)
-        sums = np.add.reduceat(rows["amount"].to_numpy(), keys.starts)
-        new = {
-            "total": old["total"].fill_null(0).to_numpy() + sums,
-            "rows": old["rows"].fill_null(0).to_numpy() + keys.counts,
-        }
-        self.total.put(keys, new)
-        yield {"key": keys["key"], **new}
-
-    def initialize(self, keys: Any, rows: Any, times: Any) -> None:
-        first = rows.take(keys.starts)
-        self.total.put(keys, {"total": first["total"], "rows": pa.array([0] * len(keys))})
 
 
 def rows_of(rng: random.Random) -> list[tuple[int, int]]:

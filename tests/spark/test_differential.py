@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import Row
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
 from tests.spark.versions import needs, row_operator
+from tests.support.jobs import waking
 from tests.support.jobs.random_programs import (
     BESIDE_SPARK,
     FLAVOURS,
@@ -24,17 +25,14 @@ from tests.support.jobs.random_programs import (
     batch_of,
     by_key,
 )
-from tests.unit.spark.worker import test_parity
-from tests.unit.spark.worker.test_parity import Waking
+from tests.support.jobs.waking import Waking
 
-from statelog.spark import (
-    transform_with_state,
-)
+from statelog.spark import transform_with_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-workers_get_by_value(test_parity.__name__)
+workers_get_by_value(waking.__name__)
 
 PROGRAMS = 220  # keys, each with its own
 TASKS = (2, 5, 1)  # restarts in between, so that state is read back from the store

@@ -14,8 +14,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
 from tests.spark.versions import ROWS
-from tests.unit.extensions.testing import test_processor_tester as test_tester
-from tests.unit.extensions.testing.test_processor_tester import RunningCountStatefulProcessorFactory
+from tests.support.jobs import running_count
+from tests.support.jobs.running_count import RunningCountStatefulProcessorFactory
 
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
-workers_get_by_value(test_tester.__name__)
+workers_get_by_value(running_count.__name__)
 
 FLAVOURS: dict[str, tuple[Any, Any]] = {
     "row": (getattr(GroupedData, "transformWithState", None), transform_with_state),

@@ -16,8 +16,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 from tests.spark.versions import needs
-from tests.unit.spark.rows.test_pandas_input import SETTINGS
-from tests.unit.spark.worker.test_large_input import GROUPS, Query
+from tests.support.jobs.pandas_input import SETTINGS
+from tests.support.jobs.task_query import GROUPS, Query
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.extensions.columns.rows import ColumnarFormat
@@ -32,11 +32,7 @@ from statelog.spark import (
 from statelog.spark import functions as F
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
-from statelog.spark.rows.formats import (
-    PandasRowFormat,
-    RowFormat,
-    SparkRowFormat,
-)
+from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.key_types import KEY_TYPES
 from statelog.spark.rows.spark_versions import parsed_ddl
 from statelog.spark.rows.types import arrow_schema

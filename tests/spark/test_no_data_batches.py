@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import lit
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.spark.streams import ROCKSDB, BatchSource, Job, wait, workers_get_by_value
-from tests.spark.test_time import (
+from tests.spark.event_times import (
     OUTPUT,
     SCHEMA,
     EventTimes,
@@ -25,8 +24,9 @@ from tests.spark.test_time import (
     batch_of,
     in_order,
 )
-from tests.spark.test_time_idle import INPUT, Alarm, told, until
-from tests.spark.test_time_idle import OUTPUT as ALARMS
+from tests.spark.idle_alarms import INPUT, Alarm, told, until
+from tests.spark.idle_alarms import OUTPUT as ALARMS
+from tests.spark.streams import ROCKSDB, BatchSource, Job, wait, workers_get_by_value
 from tests.spark.versions import row_operator
 
 from statelog.spark.jvm import no_data_source

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.functions import col, expr
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.spark.source_job import read, summaries
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
-from tests.spark.test_source import read, summaries
 
 from statelog.spark import transform_with_state
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.spark.sink_job import COLUMNS, SinkJob
 from tests.spark.streams import wait
-from tests.spark.test_sinks import COLUMNS, SinkJob
 
 from statelog.errors import UsageError
 

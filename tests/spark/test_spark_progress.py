@@ -15,9 +15,9 @@ from pyspark.sql.functions import sum as total_of
 from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark import processors
+from tests.spark.event_times import SCHEMA, EventTimes, at
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, Job, wait, workers_get_by_value
-from tests.spark.test_time import SCHEMA, EventTimes, at
 
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state

@@ -8,8 +8,15 @@ import pyarrow as pa
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.task import UploadTask
-from statelog.errors import StoreError
-from statelog.model import ChangelogStateHandle, KeyGroupRange, SnapshotResult, StateChange
+from statelog.errors import ObjectNotFoundError, StoreError
+from statelog.format.segment import SegmentWriter
+from statelog.model import (
+    ChangeBatch,
+    ChangelogStateHandle,
+    KeyGroupRange,
+    SnapshotResult,
+    StateChange,
+)
 from statelog.store.api import Buffers, ObjectInfo
 
 ALL = KeyGroupRange(0, 127)
@@ -67,7 +74,6 @@ class ScriptedStore:
         return memoryview(self._content(path))[start : start + length]
 
     def _content(self, path: str) -> bytes:
-        from statelog.errors import ObjectNotFoundError
 
         if path not in self.objects:
             raise ObjectNotFoundError(f"no {path}", path=path)
@@ -109,3 +115,11 @@ class HeldScheduler:
 
 def read_all(storage: FsStateChangelogStorage, handle: ChangelogStateHandle) -> list[StateChange]:
     return list(storage.read(handle))
+
+
+def changelog_file(seed: int, size: int = 500, compress: bool = False) -> bytes:
+    segment = SegmentWriter(compress=compress)
+    value = bytes([seed % 251]) * size
+    batch = ChangeBatch(np.array([1], np.int32), pa.array([value], pa.binary()))
+    segment.add([batch])
+    return b"".join(bytes(piece) for piece in segment.finish())

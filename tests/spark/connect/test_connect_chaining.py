@@ -6,20 +6,19 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
-from tests.spark import rules_job, side_job, test_chaining
+from tests.spark import rules_job, side_job
+from tests.spark.chained_changes import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
 from tests.spark.connect.jobs import ConnectJob, Deliveries
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.rules_job import Rated
 from tests.spark.side_job import Sides, expected
 from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
-from tests.spark.test_chaining import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
 
 import statelog as sl
 from statelog.errors import UsageError
 from statelog.spark import disable, enable, transform_with_state
 from statelog.state.reader import StateReader
 
-workers_get_by_value(test_chaining.__name__)
 workers_get_by_value("tests.spark.processors")
 workers_get_by_value(side_job.__name__)
 workers_get_by_value(rules_job.__name__)

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from tests.spark.columnar_totals import ColumnarTotals
 from tests.spark.connect.jobs import ConnectJob, Deliveries
 from tests.spark.delta_stand_in import DeltaStandIn
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
-from tests.spark.test_columnar import ColumnarTotals
-from tests.spark.test_pandas import (
+from tests.spark.pandas_processors import (
     BATCHES,
     INITIAL,
     INITIAL_ROWS,
@@ -24,7 +22,9 @@ from tests.spark.test_pandas import (
     Describing,
     Opening,
 )
-from tests.spark.test_pandas import INPUT as FRAMES
+from tests.spark.pandas_processors import INPUT as FRAMES
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
 from tests.spark.versions import needs
 
 from statelog.errors import UsageError
@@ -36,11 +36,8 @@ from statelog.spark import (
     writer_id,
 )
 
-for module in (
-    __name__,
-    *(f"tests.spark.{name}" for name in ("delta_stand_in", "test_columnar", "test_pandas")),
-):
-    workers_get_by_value(module)
+workers_get_by_value(__name__)
+workers_get_by_value("tests.spark.delta_stand_in")
 workers_get_by_value("tests.spark.processors")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.connect.jobs import Deliveries
+from tests.spark.scenarios import EVERYTHING, INPUT, Everything, WithTimers
 from tests.spark.streams import ROCKSDB, TIMEOUT_SECONDS, BatchSource
-from tests.spark.test_spark_scenarios import EVERYTHING, INPUT, Everything, WithTimers
 from tests.spark.versions import needs, row_operator
 from tests.support.locations.sequence_entries import committed
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.connect.jobs import ConnectJob, Deliveries
-from tests.spark.streams import ROCKSDB, TIMEOUT_SECONDS, BatchSource, workers_get_by_value
-from tests.spark.test_time import (
+from tests.spark.event_times import (
     KEYS,
     OUTPUT,
     SCHEMA,
@@ -21,13 +20,12 @@ from tests.spark.test_time import (
     batch_of,
     ms,
 )
-from tests.spark.test_time_idle import INPUT, Alarm
-from tests.spark.test_time_idle import OUTPUT as ALARMS
+from tests.spark.idle_alarms import INPUT, Alarm
+from tests.spark.idle_alarms import OUTPUT as ALARMS
+from tests.spark.streams import ROCKSDB, TIMEOUT_SECONDS, BatchSource, workers_get_by_value
 from tests.spark.versions import row_operator
 
 workers_get_by_value(__name__)
-workers_get_by_value("tests.spark.test_time")
-workers_get_by_value("tests.spark.test_time_idle")
 
 IN_PARTS = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -15,6 +15,7 @@ from statelog.model import (
     ByteStreamStateHandle,
     ChangeBatch,
     ChangelogStateHandle,
+    CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
     KeyGroupRange,
@@ -149,3 +150,19 @@ def checkpoint_ids(store: ObjectStore) -> list[int]:
 
 def memory_url() -> str:
     return f"memory://checkpoint-{os.urandom(8).hex()}"
+
+
+def record_of(log=(), materialized=(), **more) -> CompletedCheckpoint:
+    fields = {
+        "checkpoint_id": 40,
+        "parent_id": 39,
+        "created_at_ms": 1_700_000_000_000,
+        "epoch": 3,
+        "owner_id": "owner",
+        "max_parallelism": 128,
+        "retained": (39, 40),
+        "attempt": "a7",
+    }
+    return CompletedCheckpoint(
+        **{**fields, "log": tuple(log), "materialized": tuple(materialized), **more}
+    )

@@ -38,12 +38,7 @@ from statelog.state.heap import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
-from statelog.state.schema import (
-    TIMERS_NAME,
-    OperatorStateSchema,
-    StateDescriptor,
-    evolve,
-)
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor, evolve
 from statelog.store import PATHS, ObjectStore
 
 GROUPS = 6
@@ -386,3 +381,20 @@ class Calm(History):
                 return max(outer.random(), 0.25)
 
         self.rng = NoSnapshots(name)
+
+
+def live_names(model: Model) -> list[str]:
+    return [state.name for state in model.schema.states if not state.dropped]
+
+
+def as_python(name: str, rows: list[Row]) -> Any:
+    """Return the model's rows of one key as `get` does."""
+    if name == TIMERS_NAME:
+        return [place for place, _, _ in rows]
+    match NAMES[name]:
+        case StateKind.VALUE:
+            return rows[0][1] if rows else None
+        case StateKind.LIST:
+            return [value for _, value, _ in rows]
+        case _:
+            return {place: value for place, value, _ in rows}

@@ -18,6 +18,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import sanitize_column_names
 from pyiceberg.table import Table
+from tests.support.locations.checkpoints import ManualClock
 from tests.support.locations.histories import (
     NAMES,
     History,
@@ -25,10 +26,12 @@ from tests.support.locations.histories import (
     Rows,
     group_of,
     key_of,
+    live_names,
 )
-from tests.unit.extensions.read.test_location_state import live_names
 
 import statelog
+from statelog.checkpoint.retained import Tag, TagKind, list_tags
+from statelog.checkpoint.tags import put_tag
 from statelog.extensions.publish.publisher import PublishReport, TablePublisher, publisher
 from statelog.extensions.publish.table import CHECKPOINT
 from statelog.state.kinds import StateKind
@@ -286,3 +289,17 @@ def cell_rows(name: str, cell: Any) -> list[Row]:
 def entry_row(place: Any, entry: dict[str, Any]) -> Row:
     value = {name: part for name, part in entry.items() if name != "expires_at_ms"}
     return place, value, entry.get("expires_at_ms")
+
+
+def tag(published: Published, name: str, checkpoint_id: int) -> None:
+    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
+    put_tag(published.history.store, wanted, clock_ms=ManualClock())
+
+
+def pins(published: Published) -> set[int]:
+    tags = list_tags(published.history.store)
+    return {each.checkpoint_id for each in tags if each.kind is TagKind.READER}
+
+
+def checkpoints(published: Published) -> set[int]:
+    return set(published.snapshots().values())

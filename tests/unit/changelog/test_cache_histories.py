@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.changelogs import ScriptedStore
+from tests.support.changelogs import ScriptedStore, changelog_file
 from tests.support.simulated_runtime import (
     EventQueue,
     ImmediatePool,
@@ -16,7 +16,6 @@ from tests.support.simulated_runtime import (
     SimulatedLock,
     SimulatedTimers,
 )
-from tests.unit.changelog.test_download_cache import changelog_file
 
 from statelog.changelog import download_cache
 from statelog.changelog.download_cache import DownloadCache

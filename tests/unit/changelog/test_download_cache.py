@@ -7,27 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, changelog_file, handle_of, values_of
 
 from statelog import changelog as cl
 from statelog.changelog.local_registry import write_file
 from statelog.errors import InvalidOptionsError, ObjectNotFoundError
-from statelog.format.segment import SegmentWriter
-from statelog.model import ChangeBatch
 from statelog.runtime.runtime import system_runtime
 
 HOUR = dt.timedelta(hours=1)
-
-
-def changelog_file(seed: int, size: int = 500, compress: bool = False) -> bytes:
-    segment = SegmentWriter(compress=compress)
-    value = bytes([seed % 251]) * size
-    batch = ChangeBatch(np.array([1], np.int32), pa.array([value], pa.binary()))
-    segment.add([batch])
-    return b"".join(bytes(piece) for piece in segment.finish())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
-from tests.unit.runtime.test_pool import NoThreads
+from tests.support.processes.no_threads import NoThreads
 
 from statelog import changelog as cl
 from statelog.changelog.upload.uploader import StateChangeUploader

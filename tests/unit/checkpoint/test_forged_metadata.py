@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.format.test_checkpoint_metadata import record_of
+from tests.support.forgeries.paths import FORGED
+from tests.support.locations.checkpoints import record_of
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
@@ -26,33 +27,6 @@ from statelog.model.handles import checked_path, stream_handle_from_json
 from statelog.store import PATHS, open_store
 
 ALL = KeyGroupRange(0, 7)
-FORGED = [
-    "../outside",
-    "dstl/../../outside",
-    "/etc/passwd",
-    "//server/share",
-    "s3://other/object",
-    "file:///etc/passwd",
-    "file:/etc/passwd",
-    "C:/windows",
-    "C:windows",
-    "..\\outside",
-    "dstl\\..\\..\\outside",
-    "%2e%2e/outside",
-    "dstl/%2E%2E/%2e%2e/outside",
-    "%252e%252e/outside",
-    "%25252525252e%25252525252e/x",
-    "dstl%2f..%2f..%2foutside",
-    "%2fetc/passwd",
-    "..%5coutside",
-    "dstl//x",
-    "dstl/./x",
-    "dstl/",
-    "dstl/a\x00b",
-    "dstl/a\nb",
-    "",
-    "d" * 2000,
-]
 HONEST = [
     "dstl/0b1c",
     "taskowned/x.parquet",

@@ -2,31 +2,15 @@
 
 import json
 import zlib
-from collections.abc import Sequence
 
 import pytest
+from tests.support.stores.query_files import Files
 
 from statelog.checkpoint.query_files import newest_offsets, read_offsets, recorded_query_id
 from statelog.errors import CheckpointError, IncompatibleFormatError
 
 TIMES = json.dumps({"batchWatermarkMs": 5, "batchTimestampMs": 6, "conf": {}})
 LONG = "x" * 2000
-
-
-class Files:
-    """Files in memory."""
-
-    url = "file:/q"
-
-    def __init__(self, **contents: bytes) -> None:
-        self.contents = {name.replace("__", "/"): data for name, data in contents.items()}
-
-    def read(self, name: str, tail: int | None = None) -> bytes | None:
-        return self.contents.get(name)
-
-    def names(self, folder: str) -> Sequence[str]:
-        inside = [name for name in self.contents if name.startswith(f"{folder}/")]
-        return [name.removeprefix(f"{folder}/") for name in inside]
 
 
 def offsets(*texts: str) -> bytes:

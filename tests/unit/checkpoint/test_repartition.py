@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.unit.checkpoint.test_offset_log import Files
+from tests.support.stores.query_files import Files
 
 from statelog.checkpoint.query_files import refuse_unfinished_repartition
 from statelog.errors import CheckpointError

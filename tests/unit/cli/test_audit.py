@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.locations import changing_commands
+from tests.support.locations.changing_commands import Place, key_texts
+from tests.support.locations.histories import key_of
 from tests.support.locations.stored_job import StoredJob
 from tests.support.stores.killed_command import Killer
-from tests.unit.extensions.operations import test_killed_commands as killed
-from tests.unit.extensions.operations.test_killed_commands import Place, key_texts
 
 import statelog
 from statelog.checkpoint import verify_location
@@ -27,7 +28,7 @@ from statelog.cli import main as cli
 from statelog.errors import StoreError
 from statelog.store import open_existing_store, open_location, open_store
 
-KEY = key_texts(killed.KEY)
+KEY = key_texts(changing_commands.KEY)
 
 READ_ONLY = {
     "info": ["LOC"],
@@ -79,7 +80,7 @@ OPERATIONS = {
 def place(tmp_path: Path) -> Place:
     made = Place(tmp_path / "work")
     job = StoredJob("killed 4", made.root, retained=3)
-    for _ in range(killed.BATCHES):
+    for _ in range(changing_commands.BATCHES):
         job.micro_batch()
     return made
 
@@ -111,7 +112,7 @@ def test_no_command_is_forgotten() -> None:
 @pytest.mark.parametrize("command", READ_ONLY | DRY_RUNS)
 def test_a_command_that_changes_nothing_writes_no_line(command: str, place: Place) -> None:
     if command == "edit":
-        killed.with_export(place)
+        changing_commands.with_export(place)
     before = sorted(Path(place.state).rglob("*"))
     assert call(place, command, (READ_ONLY | DRY_RUNS)[command]) in (0, 1, 2)
     assert before == sorted(Path(place.state).rglob("*"))
@@ -119,7 +120,7 @@ def test_a_command_that_changes_nothing_writes_no_line(command: str, place: Plac
 
 @pytest.mark.parametrize("name", sorted(CHANGING))
 def test_a_command_that_changes_a_location_writes_one_line(name: str, place: Place) -> None:
-    prepare, command = killed.COMMANDS[name]
+    prepare, command = changing_commands.COMMANDS[name]
     prepare(place)
     earlier = {one.name for one in lines_of(place.state)}
     assert command(place) == 0
@@ -156,7 +157,7 @@ def check_line(line: AuditLine, operation: str, location: str) -> None:
 def test_a_command_that_was_killed_is_unfinished(
     name: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare, command = killed.COMMANDS[name]
+    prepare, command = changing_commands.COMMANDS[name]
     killer = Killer()
     killer.install(monkeypatch)
     prepare(place)
@@ -199,7 +200,7 @@ def test_an_error_is_named_without_its_text(place: Place) -> None:
 
 
 def test_nothing_is_changed_without_a_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed.with_garbage(place)
+    changing_commands.with_garbage(place)
     Path(place.state, "audit").write_bytes(b"no folder")
     assert call(place, "gc", ["LOC", "--min-age", "0s", "--apply"]) == 1
     assert Path(place.state, "dstl", "orphan").exists()
@@ -284,8 +285,8 @@ def test_the_lines_of_an_encrypted_location_are_encrypted(
 
 def test_calls_from_python_write_lines_too(place: Place) -> None:
     statelog.tag(place.state, "a")
-    killed.edit(place)
-    statelog.forget(place.state, killed.key_of(killed.KEY), apply=True)
-    statelog.forget(place.state, killed.key_of(killed.KEY), apply=True)
+    changing_commands.edit(place)
+    statelog.forget(place.state, key_of(changing_commands.KEY), apply=True)
+    statelog.forget(place.state, key_of(changing_commands.KEY), apply=True)
     operations = [operation_of(one) for one in lines_of(place.state)]
     assert ["tag", "edit", "forget"] == operations

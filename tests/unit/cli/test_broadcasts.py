@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.unit.spark.worker.test_broadcast import ROWS, RatedJob
+from tests.support.jobs.rated_job import ROWS, RatedJob
 
 from statelog.cli import main as cli
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from tests.support.jobs.emitting_processors import late_job
 from tests.support.jobs.recorded_job import RecordedJob
-from tests.unit.spark.worker.test_side_output import late_job
 
 from statelog.cli import main as cli
 

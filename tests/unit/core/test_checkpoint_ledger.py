@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.unit.model.test_snapshot_coverage import log_handle
+from tests.support.strategies import log_handle
 
 from statelog.core.checkpoint_ledger import (
     PHASES,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from tests.contract.test_sinks import killed_in
+from tests.support.processes.killed_sink import killed_in
 from tests.support.servers.kafka_stand_in import Broker, Consumer, Producer, Row
 
 from statelog.errors import FencedError

@@ -20,13 +20,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.support.locations import histories
-from tests.support.locations.checkpoints import ManualClock
-from tests.support.locations.published_tables import KINDS, Published
+from tests.support.locations.published_tables import KINDS, Published, checkpoints, pins, tag
 from tests.support.stores.killed_command import Killer
 
 from statelog.checkpoint import collect_garbage, verify_location
-from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags, retained_checkpoints
-from statelog.checkpoint.tags import find_tag, put_tag
+from statelog.checkpoint.retained import TagKind, delete_tag, list_tags, retained_checkpoints
+from statelog.checkpoint.tags import find_tag
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, StoreError, UnavailableError, UsageError
 from statelog.extensions.publish import commands as publish_command
@@ -77,23 +76,9 @@ def batches_of(
     return micro_batch
 
 
-def tag(published: Published, name: str, checkpoint_id: int) -> None:
-    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
-    put_tag(published.history.store, wanted, clock_ms=ManualClock())
-
-
 def sweep(published: Published) -> None:
     """Delete all that no checkpoint needs, also what is young."""
     collect_garbage(published.history.store, min_age=dt.timedelta(0), apply=True, now=NOW)
-
-
-def pins(published: Published) -> set[int]:
-    tags = list_tags(published.history.store)
-    return {each.checkpoint_id for each in tags if each.kind is TagKind.READER}
-
-
-def checkpoints(published: Published) -> set[int]:
-    return set(published.snapshots().values())
 
 
 def campaign(kind: type[Published], seed: int, root: Path, batches: int, every: int) -> int:

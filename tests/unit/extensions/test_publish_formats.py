@@ -19,8 +19,10 @@ from tests.support.locations.published_tables import (
     DeltaPublished,
     IcebergPublished,
     Published,
+    checkpoints,
+    pins,
+    tag,
 )
-from tests.unit.extensions.test_publish import checkpoints, pins, tag
 
 from statelog.checkpoint.retained import TagKind, delete_tag
 from statelog.checkpoint.tags import find_tag

@@ -14,8 +14,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
+from tests.support.jobs.emitting_processors import late_job, rows_of
 from tests.support.jobs.recorded_job import RecordedJob
-from tests.unit.spark.worker.test_side_output import late_job, rows_of
 
 import statelog as sl
 from statelog.checkpoint.attachments import Attachment, of_kinds

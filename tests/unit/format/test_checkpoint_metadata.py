@@ -4,8 +4,14 @@ import random
 
 import pytest
 from hypothesis import given, settings
-from tests.support.locations.checkpoints import log_inline, read_log, small_checkpoint, started
-from tests.unit.model.test_snapshot_coverage import checkpoints
+from tests.support.locations.checkpoints import (
+    log_inline,
+    read_log,
+    record_of,
+    small_checkpoint,
+    started,
+)
+from tests.support.strategies import checkpoints
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format import checkpoint_metadata
@@ -16,7 +22,6 @@ from statelog.format.segment import parse_segment
 from statelog.model import (
     ByteStreamStateHandle,
     ChangelogStateHandle,
-    CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
     KeyGroupRange,
@@ -26,22 +31,6 @@ from statelog.model import (
 from statelog.store import open_store
 
 ALL = KeyGroupRange(0, 7)
-
-
-def record_of(log=(), materialized=(), **more) -> CompletedCheckpoint:
-    fields = {
-        "checkpoint_id": 40,
-        "parent_id": 39,
-        "created_at_ms": 1_700_000_000_000,
-        "epoch": 3,
-        "owner_id": "owner",
-        "max_parallelism": 128,
-        "retained": (39, 40),
-        "attempt": "a7",
-    }
-    return CompletedCheckpoint(
-        **{**fields, "log": tuple(log), "materialized": tuple(materialized), **more}
-    )
 
 
 def file_of(record, **more) -> bytes:

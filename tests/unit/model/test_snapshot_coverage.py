@@ -3,67 +3,21 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.strategies import KEY_GROUPS, checkpoints, log_handle
 
 from statelog.errors import UsageError
 from statelog.model import (
     OBJECTS_PROPERTY,
     ByteStreamStateHandle,
     ChangelogStateBackendHandle,
-    ChangelogStateHandle,
     CompletedCheckpoint,
     FileStateHandle,
-    HandleAndOffset,
     KeyGroupRange,
     MaterializedHandle,
-    Timeline,
     live_log,
     live_snapshots,
     split_key_groups,
 )
-from statelog.model.checkpoint import TimelineEnd
-
-KEY_GROUPS = 12
-
-
-names = st.text("0123456789abcdef", max_size=16)
-ends = st.builds(TimelineEnd, names, st.integers(0, 9), st.integers(0, 9))
-timelines = st.builds(Timeline, names, st.integers(0, 9), st.lists(ends, max_size=3).map(tuple))
-
-
-@st.composite
-def ranges(draw) -> KeyGroupRange:
-    start = draw(st.integers(0, KEY_GROUPS - 1))
-    return KeyGroupRange(start, draw(st.integers(start, KEY_GROUPS - 1)))
-
-
-@st.composite
-def checkpoints(draw) -> CompletedCheckpoint:
-    log = sorted(
-        draw(st.lists(st.tuples(st.integers(0, 9), ranges()), max_size=8)), key=lambda one: one[0]
-    )
-    snapshots = sorted(
-        draw(st.lists(st.tuples(st.integers(0, 9), ranges()), max_size=5)), key=lambda one: one[0]
-    )
-    return CompletedCheckpoint(
-        checkpoint_id=9,
-        parent_id=8,
-        created_at_ms=1,
-        epoch=1,
-        owner_id="o",
-        max_parallelism=KEY_GROUPS,
-        attempt=draw(names),
-        timeline=draw(timelines),
-        log=tuple(log_handle(i, number, own) for number, (i, own) in enumerate(log)),
-        materialized=tuple(
-            MaterializedHandle(own, i, FileStateHandle(f"s{number}", 1))
-            for number, (i, own) in enumerate(snapshots)
-        ),
-    )
-
-
-def log_handle(checkpoint_id, number, own) -> ChangelogStateHandle:
-    entry = HandleAndOffset(FileStateHandle(f"f{number}", 9), number, 4, 7)
-    return ChangelogStateHandle(own, (entry,), 4, 4, f"h{number}", checkpoint_id)
 
 
 def expected(checkpoint, key_group):

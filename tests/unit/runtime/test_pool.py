@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.support.processes.no_threads import WAIT_S, NoThreads
 
 from statelog.errors import ClosedError, UnavailableError
 from statelog.runtime.pool import PoolFuture, ThreadPool, call_later
-
-WAIT_S = 20.0
 
 
 @pytest.fixture
@@ -91,21 +90,6 @@ def test_closing_tells_what_waits_and_a_waiter_finds_it_ended() -> None:
         pool.close(0.01)
     with pytest.raises(ClosedError):
         future.result()
-
-
-class NoThreads:
-    """A system that refuses threads while `refusing` holds."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.refusing = True
-        start = threading.Thread.start
-
-        def refuse(thread: threading.Thread) -> None:
-            if self.refusing:
-                raise RuntimeError("can't start new thread")
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
 def test_a_pool_without_a_thread_fails_its_work_and_recovers(

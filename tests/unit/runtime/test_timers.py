@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from tests.unit.runtime.test_pool import WAIT_S, NoThreads
+from tests.support.processes.no_threads import WAIT_S, NoThreads
 
 from statelog.errors import UnavailableError
 from statelog.runtime.clock import SystemClock

@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.locations.checkpoints import log_in_file, run_checkpoint
-from tests.unit.extensions.operations.test_location_fork import (
-    forked,
-    go_on,
-    location,
-    record_of,
-    sweep,
-    values,
-)
-from tests.unit.extensions.operations.test_rewind import Query
+from tests.support.locations.forked_query import forked, go_on, location, record_of, sweep, values
+from tests.support.locations.rewound_query import Query
 
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.support.forgeries.foreign_places import forge_checkpoints, with_properties
+from tests.support.forgeries.paths import FORGED
 from tests.support.locations.stored_job import StoredJob
-from tests.unit.checkpoint.test_forged_metadata import FORGED
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.stored_query import StoredQuery

@@ -1,19 +1,18 @@
 """Forks of a location, without Spark: both go on, nothing is copied, and every step is repeated."""
 
-import datetime as dt
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.locations.checkpoints import ManualClock, log_in_file, read_log, run_checkpoint
-from tests.unit.extensions.operations.test_rewind import Query
+from tests.support.locations.checkpoints import log_in_file, run_checkpoint
+from tests.support.locations.forked_query import forked, go_on, location, record_of, sweep, values
+from tests.support.locations.rewound_query import Query
 
 import statelog
-from statelog.checkpoint import CheckpointCoordinator, verify_location
+from statelog.checkpoint import verify_location
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.query_files import entries_digest
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.stored_query import StoredQuery, files_upto
@@ -21,8 +20,7 @@ from statelog.cli.main import run
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.operations import fork, savepoints
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
-from statelog.options import CheckpointOptions
-from statelog.store import PATHS, LocationStore, open_existing_store, open_store
+from statelog.store import PATHS, LocationStore, open_store
 from statelog.store.fork_parents import ParentReference
 
 ALL = KeyGroupRange(0, 7)
@@ -34,42 +32,6 @@ def query(tmp_path: Path) -> Query:
     query.run(0, 4)
     query.driver.clean_up()
     return query
-
-
-def forked(query: Query, name: str = "new", **options: object) -> statelog.Fork:
-    root = query.folder.parent
-    return statelog.fork(
-        root / "state",
-        root / name,
-        new_checkpoint_location=root / f"{name}-query",
-        **options,  # type: ignore[arg-type]
-    )
-
-
-def location(query: Query, name: str = "new") -> LocationStore:
-    return open_existing_store(str(query.folder.parent / name))
-
-
-def values(store: LocationStore, checkpoint_id: int | None = None) -> list[bytes]:
-    return [bytes(one.value) for one in read_log(store, find_checkpoint(store, checkpoint_id).log)]
-
-
-def sweep(store: LocationStore, *, dry_run: bool = False):  # type: ignore[no-untyped-def]
-    later = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
-    return collect_garbage(store, min_age=dt.timedelta(0), apply=not dry_run, now=later)
-
-
-def go_on(query: Query, name: str = "new") -> CheckpointCoordinator:
-    one = CheckpointCoordinator(
-        location(query, name),
-        owner_id="heir",
-        max_parallelism=8,
-        options=CheckpointOptions(retained=1),
-        clock_ms=ManualClock(),
-    )
-    one.claim()
-    one.restore()
-    return one
 
 
 def test_parent_and_fork_go_on_and_a_sweep_of_the_parent_breaks_nothing(query: Query) -> None:
@@ -91,11 +53,6 @@ def test_parent_and_fork_go_on_and_a_sweep_of_the_parent_breaks_nothing(query: Q
     assert not [one for one in verify_location(location(query)) if one.problem]
     own = {info.path for info in location(query).list()}
     assert not [path for path in own if path.startswith(("dstl", "taskowned", "parent/"))][1:]
-
-
-def record_of(query: Query, checkpoint_id: int, name: str = "new") -> dict[str, object]:
-    found = find_checkpoint(location(query, name), checkpoint_id)
-    return BatchRecord.of(found).to_properties()
 
 
 def test_a_fork_that_needs_nothing_more_releases_its_parent(query: Query) -> None:

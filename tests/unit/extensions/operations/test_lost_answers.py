@@ -7,14 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.locations.changing_commands import BATCHES, COMMANDS, Place, damage_of, result
 from tests.support.locations.stored_job import StoredJob
-from tests.unit.extensions.operations.test_killed_commands import (
-    BATCHES,
-    COMMANDS,
-    Place,
-    damage_of,
-    result,
-)
 
 from statelog.checkpoint.audit import read_audit_log
 from statelog.errors import ObjectExistsError, StoreError

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.docs.test_read_state_page import write
 from tests.support.locations.checkpoints import small_checkpoint, started
 from tests.support.locations.histories import History, key_of, rows_of
+from tests.support.locations.read_state_page import write
 
 import statelog as sl
 from statelog.checkpoint.history import read_checkpoint

@@ -18,12 +18,13 @@ from tests.support.locations.histories import (
     NAMES,
     TTL_MS,
     History,
-    Model,
     Row,
     Rows,
     Tiny,
+    as_python,
     group_of,
     key_of,
+    live_names,
     rows_of,
 )
 
@@ -50,23 +51,6 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(state_reader, "_BATCH_ROWS", 2)
     elif request.param == "in columns":
         monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
-
-
-def live_names(model: Model) -> list[str]:
-    return [state.name for state in model.schema.states if not state.dropped]
-
-
-def as_python(name: str, rows: list[Row]) -> Any:
-    """Return the model's rows of one key as `get` does."""
-    if name == TIMERS_NAME:
-        return [place for place, _, _ in rows]
-    match NAMES[name]:
-        case StateKind.VALUE:
-            return rows[0][1] if rows else None
-        case StateKind.LIST:
-            return [value for _, value, _ in rows]
-        case _:
-            return {place: value for place, value, _ in rows}
 
 
 @pytest.mark.usefixtures("mode")

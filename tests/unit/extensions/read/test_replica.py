@@ -18,11 +18,12 @@ from tests.support.locations.histories import (
     Calm,
     History,
     Tiny,
+    as_python,
     group_of,
     key_of,
+    live_names,
     rows_of,
 )
-from tests.unit.extensions.read.test_location_state import as_python, live_names
 
 import statelog as sl
 from statelog.errors import (

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.support.locations.costly_history import NASTY, CostlyHistory
 from tests.support.stores.dict_store import DictStore
-from tests.unit.extensions.report.test_page import EMPTY, NAMES, contrast
+from tests.unit.extensions.report.support import EMPTY, NAMES, contrast
 
 from statelog.extensions.report import Figures, ReportPlan, collect, page, texts
 from statelog.extensions.report.figures import CheckpointFigures, Finding

@@ -13,20 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.locations.costly_history import NASTY, CostlyHistory
 from tests.support.stores.dict_store import DictStore
+from tests.unit.extensions.report.support import EMPTY, NAMES, contrast, linear
 
 from statelog.extensions.report import PRICES, Figures, ReportPlan, collect, page
 from statelog.extensions.report.figures import Finding
 from statelog.extensions.report.page import json_text
-
-NAMES = [
-    NASTY,
-    '"><img src=x onerror=alert(1)>',
-    "'--><style>",
-    "{{script}}{{figures}}",
-    "Größe \u202e\U0001f980",
-    "\ud800",
-]
-EMPTY = Figures(location="/job", made_at_ms=0, version="1")
 
 
 class Reader(HTMLParser):
@@ -192,20 +183,6 @@ def themes() -> dict[str, dict[str, tuple[float, float, float]]]:
         for theme, value in zip(found, values, strict=True):
             found[theme][name] = tuple(int(value[at : at + 2], 16) / 255 for at in (0, 2, 4))
     return found  # type: ignore[return-value]
-
-
-def linear(channel: float) -> float:
-    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
-
-
-def luminance(colour: tuple[float, float, float]) -> float:
-    red, green, blue = map(linear, colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: tuple[float, float, float], other: tuple[float, float, float]) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 from tests.spark.versions import of_spark
+from tests.support.jobs.pandas_input import SETTINGS, ZONE, all_keys, read
 
 from statelog.errors import ProcessorError
 from statelog.spark.rows import pandas_input, pandas_output
@@ -36,16 +37,6 @@ from statelog.spark.rows.spark_row import RowInput
 from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.values import KeyCodec
 
-ZONE = "America/New_York"
-SETTINGS = PandasSettings(
-    timezone=ZONE,
-    max_records=10_000,
-    max_bytes=2**31 - 1,
-    safecheck=True,
-    assign_by_name=True,
-    int_to_decimal=False,
-    int_extension=False,
-)
 Frames = dict[tuple[Any, ...], list[pd.DataFrame]]
 
 
@@ -85,22 +76,6 @@ def as_pyspark_does(table: pa.Table, keys: list[int], settings: PandasSettings) 
         ]
         for key, rows in grouped.items()
     }
-
-
-def read(table: pa.Table, keys: list[int], settings: PandasSettings = SETTINGS) -> FrameInput:
-    """Our input of *table*, all in two key groups, in several batches."""
-    groups = pa.array([hash(str(key)) % 2 for key in table.column(keys[0]).to_pylist()], pa.int32())
-    whole = table.add_column(0, "__key_group", groups)
-    codec = KeyCodec(pa.schema([table.schema.field(key) for key in keys]))
-    found = FrameInput(InputLayout(tuple(key + 1 for key in keys), 1), codec, settings)
-    found.read(whole.to_batches(max_chunksize=7))
-    return found
-
-
-def all_keys(found: FrameInput) -> Iterator[tuple[Any, Any, list[pd.DataFrame]]]:
-    for key_group in found.key_groups():
-        for key, shown, frames in found.keys(key_group):
-            yield key, shown, list(frames)
 
 
 NOW = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)

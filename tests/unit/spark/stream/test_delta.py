@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.unit.spark.stream.support import Frame
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError
@@ -13,21 +14,6 @@ from statelog.spark.stream.sinks.delta import DeltaSink, Transaction
 from statelog.spark.stream.sinks.simple import Target
 
 Deliver = Callable[..., None]
-
-
-class Frame:
-    """A frame that has the properties of its query, and nothing else."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.sparkSession = self.sparkContext = self
-        self._properties = {"sql.streaming.queryId": "query"}
-
-    def getLocalProperty(self, key: str) -> str | None:
-        return self._properties.get(key)
-
-    def setLocalProperty(self, key: str, value: str) -> None:
-        self._properties[key] = value
 
 
 class DeltaTable:

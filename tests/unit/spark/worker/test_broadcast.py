@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,12 @@ pytest.importorskip("pyspark")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor
+from tests.support.jobs.poisoned_keys import LETTERS, fresh
+from tests.support.jobs.rated_job import OUTPUT, ROWS, Rated, RatedJob
 from tests.support.jobs.recorded_job import RecordedJob
 from tests.support.jobs.recorded_processors import COLUMNS
-from tests.unit.spark.worker.test_isolating_run import LETTERS, fresh, output_of
 
 import statelog as sl
-from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.errors import (
@@ -39,12 +36,8 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.extensions.broadcasts.driver import BroadcastVersions
-from statelog.extensions.broadcasts.stored import BROADCAST, stored_version
-from statelog.extensions.broadcasts.tables import (
-    Broadcast,
-    BroadcastTable,
-    version_of,
-)
+from statelog.extensions.broadcasts.stored import stored_version
+from statelog.extensions.broadcasts.tables import Broadcast, BroadcastTable, version_of
 from statelog.extensions.testing.replay import recorded_steps, replay
 from statelog.spark.query.record import Record
 from statelog.spark.query.settings import SETTINGS, QuerySettings
@@ -55,78 +48,6 @@ pytestmark = pytest.mark.job
 _SETTING = SETTINGS["broadcast"]
 
 RULES = "op string, factor long"
-OUTPUT = "k string, value long, factor long"
-
-
-class Rated(StatefulProcessor):
-    """Multiplies each number by the factor of its operation; 0 fails."""
-
-    def init(self, handle: Any) -> None:
-        self.sum = handle.getValueState("sum", "n long")
-        self.rules = handle.broadcast("rules")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        (total,) = self.sum.get() or (0,)
-        for row in rows:
-            (rule,) = self.rules.by("op")[row.op]
-            if not rule.factor:
-                raise ArithmeticError(f"no factor of {row.op}")
-            total += row.n * rule.factor
-            yield Row(k=key[0], value=row.n * rule.factor, factor=rule.factor)
-        self.sum.update((total,))
-
-
-@dataclass
-class RatedJob:
-    """A `RecordedJob` with a table of rules; a new one continues as a new run."""
-
-    location: str
-    factor: int = 1
-    repeated: int | None = None
-    source: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    clock_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        broadcast = Broadcast(self.table, **self.source)
-        self.job = RecordedJob(
-            self.location, Rated(), COLUMNS, OUTPUT, None, "none", **self.options,
-            settings=QuerySettings(broadcast={"rules": broadcast}),
-            repeated=self.repeated, clock=lambda: self.clock_s,
-        )  # fmt: skip
-
-    def table(self) -> list[Row]:
-        return [Row(op=op, factor=self.factor) for op in ("add", "put")]
-
-    def run(self, rows: list[tuple[str, str, int]]) -> set[int]:
-        """Run a micro-batch, and return the factors that it saw."""
-        acks = self.job.run(rows)
-        return {int(row.rpartition(": ")[2].rstrip("}")) for row in output_of(self.job, acks)}
-
-    def killed(self, rows: list[tuple[str, str, int]]) -> None:
-        """Run a micro-batch up to its commit."""
-
-        def dies(*arguments: Any, **named: Any) -> None:
-            raise KeyboardInterrupt
-
-        self.job.coordinator.complete = dies  # type: ignore[method-assign, assignment]
-        with pytest.raises(KeyboardInterrupt):
-            self.job.run(rows)
-
-    @property
-    def record(self) -> BatchRecord:
-        assert self.job.base is not None
-        return BatchRecord.of(self.job.base)
-
-    @property
-    def versions(self) -> tuple[Attachment, ...]:
-        return of_kinds(self.record.attachments, BROADCAST)
-
-    def objects(self) -> set[str]:
-        return {each.path for each in self.job.store.list("broadcasts")}
-
-
-ROWS = [("a", "add", 1), ("b", "put", 2), ("c", "add", 3)]
 
 
 @pytest.mark.campaign

@@ -19,9 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.support.jobs.recorded_job import RecordedJob
-from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
-from tests.unit.spark.worker.test_isolating_run import (
+from tests.support.jobs.poisoned_keys import (
     Batch,
     Poisoned,
     PoisonedFrames,
@@ -33,6 +31,8 @@ from tests.unit.spark.worker.test_isolating_run import (
     output_of,
     state_of,
 )
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
 
 import statelog as sl
 from statelog.checkpoint.audit import read_audit_log

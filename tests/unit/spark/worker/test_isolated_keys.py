@@ -22,9 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.support.jobs.recorded_job import RecordedJob
-from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
-from tests.unit.spark.worker.test_isolating_run import (
+from tests.support.jobs.emitting_processors import (
+    Emits,
+    EmitsFrames,
+    EmitsModel,
+    EmitsModelOfFrames,
+    in_batches,
+)
+from tests.support.jobs.poisoned_keys import (
     LETTERS,
     POISON,
     SAFE,
@@ -35,13 +40,8 @@ from tests.unit.spark.worker.test_isolating_run import (
     output_of,
     state_of,
 )
-from tests.unit.spark.worker.test_side_output import (
-    Emits,
-    EmitsFrames,
-    EmitsModel,
-    EmitsModelOfFrames,
-    in_batches,
-)
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
 
 from statelog.extensions.bad_records.dead_letters import failures_of
 from statelog.extensions.recordings.location import list_recordings, read_recording

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.spark.worker.test_large_input import Counting, Query, changed, counting, numbers
+from tests.support.jobs.task_query import Counting, Query, changed, counting, numbers
 
 from statelog.spark.driver.progress import figures_of
 from statelog.spark.worker import task

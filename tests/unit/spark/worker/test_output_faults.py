@@ -12,19 +12,15 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from tests.unit.spark.rows.test_pandas_input import SETTINGS
-from tests.unit.spark.worker.test_large_input import Query, arrow_input
+from tests.support.jobs.pandas_input import SETTINGS
+from tests.support.jobs.task_query import Query, arrow_input
 
 from statelog.errors import ProcessorError
 from statelog.extensions.columns.processor import ColumnarProcessor
 from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.spark import StatefulProcessor
 from statelog.spark.query.ddl import parse_ddl
-from statelog.spark.rows.formats import (
-    PandasRowFormat,
-    RowFormat,
-    SparkRowFormat,
-)
+from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.worker import output_parts
 from statelog.testing import ProcessorTester

@@ -14,7 +14,8 @@ from pyspark.sql.streaming import stateful_processor as sparks
 from tests.house.sources import ROOT
 from tests.spark.versions import ROWS, TWS_TESTER, TwsTester
 from tests.support.jobs import noted_calls
-from tests.unit.spark.rows.test_pandas_input import all_keys, read
+from tests.support.jobs.pandas_input import all_keys, read
+from tests.support.jobs.waking import Waking
 
 from statelog.errors import ProcessorError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
@@ -142,22 +143,6 @@ def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
     tester.setProcessingTime(6)
     assert [("init",), ("timer", "a", 2, [2, 9]), ("close",)] == noted_calls.CALLS
     assert [9] == tester.peekTimers("a")
-
-
-class Waking(sparks.StatefulProcessor):
-    """Yields its key when rows come, and when a timer fires."""
-
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        self.handle.registerTimer(0)
-        yield Row(key=repr(key))
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
-        yield Row(key=repr(key))
 
 
 def test_the_key_of_a_timer_is_a_row_of_what_state_holds() -> None:

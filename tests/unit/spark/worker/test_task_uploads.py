@@ -16,14 +16,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row
-from tests.unit.spark.worker.test_large_input import (
-    ALL,
-    COUNTS,
-    NUMBERS,
-    Counting,
-    Query,
-    numbers,
-)
+from tests.support.jobs.task_query import ALL, COUNTS, NUMBERS, Counting, Query, numbers
 
 import statelog
 from statelog.checkpoint.clean_up import collect_garbage

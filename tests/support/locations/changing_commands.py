@@ -1,0 +1,215 @@
+"""Each command that changes a location, and what it needs before."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from tests.support.locations.histories import key_of, rows_of
+
+import statelog
+from statelog.checkpoint import verify_location
+from statelog.checkpoint.retained import Tag, TagKind, list_tags
+from statelog.checkpoint.stored_query import StoredQuery
+from statelog.cli.main import run
+from statelog.state.reader import StateReader
+from statelog.store import PATHS, open_existing_store, open_store
+
+BATCHES = 4
+KEY = 9
+"""A key that has state in the newest checkpoint."""
+
+
+class Place:
+    """The folders of one trial: `state` and `query` of the job, and what a command makes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state, self.query = str(root / "state"), str(root / "query")
+        self.new, self.new_query = str(root / "new"), str(root / "new-query")
+
+    def call(self, *arguments: str) -> int:
+        return run(arguments)
+
+
+Change = Callable[[Place], int]
+
+
+def fork(place: Place, *more: str) -> int:
+    new = ("--new-checkpoint-location", place.new_query)
+    return place.call("fork", place.state, place.new, *new, *more)
+
+
+def edit(place: Place) -> int:
+    state = {key_of(3): [7], key_of(5): [8, 9]}
+    statelog.edit(
+        place.state,
+        set={"$timers": state},
+        delete=[key_of(number) for number in (1, 2)],
+        apply=True,
+    )
+    return 0
+
+
+def rewind(place: Place) -> int:
+    where = ("--state-location", place.state)
+    return place.call(
+        "rewind", place.query, "--batch-id", "2", *where, "--apply", "--min-idle", "0s"
+    )
+
+
+def key_texts(number: int) -> list[str]:
+    return [str(part) for part in key_of(number)]
+
+
+def nothing(place: Place) -> None:
+    pass
+
+
+def with_tag(place: Place) -> None:
+    assert place.call("tag", place.state, "before", "--checkpoint", "3") == 0
+
+
+def with_garbage(place: Place) -> None:
+    """Leave what an unfinished checkpoint and a killed write leave behind."""
+    store = open_store(place.state, storage_options={"fsync": False})
+    store.put(PATHS.changelog("orphan"), b"unfinished")
+    store.put(PATHS.task_owned("orphan"), b"unfinished")
+    store.put(PATHS.temporary("orphan"), b"unfinished")
+    (Path(place.state) / "dstl" / "torn#1").write_bytes(b"unfinished")
+
+
+def with_export(place: Place) -> None:
+    """Write the state of an older checkpoint to files."""
+    out = str(place.root / "out")
+    assert place.call("read", place.state, "--to", out, "--checkpoint", "earliest") == 0
+
+
+def edits(place: Place) -> list[str]:
+    files = (place.root / "out").glob("*.parquet")
+    return [part for file in files for part in ("--set", f"{file.stem}={file}")]
+
+
+def with_fork(place: Place) -> None:
+    assert fork(place) == 0
+
+
+def with_independent_fork(place: Place) -> None:
+    """Make a fork that needs no object of its parent any more, with garbage."""
+    assert fork(place, "--copy") == 0
+    store = open_existing_store(place.new)
+    made = statelog.fork(place.state, place.root / "other", state_only=True)
+    parent = open_existing_store(place.root / "other").get(PATHS.parent(made.fork_id))
+    store.put(PATHS.parent(made.fork_id), bytes(parent))
+    shutil.rmtree(place.root / "other")
+    store.put(PATHS.changelog("orphan"), b"unfinished")
+
+
+COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
+    "fork": (nothing, fork),
+    "fork the newest": (nothing, lambda place: fork(place)),
+    "fork a tag": (with_tag, lambda place: fork(place, "--checkpoint", "before")),
+    "fork --copy": (nothing, lambda place: fork(place, "--copy", "--checkpoint", "3")),
+    "fork --state-only": (
+        nothing,
+        lambda place: place.call("fork", place.state, place.new, "--state-only"),
+    ),
+    "copy": (with_tag, lambda place: place.call("copy", place.state, place.new)),
+    "tag": (nothing, lambda place: place.call("tag", place.state, "t", "--comment", "why")),
+    "tag --remove": (
+        with_tag,
+        lambda place: place.call("tag", place.state, "before", "--remove", "--apply"),
+    ),
+    "rewind": (nothing, rewind),
+    "verify --repair": (
+        with_garbage,
+        lambda place: place.call("verify", place.state, "--repair", "--apply", "--min-age", "0s"),
+    ),
+    "verify --give-up-after": (
+        nothing,
+        lambda place: place.call("verify", place.state, "--give-up-after", "3", "--apply"),
+    ),
+    "verify --give-up-after 1": (
+        nothing,
+        lambda place: place.call("verify", place.state, "--give-up-after", "1", "--apply"),
+    ),
+    "edit": (nothing, edit),
+    "edit from files": (
+        with_export,
+        lambda place: place.call("edit", place.state, *edits(place), "--delete-others", "--apply"),
+    ),
+    "forget": (
+        nothing,
+        lambda place: place.call("forget", place.state, *key_texts(KEY), "--apply"),
+    ),
+    "forget --now": (
+        nothing,
+        lambda place: place.call("forget", place.state, *key_texts(KEY), "--now", "--apply"),
+    ),
+    "forget --now in a fork": (
+        with_fork,
+        lambda place: place.call("forget", place.new, *key_texts(KEY), "--now", "--apply"),
+    ),
+    "gc": (
+        with_garbage,
+        lambda place: place.call("gc", place.state, "--apply", "--min-age", "0s"),
+    ),
+    "gc of a fork": (
+        with_independent_fork,
+        lambda place: place.call("gc", place.new, "--apply", "--min-age", "0s"),
+    ),
+    "export": (
+        nothing,
+        lambda place: place.call("read", place.state, "--to", str(place.root / "out")),
+    ),
+}
+
+
+def locations(place: Place) -> list[str]:
+    return [one for one in (place.state, place.new) if any(Path(one).glob("chk-*/_metadata"))]
+
+
+def damage_of(location: str) -> list[str]:
+    store = open_existing_store(location)
+    return [found.problem for found in verify_location(store) if found.problem]
+
+
+def states_of(location: str) -> dict[str, Any]:
+    """Return the newest state without the time of its micro-batch."""
+    with StateReader.open(location) as reader:
+        return {one.name: rows_of(reader.table(one.name)) for one in reader.variables()}
+
+
+def tag_text(tag: Tag) -> str:
+    """Return a tag as text; the name of a fork differs from run to run."""
+    name = tag.name if tag.kind is TagKind.TAG else ""
+    return f"{tag.kind.value} {name} {tag.checkpoint_id}"
+
+
+def result(place: Place) -> dict[str, Any]:
+    """Return what a command left: states, tags, references to parents, and files of the queries."""
+    found: dict[str, Any] = {}
+    assert place.state in locations(place)
+    for location in locations(place):
+        store = open_existing_store(location)
+        assert damage_of(location) == [], location
+        found[location] = (
+            states_of(location),
+            [tag_text(tag) for tag in list_tags(store)],
+            len(list(store.list(PATHS.parents))),
+        )
+    for query in (place.query, place.new_query):
+        files = {
+            str(path.relative_to(query)): path.read_bytes()
+            for path in Path(query).rglob("*")
+            if path.is_file() and path.name != "metadata"
+        }
+        found[query] = files
+        if files:
+            assert StoredQuery(open_store(query)).query_id()
+    out = place.root / "out"
+    found["out"] = {path.name: pq.read_table(path).num_rows for path in out.glob("*.parquet")}
+    return found
