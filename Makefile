@@ -160,7 +160,7 @@ mutants: $(READY) ## a campaign: small changes of the source, and which of them 
 	$(PY) tools/mutate.py $(ARGS)
 
 model: $(READY) ## a campaign: every state of the commit protocol within bounds, and mutants that must break it
-	$(PY) -m tests.model.campaign
+	$(PY) -m tests.campaigns.model.campaign
 
 flink: java-ready $(FLINK_JAR) ## a campaign: the real Flink reads our files, we read its (fetches 330 MB once)
 	$(WITH_JAVA) STATELOG_FLINK_JAR=$(CURDIR)/$(FLINK_JAR) $(BIN)/pytest -q -m slow $(ARGS) tests/flink

@@ -8,7 +8,10 @@ from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 SPARK_TESTS = (TESTS / "spark", TESTS / "cluster")
-CAMPAIGNS = tuple(TESTS / name for name in ("contract", "fuzz", "model", "simulation", "stress"))
+CAMPAIGNS = (
+    TESTS / "contract",
+    *(TESTS / "campaigns" / name for name in ("fuzz", "model", "simulation", "stress")),
+)
 
 # Small queries in a young JVM: its optimizing compiler and parallel collector cost more than they
 # give.  Spark's launcher reads this variable, in the programs that tests start too.

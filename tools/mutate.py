@@ -57,10 +57,8 @@ TESTS = {
     ],
     "checkpoint": [
         "tests/unit/checkpoint",
-        "--ignore=tests/unit/checkpoint/test_simulation.py",
-        "--ignore=tests/unit/checkpoint/test_simulation_mutants.py",
         "--ignore=tests/unit/checkpoint/test_crash.py",
-        "tests/unit/checkpoint/test_simulation.py::"
+        "tests/campaigns/simulation/test_owners.py::"
         "test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted[0]",
     ],
     "extensions": ["tests/unit/extensions"],

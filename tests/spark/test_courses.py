@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.histories.courses import run_course
-from tests.histories.targets import COLUMNS, FilesTarget, delta_target, rows_of_plan
+from tests.campaigns.histories.courses import run_course
+from tests.campaigns.histories.targets import COLUMNS, FilesTarget, delta_target, rows_of_plan
 from tests.spark.delta_stand_in import DeltaStandIn
 from tests.support.project import evidence
 

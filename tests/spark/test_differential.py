@@ -1,7 +1,7 @@
 """
 Random programs of state calls do the same here as on Spark's own transformWithState.
 
-Both flavours, in processing time; tests/differential has the campaign over many seeds.
+Both flavours, in processing time; tests/campaigns/differential has the campaign over many seeds.
 """
 
 import datetime as dt

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.chaos.kills import NO_INLINE, Campaign
+from tests.campaigns.chaos.kills import NO_INLINE, Campaign
 
 
 def test_a_job_whose_driver_and_workers_die_is_exact(tmp_path: Path) -> None:

@@ -1,0 +1,248 @@
+"""What declares more than it holds is refused before memory is allocated for it."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from tests.campaigns.fuzz.samples import task_recording
+
+from statelog.checkpoint.stored_query import files_upto
+from statelog.errors import CheckpointError, CorruptionError
+from statelog.extensions.recordings.format import decode_file, from_stream
+from statelog.extensions.recordings.step import steps_of
+from statelog.format import buffers
+from statelog.format.arrow_data import read_batch, read_stream_table
+from statelog.format.checkpoint_record import RECORD_VERSION, decode_record, encode_record
+from statelog.format.recording_file import framed
+from statelog.model import CompletedCheckpoint
+from statelog.state.schema import OperatorStateSchema
+
+ROOT = Path(__file__).parents[3]
+
+
+def stored_record(**changes: object) -> bytes:
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=4, parent_id=3, created_at_ms=1, epoch=1, owner_id="o", max_parallelism=8
+    )
+    body = encode_record(checkpoint)
+    raw = buffers.decompress_zstd(body[8:], 1 << 20)
+    fields = {**msgspec.json.decode(raw), **changes}
+    return compressed_record(msgspec.json.encode(fields))
+
+
+def compressed_record(raw: bytes) -> bytes:
+    body = pa.Codec("zstd").compress(raw, asbytes=True)
+    return struct.pack(">HBBI", RECORD_VERSION, 1, 0, len(raw)) + body
+
+
+def stream_of(table: pa.Table, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def forged_offsets(data: bytes) -> bytes:
+    """Return Arrow bytes whose middle text begins far outside of its buffer."""
+    good = struct.pack("<4i", 0, 3, 6, 9)
+    assert good in data
+    return data.replace(good, struct.pack("<4i", 0, 2_000_000_000, 6, 9))
+
+
+TEXTS = pa.table({"t": pa.array(["abc", "def", "ghi"])})
+
+
+@pytest.mark.parametrize("number", [2**31, 2**62, 0, -1, 32769])
+def test_a_record_of_impossible_key_groups_is_refused(number: int) -> None:
+    with pytest.raises(CorruptionError, match="key groups"):
+        decode_record(stored_record(max_parallelism=number), where="chk-4/_metadata")
+
+
+def test_a_record_that_retains_a_million_checkpoints_is_refused() -> None:
+    with pytest.raises(CorruptionError, match="1000000 checkpoints are retained"):
+        decode_record(stored_record(retained=list(range(10**6))), where="chk-4/_metadata")
+
+
+def test_a_record_with_an_id_beyond_arrays_is_refused() -> None:
+    with pytest.raises(CorruptionError, match="above"):
+        decode_record(stored_record(id=2**63), where="chk-4/_metadata")
+
+
+@pytest.mark.parametrize("depth", [100, 10**6])
+def test_a_deeply_nested_record_is_refused(depth: int) -> None:
+    nested = msgspec.Raw(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
+    with pytest.raises(CorruptionError, match="nested"):
+        decode_record(stored_record(properties=nested), where="chk-4/_metadata")
+
+
+def test_a_record_that_expands_a_thousand_times_is_refused() -> None:
+    data = compressed_record(b'{"properties":{"a":[' + b"0," * (20 << 20) + b"0]}}")
+    assert len(data) < 100_000
+    with pytest.raises(CorruptionError, match="claims"):
+        decode_record(data, where="chk-4/_metadata")
+
+
+def test_json_of_too_many_values_is_refused() -> None:
+    raw = b"[" + b"[]," * buffers.JSON_VALUES_MAX + b"0]"
+    with pytest.raises(msgspec.DecodeError, match="values"):
+        buffers.decode_json(raw, msgspec.json.Decoder())
+
+
+def test_a_record_that_compresses_well_is_written_so_that_it_is_read() -> None:
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=4,
+        parent_id=3,
+        created_at_ms=1,
+        epoch=1,
+        owner_id="o",
+        max_parallelism=8,
+        properties={"text": "a" * (20 << 20)},
+    )
+    data = encode_record(checkpoint)
+    assert decode_record(data) == checkpoint
+
+
+def test_a_recording_nested_too_deeply_or_with_no_text_is_refused() -> None:
+    for raw in (
+        b"\x91\x81\xa1x" + b"\x91" * 200_000,
+        b"\x91\x81\xdb\xff\xff\xff\xff",
+        b"\x91\x81\xa2\xff\xff\x01",
+    ):
+        body = pa.Codec("zstd").compress(raw, asbytes=True)
+        with pytest.raises(CorruptionError, match="damaged recording recordings/1"):
+            decode_file(framed(body, len(raw)), where="recordings/1")
+
+
+def test_a_recording_that_expands_beyond_its_bound_is_refused() -> None:
+    body = pa.Codec("zstd").compress(bytes(32 << 20), asbytes=True)
+    with pytest.raises(CorruptionError, match="claims"):
+        decode_file(framed(body, 32 << 20), where="recordings/1")
+
+
+def test_forged_offsets_in_arrow_are_refused() -> None:
+    with pytest.raises(CorruptionError):
+        from_stream(forged_offsets(stream_of(TEXTS)))
+    message = forged_offsets(TEXTS.to_batches()[0].serialize().to_pybytes())
+    with pytest.raises(pa.ArrowInvalid):
+        read_batch(pa.py_buffer(message), TEXTS.schema)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 2**30, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1])
+def test_a_message_with_a_forged_length_is_refused(length: int) -> None:
+    """Arrow takes the length 0 for the end of a stream, which is no error of Arrow's."""
+    message = TEXTS.to_batches()[0].serialize().to_pybytes()
+    forged = message[:4] + struct.pack("<I", length) + message[8:]
+    with pytest.raises((pa.ArrowException, OSError)):
+        read_batch(pa.py_buffer(forged), TEXTS.schema)
+
+
+def test_a_compressed_change_is_refused() -> None:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    rows = pa.record_batch({"n": pa.array([0] * 1000)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_batch(rows)
+    messages = list(pa.ipc.MessageReader.open_stream(pa.BufferReader(sink.getvalue())))
+    with pytest.raises(pa.ArrowInvalid, match="compressed"):
+        read_batch(messages[1].serialize(), rows.schema)
+
+
+CHILD = """
+import resource, struct
+import pyarrow as pa
+from statelog.format.arrow_data import read_stream_table
+from tests.campaigns.fuzz.test_bounds import stream_of
+data = stream_of(pa.table({"n": pa.array([0] * 100_000)}), "zstd")
+good = struct.pack("<q", 800_000)
+assert good in data
+data = data.replace(good, struct.pack("<q", 12 << 30))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+try:
+    read_stream_table(data)
+except pa.ArrowInvalid as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_a_compressed_buffer_of_twelve_gigabytes_allocates_nothing() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", CHILD], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (0, "") == (said.returncode, said.stderr)
+    assert "declare" in said.stdout
+
+
+def test_a_type_that_brings_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
+    """Old versions of PyArrow made an object of the pickle in such a type when they read a schema."""
+    trap = tmp_path / "ran"
+    code = f"cos\nmkdir\n(V{trap}\ntR.".encode()
+    names = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": code}
+    field = pa.field("t", pa.string(), metadata=names)
+    table = pa.table({"t": TEXTS["t"]}, schema=pa.schema([field]))
+    assert read_stream_table(stream_of(table)).num_rows == 3
+    assert from_stream(stream_of(table)).num_rows == 3
+    assert not trap.exists()
+    pickle.loads(code)
+    assert trap.exists(), "the pickle is one that acts"
+
+
+def test_compressed_streams_and_dictionaries_are_read() -> None:
+    table = pa.table({"t": pa.array(["x", "y", "x"] * 500).dictionary_encode(), "n": range(1500)})
+    for compression in (None, "zstd", "lz4"):
+        assert read_stream_table(stream_of(table, compression)).equals(table)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("generation", "1"), ("generation", None), ("operator_id", 3), ("states", 7)],
+)
+def test_a_schema_with_fields_of_other_types_is_refused(name: str, value: object) -> None:
+    schema = OperatorStateSchema("o", pa.schema([("k", pa.string())]), ())
+    with pytest.raises(CorruptionError, match="not a state schema"):
+        OperatorStateSchema.from_json({**schema.to_json(), name: value})
+
+
+def test_bytes_that_are_no_schema_are_refused() -> None:
+    for data in (b"{", b"[]", b"\xff", b'{"a":' + b"[" * 10**5):
+        with pytest.raises(CorruptionError, match="schema"):
+            OperatorStateSchema.from_bytes(data)
+
+
+def test_calls_that_yielded_more_rows_than_are_stored_are_refused() -> None:
+    task = task_recording(calls=[(0, "handleInputRows", -1, 2**31)])
+    with pytest.raises(CorruptionError, match="yielded 2147483648 rows, 1 are stored"):
+        list(steps_of(task))
+
+
+class CompactedLog:
+    """The log of a source with one compact file, of an entry far above the entries in it."""
+
+    url = "file:///query"
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def names(self, folder: str) -> Sequence[str]:
+        return [f"{2**62 + 9}.compact"]
+
+    def read(self, name: str, tail: int | None = None) -> bytes | None:
+        self.reads += 1
+        assert self.reads < 100
+        line = b'{"path":"file:///a","timestamp":1,"batchId":0}'
+        return b"v1\n" + line if name.endswith(f"{2**62 + 9}.compact") else None
+
+
+def test_a_source_log_with_entries_up_to_a_forged_number_ends_at_the_first_missing_one() -> None:
+    with pytest.raises(CheckpointError, match="has no entry 1"):
+        files_upto(CompactedLog(), "0", 2**62)
