@@ -57,7 +57,7 @@ TESTS = {
     ],
     "checkpoint": [
         "tests/unit/checkpoint",
-        "--ignore=tests/unit/checkpoint/test_crash.py",
+        "--ignore=tests/unit/checkpoint/test_coordinator_crash.py",
         "tests/campaigns/simulation/test_owners.py::"
         "test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted[0]",
     ],
