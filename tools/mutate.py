@@ -43,15 +43,15 @@ def _checkpoint(*names: str) -> list[str]:
     return [f"tests/unit/checkpoint/test_{name}.py" for name in names]
 
 
-_COLUMNAR = "columnar/test_columnar_state"
+_COLUMNAR = "test_keyed_state_columns"
 _RECOVERY = [
-    *_state("test_recovery", _COLUMNAR, "test_state_model"),
-    *_state("encoding/test_snapshot_file", "encoding/test_upgrade"),
+    *_state("test_replay", _COLUMNAR, "test_objects_model"),
+    *_state("encoding/test_snapshot_file", "encoding/test_deltas_upgrade"),
 ]
 TESTS = {
     "state": [
         "tests/unit/state",
-        "--ignore=tests/unit/state/test_recovery_mutants.py",
+        "--ignore=tests/unit/state/test_replay_mutants.py",
         "--deselect=tests/unit/state/test_heap.py::"
         "test_memory_follows_the_live_entries_and_work_the_changes[500]",
     ],
@@ -71,14 +71,14 @@ TESTS = {
 }
 FIRST = {
     "state/columnar/sorted_run": _RECOVERY,
-    "state/columnar/run_files": _state(_COLUMNAR, "test_recovery"),
-    "state/columnar/run_set": _state("test_recovery", _COLUMNAR),
+    "state/columnar/run_files": _state(_COLUMNAR, "test_replay"),
+    "state/columnar/run_set": _state("test_replay", _COLUMNAR),
     "state/encoding/snapshot_file": _RECOVERY,
-    "state/heap": _state(_COLUMNAR, "test_heap", "test_recovery"),
+    "state/heap": _state(_COLUMNAR, "test_heap", "test_replay"),
     "state/keyed_state": _RECOVERY,
     "state/replay": _RECOVERY,
-    "checkpoint/coordinator": _checkpoint("conflicts", "coordinator"),
-    "checkpoint/ownership": _checkpoint("ownership", "conflicts", "coordinator"),
+    "checkpoint/coordinator": _checkpoint("coordinator_conflicts", "coordinator"),
+    "checkpoint/ownership": _checkpoint("ownership", "coordinator_conflicts", "coordinator"),
     "spark/driver/skew": ["tests/unit/spark/driver/test_skew.py"],
     "spark/driver/snapshot_planner": [
         "tests/unit/spark/driver/test_snapshot_planner.py",

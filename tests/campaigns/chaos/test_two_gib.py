@@ -1,7 +1,7 @@
 """
 More than 2 GiB of real text in one block of key groups, in one change, and in one output.
 
-Takes about 11 GiB of memory.  `tests/unit/state/test_large_state.py` shows the same of small arrays.
+Takes about 11 GiB of memory.  `tests/unit/state/test_keyed_state_large.py` shows the same of small arrays.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from statelog.model import ChangeBatch
 from statelog.model.state_change import ChangeRows
 from statelog.store import open_store
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 changes = st.lists(
     st.tuples(st.integers(-1, 32767), st.binary(max_size=40)).map(
