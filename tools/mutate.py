@@ -64,6 +64,10 @@ TESTS = {
     "extensions": ["tests/unit/extensions"],
     "spark": [
         "tests/unit/spark",
+        *(
+            f"tests/unit/extensions/{name}"
+            for name in ("bad_records", "broadcasts", "side_outputs")
+        ),
         "tests/unit/core/test_snapshot_schedule.py",
         "--deselect=tests/unit/extensions/testing/test_processor_tester.py::"
         "test_testing_needs_no_pyspark_until_it_is_asked_for",
@@ -79,7 +83,7 @@ FIRST = {
     "state/replay": _RECOVERY,
     "checkpoint/coordinator": _checkpoint("coordinator_conflicts", "coordinator"),
     "checkpoint/ownership": _checkpoint("ownership", "coordinator_conflicts", "coordinator"),
-    "spark/driver/skew": ["tests/unit/spark/driver/test_skew.py"],
+    "spark/driver/batch_reports": ["tests/unit/spark/driver/test_batch_reports_skew.py"],
     "spark/driver/snapshot_planner": [
         "tests/unit/spark/driver/test_snapshot_planner.py",
         "tests/unit/core/test_snapshot_schedule.py",
@@ -105,7 +109,7 @@ MODULES = {
         "driver/progress",
         "driver/batch_times",
         "driver/restart",
-        "driver/skew",
+        "driver/batch_reports",
         "driver/snapshot_planner",
         "query/declared_state",
         "rows/key_order",

@@ -62,7 +62,7 @@ DRY_RUNS = {
 NO_LINE = {"demo", "publish"}
 """Commands without a location, or which keep the position of a reader there and change nothing."""
 ELSEWHERE = {"unfreeze"}
-"""Needs frozen keys; tests/unit/spark/worker/test_frozen_keys.py reads its line."""
+"""Needs frozen keys; tests/unit/extensions/bad_records/test_worker_frozen_keys.py reads its line."""
 CHANGING = {
     "fork", "fork a tag", "fork --copy", "fork --state-only", "copy", "tag", "tag --remove", "rewind",
     "verify --repair", "verify --give-up-after", "edit from files", "forget", "forget --now", "gc",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.unit.spark.stream.support import Frame
+from tests.unit.spark.stream.sinks.support import Frame
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError

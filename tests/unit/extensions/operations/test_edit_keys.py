@@ -5,8 +5,8 @@ import random
 from typing import Any
 
 import pytest
+from tests.support.locations.edited_history import location_of, newest_id, restarted, states
 from tests.support.locations.histories import KEYS, NAMES, Entry, History, key_of
-from tests.unit.extensions.operations.conftest import location_of, newest_id, restarted, states
 
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord

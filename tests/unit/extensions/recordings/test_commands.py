@@ -24,9 +24,9 @@ from statelog.spark.query.record import Record
 
 pytestmark = pytest.mark.campaign
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PROCESSORS = "tests.support.jobs.recorded_processors"
-PLACES = "tests.unit.cli.test_replay"
+PLACES = "tests.unit.extensions.recordings.test_commands"
 STEPS = ["--processor", f"{PROCESSORS}:Steps"]
 
 
@@ -121,7 +121,13 @@ def test_a_processor_that_cannot_take_the_state_is_refused(
     job: RecordedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert 1 == cli.run(
-        ["replay", job.location, "k1", "--processor", "tests.unit.cli.test_replay:Renamed"]
+        [
+            "replay",
+            job.location,
+            "k1",
+            "--processor",
+            "tests.unit.extensions.recordings.test_commands:Renamed",
+        ]
     )
     assert "cannot begin with the recorded state" in capsys.readouterr().err
 

@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.locations.edited_history import location_of, restarted, states
 from tests.support.locations.histories import KEYS, History, key_of
-from tests.unit.extensions.operations.conftest import location_of, restarted, states
 
 import statelog
 from statelog.checkpoint.clean_up import collect_garbage

@@ -1,12 +1,12 @@
-"""Call the command as a user does."""
+"""What tests of units share: the command line, called as a user calls it."""
 
 import pytest
-
-from statelog.cli.main import run
 
 
 @pytest.fixture
 def call(capsys):
+    from statelog.cli.main import run
+
     def call(*arguments: str, status: int = 0) -> str:
         found = run(arguments)
         said = capsys.readouterr()

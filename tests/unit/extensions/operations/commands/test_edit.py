@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.locations.edited_history import restarted, states
 from tests.support.locations.histories import History, key_of
-from tests.unit.extensions.operations.conftest import restarted, states
 
 from statelog.state.reader import StateReader
 from statelog.store import open_store
