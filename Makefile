@@ -46,7 +46,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # For a recipe's line: the Java that `java-ready` found or made.
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
-.PHONY: help setup java-ready demo quick test test-all test-pure test-campaigns test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
+.PHONY: help setup java-ready demo quick test test-all test-pure test-tools test-campaigns test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
   format docs reference evidence dist package bench bench-check chaos mutants model flink constraints clean
 
 help: ## list the targets
@@ -78,18 +78,21 @@ demo: java-ready ## run the demonstration (ARGS="..." is passed on)
 	@$(WITH_JAVA) $(BIN)/statelog demo $(ARGS)
 
 quick: java-ready ## the loop while you work, minutes: no campaigns or whole jobs, one file on Spark; P=state tests one package only
-	$(BIN)/pytest -q -n auto -m "not spark and not slow and not campaign$(if $(P),, and not job)" $(ARGS) $(if $(P),tests/unit/$(P),tests)
+	$(BIN)/pytest -q -n auto -m "not spark and not slow and not campaign and not tools$(if $(P),, and not job)" $(ARGS) $(if $(P),tests/unit/$(P),tests)
 	$(if $(P),,$(WITH_JAVA) $(BIN)/pytest -q -m "spark and not slow" $(ARGS) $(QUICK_TESTS))
 
 test: java-ready test-pure test-smoke ## the tests for every day: those without Spark, and the essential ones on Spark
 
-test-all: test test-campaigns test-rest test-encrypted ## what CI runs: `make test`, the campaigns and the other tests on Spark
+test-all: test test-tools test-campaigns test-rest test-encrypted ## what CI runs: `make test`, the tools, the campaigns and the other tests on Spark
 
 test-pure: $(READY) ## tests that need no Spark, two at a time; no campaigns
-	$(BIN)/pytest -q -n 2 --durations=30 -m "not spark and not slow and not campaign" $(ARGS) $(PURE_TESTS)
+	$(BIN)/pytest -q -n 2 --durations=30 -m "not spark and not slow and not campaign and not tools" $(ARGS) $(PURE_TESTS)
+
+test-tools: $(READY) ## tests of the benchmark harness, of the recorder of campaigns and of generated pages
+	$(BIN)/pytest -q -n 2 -m "tools and not spark and not slow" $(ARGS) tests/tools tests/house
 
 test-campaigns: $(READY) ## tests without Spark that take long: many seeds, faults, servers, a browser
-	$(BIN)/pytest -q -n 2 --durations=30 -m "campaign and not spark and not slow" $(ARGS) $(PURE_TESTS)
+	$(BIN)/pytest -q -n 2 --durations=30 -m "campaign and not tools and not spark and not slow" $(ARGS) $(PURE_TESTS)
 
 test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...
 	$(WITH_JAVA) $(BIN)/pytest $(ON_SPARK) $(ARGS) $(SMOKE_TESTS)

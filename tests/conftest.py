@@ -12,6 +12,10 @@ CAMPAIGNS = (
     TESTS / "contract",
     *(TESTS / "campaigns" / name for name in ("fuzz", "model", "simulation", "stress")),
 )
+TOOLS = (
+    TESTS / "tools",
+    *(TESTS / "house" / f"test_{name}.py" for name in ("evidence_page", "reference")),
+)
 
 # Small queries in a young JVM: its optimizing compiler and parallel collector cost more than they
 # give.  Spark's launcher reads this variable, in the programs that tests start too.
@@ -31,7 +35,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "statelog"))
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is in some folders, before marks select what runs."""
-    marks = ((SPARK_TESTS, pytest.mark.spark), (CAMPAIGNS, pytest.mark.campaign))
+    marks = (
+        (SPARK_TESTS, pytest.mark.spark),
+        (CAMPAIGNS, pytest.mark.campaign),
+        (TOOLS, pytest.mark.tools),
+    )
     for item in items:
         for folders, mark in marks:
             if any(map(item.path.is_relative_to, folders)):

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from bench.workload import TableOf
-
 from bench import workload
+from bench.workload import TableOf
 
 MAKERS = {
     "zipf": workload.zipf_events(1_000),
