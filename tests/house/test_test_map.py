@@ -1,10 +1,11 @@
 """Where a test is: units mirror the source, and what tests share is in modules without tests."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house.sources import ROOT, SRC, breaches, name_of, tree_of
+from tests.house.sources import ROOT, SRC, breaches, name_of, text_of, tree_of
 
 TESTS = ROOT / "tests"
 UNITS = TESTS / "unit"
@@ -106,3 +107,14 @@ def broken_imports(path: Path) -> Iterator[str]:
 def test_what_is_imported_from_tests_is_there() -> None:
     """Tests that run on Spark or in campaigns alone would show it late."""
     assert {} == breaches(importers(), broken_imports)
+
+
+def test_the_table_of_tests_names_what_is_there() -> None:
+    text = text_of(TESTS / "README.md")
+    paths = re.findall(r"`((?:tests|support)/[\w/.-]+)`|PURE_TESTS=\"?([\w/. ]+)", text)
+    names = [name for pair in paths for part in pair for name in part.split()]
+    assert len(names) > 40
+    files = [ROOT / name if name.startswith("tests/") else TESTS / name for name in names]
+    assert [] == sorted(
+        name_of(path) for path in files if not path.exists() and "/a/" not in str(path)
+    )
