@@ -5,7 +5,7 @@ A seed decides everything.  One owner works at a time, but before any request to
 be paused, and another one takes over, works, and cleans up before the first one goes on.  With even
 seeds, conditional puts conflict (S3's 409), and stay in flight while other owners put the same names.
 
-`python -m tests.simulation.owners --seed N` replays what a test has seen.
+`python -m tests.campaigns.simulation.owners --seed N` replays what a test has seen.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from statelog.model import (
 from statelog.store import PATHS
 from statelog.store.paths import parse_checkpoint_metadata
 
-REPLAY = "python -m tests.simulation.owners"
+REPLAY = "python -m tests.campaigns.simulation.owners"
 KEY_GROUPS = 8
 ALL = KeyGroupRange(0, KEY_GROUPS - 1)
 

@@ -2,7 +2,7 @@
 A location with hostile text in all its names, and a call of every command to give it to.
 
 A command that is added to the command line needs calls here: `tests/unit/cli/test_main_forged_location.py` and
-`test_forged_places.py` fail without.
+`test_main_forged_places.py` fail without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schemas from text without a JVM; tests/spark/test_tester.py asks Spark about the same texts."""
+"""Schemas from text without a JVM; tests/spark/test_migration.py asks Spark about the same texts."""
 
 import pytest
 from pyspark.sql.types import ArrayType, DecimalType, IntegerType, MapType, StringType
