@@ -39,7 +39,9 @@ def defines_getattr(node: ast.AST) -> bool:
 
 
 def has_metaclass(node: ast.AST) -> bool:
-    return isinstance(node, ast.ClassDef) and any(each.arg == "metaclass" for each in node.keywords)
+    return isinstance(node, ast.ClassDef) and any(
+        keyword.arg == "metaclass" for keyword in node.keywords
+    )
 
 
 def modules_with(kind) -> set[str]:
