@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "evidence"
 PAGE = ROOT / "docs" / "evidence.md"
 FINDINGS = "findings.json"
-MODEL = ROOT / "tests" / "model" / "results.json"
+MODEL = ROOT / "tests" / "campaigns" / "model" / "results.json"
 SPARK_VERSIONS = ROOT / "docs" / "reference" / "spark-versions.md"
 
 Record = Mapping[str, Any]
