@@ -1,4 +1,4 @@
-"""Every request to S3 under every fault of servers and networks: the table of docs/how-to/stores.md."""
+"""Every request to S3 under every fault of servers and networks: see docs/how-to/stores.md."""
 
 import itertools
 import os

@@ -112,9 +112,8 @@ S3: Final = Scheme(
     lists_in_order=True,
     put_if_absent="`If-None-Match: *`",
     tried=Tried(
-        emulator="moto 5, an HTTP server (puts one after another: moto itself fails the probe), "
-        "addressed by options and by environment; also every request under every fault of the "
-        "table below, ignored conditions, missing buckets, wrong and missing credentials",
+        emulator="moto 5, one put after another: the contract, every request under every fault "
+        "above, missing buckets, wrong and missing credentials",
         server="SeaweedFS 4.48: the contract, races of eight writers, commits, two drivers that "
         "are paused and killed",
     ),
@@ -134,8 +133,7 @@ GCS: Final = Scheme(
     lists_in_order=True,
     put_if_absent="`x-goog-if-generation-match: 0`",
     tried=Tried(
-        emulator="not tried: only how URLs and options reach the client. The client's authors "
-        "test its requests.",
+        emulator="not tried: only how URLs and options reach the client",
         server="-",
     ),
 )

@@ -1,4 +1,7 @@
-"""The processors of docs/how-to/columnar.md do what the examples for single keys do."""
+"""
+The processors of docs/how-to/columnar.md and examples/columns.py do what the examples for single
+keys do.
+"""
 
 import datetime as dt
 import random
@@ -19,11 +22,8 @@ EPOCH = dt.datetime(2024, 5, 1)
 
 
 def page() -> dict[str, Any]:
-    """Run the code blocks of the page that need no query; return what they define."""
-    names: dict[str, Any] = {}
-    for name in ("deduplicate", "fraud", "sessions"):
-        made = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
-        names |= {each: value for each, value in made.items() if each.isupper()}
+    """Run the code blocks of the page that need no query; return what they and the example define."""
+    names: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "columns.py"))
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         if "groupBy" not in block:
             exec(block, names)
