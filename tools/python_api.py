@@ -8,6 +8,8 @@ anyway, and what a caller sees at run time is what the page shows.
 import enum
 import inspect
 import re
+import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 
@@ -17,8 +19,38 @@ SECTION = re.compile(
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 ENTRY = re.compile(r"^(\*{0,2}[\w, .*]+?)(?: \([^)]*\))?:\s+(.*)$")
 WIDTH = 92
-INTERNAL = ("after_fork", "refuse_calls")
-"""Methods that only other modules of statelog call."""
+INTERNAL = ("after_fork", "refuse_calls", "groupby")
+"""Methods that only other modules of statelog call, and second names of a method."""
+SHOWN_MEMBERS = {
+    "StateReader": [
+        "checkpoint_id",
+        "batch_id",
+        "as_of_ms",
+        "key_groups",
+        "variables",
+        "table",
+        "batches",
+        "keys",
+    ]
+}
+"""What a caller uses of a class that other modules of statelog use too."""
+RESULTS = frozenset(
+    [
+        "BatchOutcome",
+        "BatchProgress",
+        "CheckpointSummary",
+        "Difference",
+        "Fork",
+        "ReadReport",
+        "ReplayedStep",
+        "SnapshotResult",
+        "Tag",
+        "WhatIf",
+    ]
+)
+"""Results outside of `statelog.types`: read by callers, constructed by statelog."""
+CONSTRUCTOR = frozenset({"Args", "Raises", "Blocks"})
+PAGE = re.compile(r"\bdocs/(?:reference/)?((?:[\w-]+/)?[\w-]+\.md)")
 
 
 def module_section(module: ModuleType, names: Iterable[str], level: int = 2) -> str:
@@ -42,11 +74,18 @@ def entry(name: str, value: object, level: int) -> str:
 def _class_parts(name: str, cls: type, level: int) -> Iterator[str]:
     bases = [base.__name__ for base in cls.__bases__ if base is not object]
     kind = f"class {name}({', '.join(bases)})" if bases else f"class {name}"
-    yield code(kind if _is_plain(cls) else signature(name, cls, prefix="class "))
-    yield docstring(cls)
+    if is_result(name, cls):
+        yield code(kind) + docstring(cls).replace("**Args:**", "**Attributes:**")
+    elif _is_made_elsewhere(cls):
+        yield code(kind) + docstring(cls, leave_out=CONSTRUCTOR)
+    else:
+        yield code(kind if _is_plain(cls) else signature(name, cls, prefix="class "))
+        yield docstring(cls)
     if issubclass(cls, enum.Enum):
         yield f"**Members:** {', '.join(f'`{member.name}`' for member in cls)}.\n\n"
     found = dict(members(cls))
+    if name in SHOWN_MEMBERS:
+        found = {member: found[member] for member in SHOWN_MEMBERS[name]}
     like_spark = [member for member, function in found.items() if _is_like_spark(function)]
     if like_spark:
         shown = ", ".join(f"`{member}`" for member in sorted(like_spark))
@@ -60,6 +99,17 @@ def _class_parts(name: str, cls: type, level: int) -> Iterator[str]:
         else:
             yield f"{'#' * (level + 1)} `{shown}`\n\n"
             yield code(signature(member, function)) + docstring(function)
+
+
+def is_result(name: str, cls: type) -> bool:
+    """Return whether callers read a class and never construct it."""
+    return name in RESULTS or name in getattr(sys.modules.get("statelog.types"), "__all__", ())
+
+
+def _is_made_elsewhere(cls: type) -> bool:
+    """Whether the docstring of a class names the call that returns an instance."""
+    text = inspect.getdoc(cls) or ""
+    return "do not construct it" in text or "\nMade by `" in text
 
 
 def _is_like_spark(value: object) -> bool:
@@ -88,7 +138,7 @@ def members(cls: type) -> Iterator[tuple[str, Callable[..., object] | property]]
                 continue
             if described.startswith("Not after a stateful operator"):  # it only raises
                 continue
-            if name in INTERNAL:
+            if name in INTERNAL or (name == "facts" and cls is not home):  # of all errors
                 continue
             seen.add(name)
             yield name, value
@@ -141,6 +191,53 @@ def _default(value: object) -> str:
     return "..." if shown.startswith("<") or len(shown) > 60 else shown
 
 
+def other_types(entries: Iterable[tuple[str, object]], described: Iterable[str]) -> str:
+    """Return a table of statelog's types in the signatures of some entries that no entry describes."""
+    known = set(described)
+    rows: dict[str, str] = {}
+    for name, value in entries:
+        functions = [value] if inspect.isroutine(value) else []
+        if inspect.isclass(value):
+            found = dict(members(value))
+            functions = [
+                member.fget if isinstance(member, property) else member
+                for member in (found[key] for key in SHOWN_MEMBERS.get(name, found))
+                if not _is_like_spark(member)
+            ]
+            if not _is_plain(value) and not _is_made_elsewhere(value):
+                functions.append(value.__init__)  # type: ignore[misc]
+        for function in functions:
+            for word in _words(function):
+                if word not in known and word not in rows and (text := _type_row(word, function)):
+                    rows[word] = text
+    return "| Type | What it is |\n|---|---|\n" + "".join(rows[word] for word in sorted(rows))
+
+
+def _words(function: object) -> set[str]:
+    """Return the names in the annotations of a function."""
+    annotations = getattr(function, "__annotations__", {}).values()
+    return {word for value in annotations for word in re.findall(r"\b[A-Z]\w+", str(value))}
+
+
+def _type_row(name: str, function: object) -> str:
+    """Return the row of a class or an alias of statelog that a function's annotation names, or ""."""
+    home = getattr(function, "__globals__", {})
+    keys = sorted(key for key in sys.modules if key.startswith("statelog."))
+    modules = [vars(sys.modules[key]) for key in keys if not key.startswith("statelog.cli")]
+    for namespace in [home, *modules]:  # what a module imports for type checkers alone is elsewhere
+        value = namespace.get(name)
+        origin = getattr(value, "__module__", "")
+        if inspect.isclass(value) and not str(origin).startswith("statelog"):
+            return ""
+        if inspect.isclass(value):
+            first = (inspect.getdoc(value) or "").partition("\n\n")[0]
+            return f"| `{name}` | {escaped(' '.join(first.split()))} |\n"
+        if typing.get_origin(value) is not None:
+            shown = annotation_text(inspect.formatannotation(value)).replace("|", "\\|")
+            return f"| `{name}` | `{shown}` |\n"
+    return ""
+
+
 def annotation_text(annotation: object) -> str:
     """Return an annotation without the packages of its types."""
     annotation = getattr(annotation, "__forward_arg__", annotation)  # of a named tuple
@@ -153,8 +250,8 @@ def code(text: str) -> str:
     return f"```py\n{text}\n```\n\n"
 
 
-def docstring(value: object) -> str:
-    """Return a docstring in Google's form as Markdown."""
+def docstring(value: object, leave_out: Iterable[str] = ()) -> str:
+    """Return a docstring in Google's form as Markdown, without some of its sections."""
     text = inspect.getdoc(value)
     if not text or (inspect.isclass(value) and text.startswith(f"{value.__name__}(")):
         return ""
@@ -171,7 +268,8 @@ def docstring(value: object) -> str:
         inner: list[str] = []
         while lines and _continues(lines[0], rest, inner):
             inner.append(lines.pop(0))
-        parts.append(_section(title, rest, inspect.cleandoc("\n".join(["", *inner]))))
+        if title not in leave_out:
+            parts.append(_section(title, rest, inspect.cleandoc("\n".join(["", *inner]))))
     return "\n".join([*body, ""]).rstrip() + "\n\n" + "".join(parts)
 
 
@@ -219,9 +317,16 @@ def _entries(inner: str) -> Iterator[tuple[str, str]]:
 
 
 def escaped(line: str) -> str:
-    """Escape angle brackets outside of code, so that no page takes them for HTML."""
+    """Escape angle brackets outside of code, and make names of pages links."""
     pieces = line.split("`")
     return "`".join(
-        piece.replace("<", "&lt;") if index % 2 == 0 else piece
+        PAGE.sub(_link, piece.replace("<", "&lt;")) if index % 2 == 0 else piece
         for index, piece in enumerate(pieces)
     )
+
+
+def _link(found: re.Match[str]) -> str:
+    """Return the link to a page, from a page of docs/reference."""
+    path = found[1] if "/" not in found[1] else f"../{found[1]}"
+    name = found[1].rpartition("/")[2].removesuffix(".md").replace("-", " ")
+    return f"[{name}]({path})"

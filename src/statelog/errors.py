@@ -20,7 +20,7 @@ A class exists only where a caller would act differently::
     │   ├── ObjectNotFoundError (FileNotFoundError)
     │   └── ObjectExistsError (FileExistsError)
     ├── CorruptionError                     damaged bytes; do not retry, do not skip
-    ├── IncompatibleFormatError             written by a newer statelog; upgrade, nothing is damaged
+    ├── IncompatibleFormatError             written by a different version of statelog; nothing is damaged
     ├── CapacityError                       more data than one task can hold; use more tasks
     ├── FencedError                         another owner took over; stop, never write again
     ├── CheckpointError                     declined, not found, or damaged: see `Reason`
@@ -192,7 +192,7 @@ class CorruptionError(StatelogError):
 
 
 class IncompatibleFormatError(StatelogError):
-    """The bytes were written by a newer format; nothing is damaged, upgrade statelog."""
+    """The bytes have a format version that this statelog does not read; nothing is damaged."""
 
 
 class CapacityError(StatelogError):

@@ -10,6 +10,8 @@ from statelog.extensions.publish.publisher import PublishReport
 from statelog.extensions.read.held_state import KeyVersion
 from statelog.extensions.read.replica import ReplicaStatus
 from statelog.extensions.side_outputs.stored import KeptSideOutput
+from statelog.state.reader.state_reader import StateReader
+from statelog.state.schema import StateDescriptor
 
 __all__ = [
     "BroadcastVersion",
@@ -24,4 +26,6 @@ __all__ = [
     "PublishReport",
     "ReplicaStatus",
     "RewindReport",
+    "StateDescriptor",
+    "StateReader",
 ]

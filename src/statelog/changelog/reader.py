@@ -133,7 +133,7 @@ def read_changes(
     Raises:
         ObjectNotFoundError: A file is missing.
         CorruptionError: A file is damaged; nothing of the damaged part was returned.
-        IncompatibleFormatError: A newer statelog wrote a file.
+        IncompatibleFormatError: A file has a different format version.
 
     Blocks: For the store.
     """
@@ -172,7 +172,7 @@ def read_change_batches(
     Raises:
         ObjectNotFoundError: A file is missing.
         CorruptionError: A file is damaged.
-        IncompatibleFormatError: A newer statelog wrote a file.
+        IncompatibleFormatError: A file has a different format version.
 
     Blocks: For the store.
     """

@@ -219,7 +219,7 @@ def collect_garbage(
     Raises:
         CheckpointError: A retained checkpoint is damaged or missing (`reason` "damaged"); nothing
             was deleted, because its needs are unknown.
-        IncompatibleFormatError: A newer statelog wrote one; nothing was deleted.
+        IncompatibleFormatError: One has a different format version; nothing was deleted.
         StoreError: The store failed during a read.
 
     Blocks: On the store (a listing, all retained checkpoints, requests to delete).

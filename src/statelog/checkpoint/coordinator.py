@@ -163,7 +163,7 @@ class CheckpointCoordinator:
             StoreError: The store failed; the claim may be repeated.  Or the store ignores the
                 condition of put-if-absent (`reason` "put_if_absent"), so no commit is possible.
             CheckpointError: Other owners keep claiming the location (`reason` "contended").
-            IncompatibleFormatError: A newer statelog wrote the newest entry.
+            IncompatibleFormatError: The newest entry has a different format version.
 
         Blocks: On the store: four round trips (two listings, the newest entry, a put; first a probe).
         Thread: the driver's.
@@ -209,7 +209,7 @@ class CheckpointCoordinator:
                 and `usable_id` an older checkpoint that can be restored.  "not_found", "subsumed",
                 "objects_missing": the id cannot be restored.  "max_parallelism": the job began
                 with another number of key groups.
-            IncompatibleFormatError: A newer statelog wrote it.
+            IncompatibleFormatError: It has a different format version.
             FencedError: Another owner has claimed the location since, and has committed.
 
         Blocks: On the store.   Thread: the driver's.

@@ -269,7 +269,7 @@ class ChangelogStateHandle:
         return replace(self, key_group_range=overlap) if len(overlap) else None
 
     def to_json(self) -> JsonObject:
-        """Return the JSON form, readable by every later version."""
+        """Return the JSON form."""
         return {
             "version": HANDLE_JSON_VERSION,
             "key_groups": [self.key_group_range.start, self.key_group_range.end],
@@ -287,7 +287,7 @@ class ChangelogStateHandle:
         Build a handle from its JSON form.
 
         Raises:
-            IncompatibleFormatError: A newer statelog wrote it.
+            IncompatibleFormatError: It has a different format version.
             CorruptionError: It is not the JSON of a changelog handle.
         """
         try:

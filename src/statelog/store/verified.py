@@ -87,7 +87,7 @@ def read_verified(
 
     Raises:
         CorruptionError: Two reads returned the same wrong bytes: the object is damaged.
-        IncompatibleFormatError: A newer statelog wrote it.
+        IncompatibleFormatError: It has a different format version.
         StoreError: The store failed; or five reads returned wrong bytes, other ones each time or
             fewer than the object has (`reason` "transfer"): that says nothing about the object.
 

@@ -27,7 +27,7 @@ Tables: TypeAlias = "Iterable[Any] | None"
 
 
 class ColumnarHandle(Protocol):
-    """What `ColumnarProcessor.init` gets."""
+    """Gives a columnar processor its state variables, timers and side outputs in `init`."""
 
     def getColumnState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
@@ -83,7 +83,7 @@ class ColumnarProcessor(ABC):
 
     @abstractmethod
     def init(self, handle: ColumnarHandle) -> None:
-        """Ask for state variables; also called once on the driver."""
+        """Get the state variables from *handle*; called in each task, and once on the driver."""
 
     @abstractmethod
     def process(self, keys: Keys, rows: pa.Table, times: TimerValues) -> Tables:

@@ -50,7 +50,7 @@ def spark_state(
         out.
 
     Raises:
-        UsageError: The operator is no transformWithState, or a variable does not exist; or this is
+        UsageError: The operator is not a transformWithState, or a variable does not exist; or this is
             Spark 3.5, which does not read its state.
     """
     refuse_before((4, 0), "statelog.spark.spark_state")

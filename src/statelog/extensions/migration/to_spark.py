@@ -232,7 +232,7 @@ def to_spark(
         CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is damaged.
         UsageError: There is no such directory, a variable or operator does not exist, or *path* is not
             empty.
-        IncompatibleFormatError: A newer statelog wrote the checkpoint.
+        IncompatibleFormatError: The checkpoint has a different format version.
         StoreError: The store failed.
     """
     refuse_connect("statelog.spark.to_spark", spark)

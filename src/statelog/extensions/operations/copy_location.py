@@ -56,7 +56,7 @@ _BYTES_IN_FLIGHT: Final = 256 * 1024 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyProgress:
     """
-    How far a copy is.
+    The progress of a copy.
 
     Args:
         objects, objects_done: Objects of the copy, and those that are in it, verified.
@@ -74,7 +74,7 @@ class CopyProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReport:
     """
-    What a copy holds.
+    The content of a copy.
 
     Args:
         checkpoints: The checkpoints that can be restored from it, ascending.

@@ -70,7 +70,7 @@ _log = logging.getLogger("statelog")
 
 @dataclass(frozen=True, slots=True)
 class NewQuery:
-    """The query that goes on from a fork."""
+    """The query that continues from a fork."""
 
     query_id: str
     checkpoint_location: str

@@ -67,8 +67,8 @@ def tag(
     """
     Keep a checkpoint under a name, with the position of its sources.
 
-    The checkpoint, and all it needs, stays until `untag`.  `fork` goes on from it, with the same rows
-    of the sources as the query did, even when Spark has deleted the files of that micro-batch.  The same
+    The checkpoint, and all it needs, stays until `untag`.  `fork` continues from it, with the same rows
+    of the sources as the query, even when Spark has deleted the files of that micro-batch.  The same
     call repeated returns the tag of the first one.
 
     Example:
@@ -151,7 +151,7 @@ def untag(
 
     Raises:
         CheckpointNotFoundError: The location does not contain such a tag.
-        UsageError: *kind* is no kind of tag, or *location* does not exist.
+        UsageError: *kind* is not a kind of tag, or *location* does not exist.
         StoreError: The store failed.
 
     Blocks: On the store.

@@ -250,7 +250,7 @@ def what_if(
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
-        UsageError: *stream* is no output of `transform_with_state`, or the fork has no query.
+        UsageError: `transform_with_state` did not return *stream*, or the fork is without a query.
         CheckpointError: There are no micro-batches between, or Spark has deleted the offsets of one
             ("not_found"), or the fork has run already ("active").
         ProcessorError: The changed processor raised.

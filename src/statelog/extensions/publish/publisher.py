@@ -61,7 +61,7 @@ RETAIN: Final = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
     """
-    What a publication did.
+    The result of a publication.
 
     Args:
         table: Name of the table.
@@ -431,10 +431,9 @@ class TablePublisher:
         key_groups: Sequence[KeyGroupRange] | None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some key groups, without keys that lack state in the variables."""
-        now_ms = reader.as_of_ms
         try:
             for part in [reader.key_groups] if key_groups is None else key_groups:
-                for batch in reader.keys(key_groups=part, now_ms=now_ms):
+                for batch in reader.keys(key_groups=part):
                     rows = batch.select(schema.names)
                     has_state = [rows.column(name).is_valid() for name in variables]
                     rows = rows.filter(reduce(pc.or_, has_state)) if has_state else rows.slice(0, 0)

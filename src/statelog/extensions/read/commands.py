@@ -79,7 +79,7 @@ def read(
         time_ms = reader.as_of_ms
         for name in names:
             show_rows(
-                rows_of(reader.batches(name, now_ms=time_ms)),
+                rows_of(reader.batches(name)),
                 reader.arrow_schema(name).names,
                 limit=limit,
                 as_json=as_json,

@@ -106,7 +106,7 @@ def _write(
             path.parent.mkdir(parents=True, exist_ok=True)
             schema = schemas[name].with_metadata(_metadata(facts, name))
             writers[name] = pq.ParquetWriter(path, schema, compression="zstd")
-        for name, batch in reader.rows(list(files), now_ms=reader.as_of_ms):
+        for name, batch in reader.rows(list(files)):
             writers[name].write_batch(batch.replace_schema_metadata(writers[name].schema.metadata))
             counts[name] += batch.num_rows
             group = batch.column(0)[-1].as_py() - reader.key_groups.start + 1

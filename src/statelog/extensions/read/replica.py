@@ -45,7 +45,7 @@ _OWN_INTERVAL_S: Final = 0.25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
     """
-    Where a replica is.
+    The position of a replica, and what it has read.
 
     Args:
         checkpoint_id: The checkpoint whose state it holds.
@@ -208,7 +208,7 @@ class Replica:
                 deleted each checkpoint while it was read.
             CheckpointDamagedError: The newest checkpoint is damaged.
             CorruptionError: An object is damaged; nothing can be read until a refresh succeeds.
-            IncompatibleFormatError: A newer statelog wrote the checkpoint.
+            IncompatibleFormatError: The checkpoint has a different format version.
             ClosedError: The replica is closed.
             StoreError: The store failed.
 

@@ -104,8 +104,7 @@ def run_sql_on(readers: Sequence[StateReader], statement: str, *, allow_files: b
         for reader in readers:
             of_reader = [name for name in names if owner[name] is reader]
             if of_reader:
-                now_ms = reader.as_of_ms
-                tables |= reader.tables(variables=of_reader, now_ms=now_ms)
+                tables |= reader.tables(variables=of_reader)
         return tables
 
     schemas = {name: reader.arrow_schema(name) for name, reader in owner.items()}

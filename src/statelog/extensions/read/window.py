@@ -310,7 +310,7 @@ class LoggedOperations:
 
         Raises:
             CorruptionError: A change cannot be read.
-            IncompatibleFormatError: A newer statelog wrote it.
+            IncompatibleFormatError: It has a different format version.
         """
         batches = self._reader.batches(changes.column(0).to_pylist(), changes.column(1).to_pylist())
         for state_id, parts in self._reader.in_present_schema(batches).items():

@@ -28,7 +28,6 @@ from statelog.extensions.spark_source.readers import (
     selected_columns,
     spark_schema,
 )
-from statelog.runtime.clock import wall_clock_ms
 from statelog.spark.rows.types import arrow_schema
 from statelog.store.location import is_known, normalize_url
 
@@ -111,7 +110,7 @@ def _state(options: SourceOptions, location: Location) -> _View:
             key=reader.schema.key_schema,
             operator_key_groups=reader.key_groups,
             ranges=ranges_of(reader, options.keyGroups, options.partitions),
-            now_ms=wall_clock_ms(),
+            now_ms=reader.as_of_ms,
         )
     kind = FilteredStateRows if options.filterPushdown else StateRows
     return _View(columns, partial(kind, read))

@@ -52,7 +52,7 @@ _KEPT_PROGRESS = "spark.sql.streaming.numRecentProgressUpdates"
 
 
 class StatefulStreamWriter(DataStreamWriter):
-    """Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`."""
+    """Spark's `DataStreamWriter` for a stateful stream; `start` returns a real `StreamingQuery`."""
 
     def __init__(self, operators: Sequence[OperatorDefinition], plan: RecordedPlan) -> None:
         super().__init__(operators[0].frame)

@@ -53,7 +53,7 @@ def newest_after(
 
     Raises:
         CheckpointError: There is no checkpoint (`reason` "not_found"), or the newest is damaged.
-        IncompatibleFormatError: A newer statelog wrote the newest one.
+        IncompatibleFormatError: The newest one has a different format version.
         StoreError: The store failed.
 
     Blocks: On the store.

@@ -125,7 +125,7 @@ class LocationReader:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is
                 damaged, or no longer retained.
             UsageError: The query has several operators and none was named, or has no such one.
-            IncompatibleFormatError: A newer statelog wrote the checkpoint.
+            IncompatibleFormatError: The checkpoint has a different format version.
             ClosedError: The state is closed.
             StoreError: The store failed.
 
@@ -180,7 +180,7 @@ class LocationReader:
                 checkpoint's micro-batch.
 
         Raises:
-            UsageError: There is no such variable, or *key* is no key of the operator.
+            UsageError: There is no such variable, or *key* does not fit the key columns.
             CorruptionError: An object is damaged.
             CheckpointError: As `reader`; or the query deleted the checkpoint meanwhile.
 

@@ -33,7 +33,6 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.model import CompletedCheckpoint, KeyGroupRange
-from statelog.runtime.clock import wall_clock_ms
 from statelog.state.columnar.run_set import contiguous
 from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -57,8 +56,8 @@ class StateReader:
     """
     The state of one operator as of one checkpoint.
 
-    Made by `open`.  The columns of a variable's rows are described in `statelog.state.reader.rows`;
-    `arrow_schema` returns them.
+    Made by `LocationState.reader`.  docs/reference/state-variables.md describes the columns of a
+    variable's rows.
 
     Args:
         store: Where the location is.
@@ -69,7 +68,7 @@ class StateReader:
         CheckpointError: The checkpoint was not made by a streaming query (`reason`
             "incompatible").
         UsageError: The query has several operators and none was named, or has no such operator.
-        IncompatibleFormatError: A newer statelog wrote its state schema.
+        IncompatibleFormatError: Its state schema has a different version.
 
     Thread: one at a time.
     """
@@ -112,7 +111,7 @@ class StateReader:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"; the message
                 names those it has), or it is damaged, or no longer retained.
             UsageError: There is no such directory, or *operator* is needed or unknown.
-            IncompatibleFormatError: A newer statelog wrote the checkpoint.
+            IncompatibleFormatError: The checkpoint has a different format version.
             StoreError: The store failed.
 
         Blocks: On the store.
@@ -181,7 +180,7 @@ class StateReader:
 
     @property
     def as_of_ms(self) -> int:
-        """The time by which its values have expired, see `chain.as_of_ms`."""
+        """The time of its micro-batch, in milliseconds since 1970: what had expired is left out."""
         return as_of_ms(self._checkpoint)
 
     def changed_groups(self, since: CompletedCheckpoint) -> list[KeyGroupRange]:
@@ -304,7 +303,7 @@ class StateReader:
         Blocks: On the store, between batches.
         """
         rows = {name: self._rows_of(name) for name in variables}
-        expired_ms = None if include_expired else _time(now_ms)
+        expired_ms = None if include_expired else self._time(now_ms)
         return self._scan(rows, self._checked(key_groups), expired_ms)
 
     def batches(
@@ -320,10 +319,10 @@ class StateReader:
         Return the rows of one variable, in the order of key groups, a few key groups at a time.
 
         Args:
-            variable: Its name; `TIMERS_NAME` for timers.
+            variable: Its name; `$timers` for timers.
             key_groups: Which key groups; None for all.
             now_ms: What expires at or before this time, in milliseconds since 1970, is left out.
-                None is the time of the call.
+                None is `as_of_ms`.
             include_expired: Return expired rows too, as far as they are still stored: a snapshot
                 leaves out what had expired a minute before it was written.
             flatten: False for one row per key, with its list, map or timers as one value.
@@ -340,7 +339,7 @@ class StateReader:
         Blocks: On the store, between batches.
         """
         rows = {variable: self._rows_of(variable, flatten)}
-        expired_ms = None if include_expired else _time(now_ms)
+        expired_ms = None if include_expired else self._time(now_ms)
         batches = self._scan(rows, self._checked(key_groups), expired_ms)
         return (batch for _, batch in batches)
 
@@ -360,9 +359,12 @@ class StateReader:
         Blocks: On the store, between batches.
         """
         checked = self._checked(key_groups)
-        expired_ms = None if include_expired else _time(now_ms)
+        expired_ms = None if include_expired else self._time(now_ms)
         parts = (keys for portion in self.portions(checked) for keys in self._keys(portion))
         return parts if expired_ms is None else (self._live(keys, expired_ms) for keys in parts)
+
+    def _time(self, now_ms: int | None) -> int:
+        return self.as_of_ms if now_ms is None else now_ms
 
     def _live(self, keys: pa.RecordBatch, expired_ms: int) -> pa.RecordBatch:
         """Return the rows without the entries that expired by *expired_ms*."""
@@ -442,10 +444,6 @@ class StateReader:
     def explained(self) -> AbstractContextManager[None]:
         """Return a context that explains a missing object of the checkpoint."""
         return explained(self._store, self.checkpoint_id)
-
-
-def _time(now_ms: int | None) -> int:
-    return wall_clock_ms() if now_ms is None else now_ms
 
 
 @contextmanager

@@ -34,18 +34,16 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """
-    An aggregate and its columns; the functions of `statelog.spark.functions` make it.
-
-    *of_row* makes its rules from the names of all columns of the frame, which then follow the
-    arguments.  *name* is the name of its output column, and *call* the text of the call that made it.
-    """
+    """An aggregate and its columns; the functions of `statelog.spark.functions` return it."""
 
     kind: AggregateKind
     arguments: tuple[ColumnOrName, ...] = ()
     of_row: Callable[[Sequence[str]], AggregateKind] | None = None
+    """Makes the rules from the names of all columns of the frame, which then follow the arguments."""
     name: str | None = None
+    """The name of its output column."""
     call: str = ""
+    """The text of the call that made it."""
 
     def __post_init__(self) -> None:
         for argument in self.arguments:
@@ -140,7 +138,7 @@ def max_(column: ColumnOrName) -> Aggregate:
 @_written
 def mean(column: ColumnOrName) -> Aggregate:
     """
-    Take the mean of the values.
+    Compute the mean of the values.
 
     Example:
         aggregate(events.groupBy("customer"), F.mean("amount").alias("mean"))
