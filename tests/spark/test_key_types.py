@@ -223,9 +223,7 @@ def groups_of_tasks(rows: Sequence[dict[str, Any]]) -> Groups:
     "kind",
     [kind if kind in EVERY_DAY else pytest.param(kind, marks=pytest.mark.slow) for kind in POOLS],
 )
-def test_keys_have_the_groups_of_spark(
-    switched: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_keys_have_the_groups_of_spark(switched: "SparkSession", tmp_path: Path, kind: str) -> None:
     frame = with_keys(switched, kind)
     keyed = {
         form: keyed_frame(grouping_of(frame.groupBy(*names(form))), KeyGroupRange(0, GROUPS - 1))
@@ -249,8 +247,8 @@ def test_keys_have_the_groups_of_spark(
             query = Query(
                 tmp_path / form / face, processor, row_format, 1 << 30, output=OUTPUT, key=key
             )
-            rows = query.run(halves[0], monkeypatch, forget=True)
-            rows += query.run(halves[1], monkeypatch, forget=True)
+            rows = query.run(halves[0], forget=True)
+            rows += query.run(halves[1], forget=True)
             assert expected[form] == groups_of_tasks(rows), (kind, form, face)
 
 

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.support.jobs.recorded_job import RecordedJob
 from tests.support.jobs.recorded_processors import FrameSteps, Steps
-from tests.support.jobs.task_query import arrow_input
 
 import statelog as sl
 from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
@@ -177,15 +175,3 @@ class Initial(StatefulProcessor):
         for row in rows:
             self.add(row.value, 1)
         yield Row(key=key[0], n=self.total.get()[0], total=self.total.get()[1])
-
-
-def of_initial(is_initial: bool, rows: list[tuple[Any, ...]]) -> list[pa.RecordBatch]:
-    """Return rows as a first micro-batch with initial state has them."""
-    batches = []
-    for batch in arrow_input(rows, "key long, value double", 1):
-        nothing = [pa.nulls(batch.num_rows, column.type) for column in batch.columns[1:]]
-        mark, own = pa.array([is_initial] * batch.num_rows), batch.columns[1:]
-        columns = [*nothing, *own] if is_initial else [*own, *nothing]
-        arrays = [batch.column(0), mark, *columns]
-        batches.append(pa.RecordBatch.from_arrays(arrays, ["g", "i", "c0", "c1", "c2", "c3"]))
-    return batches

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.support.jobs.poisoned_keys import output_of
@@ -67,24 +66,10 @@ class RatedJob:
         acks = self.job.run(rows)
         return {int(row.rpartition(": ")[2].rstrip("}")) for row in output_of(self.job, acks)}
 
-    def killed(self, rows: list[tuple[str, str, int]]) -> None:
-        """Run a micro-batch up to its commit."""
-
-        def dies(*arguments: Any, **named: Any) -> None:
-            raise KeyboardInterrupt
-
-        self.job.coordinator.complete = dies  # type: ignore[method-assign, assignment]
-        with pytest.raises(KeyboardInterrupt):
-            self.job.run(rows)
-
-    @property
-    def record(self) -> BatchRecord:
-        assert self.job.base is not None
-        return BatchRecord.of(self.job.base)
-
     @property
     def versions(self) -> tuple[Attachment, ...]:
-        return of_kinds(self.record.attachments, BROADCAST)
+        assert self.job.base is not None
+        return of_kinds(BatchRecord.of(self.job.base).attachments, BROADCAST)
 
     def objects(self) -> set[str]:
         return {each.path for each in self.job.store.list("broadcasts")}

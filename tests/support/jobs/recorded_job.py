@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog.checkpoint.attachments import (
@@ -236,6 +237,16 @@ class RecordedJob:
             raise
         self.commit(acks, ranges, now_ms)
         return acks
+
+    def run_killed(self, rows: Sequence[tuple[Any, ...]], now_ms: int = 1000) -> None:
+        """Run a micro-batch whose driver dies after the tasks, before the put of the commit."""
+
+        def die(*arguments: object, **named: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(self.coordinator, "complete", die)
+            self.run(rows, now_ms)
 
     def answers(
         self,

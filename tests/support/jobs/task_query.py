@@ -17,7 +17,7 @@ from statelog.spark import StatefulProcessor
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.rows.formats import RowFormat, SparkRowFormat
-from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import arrow_schema, from_ipc, make_row
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.kept_states import KeptStates
@@ -109,17 +109,11 @@ class Query:
         self.spec = changed(spec, **changes)
 
     def run(
-        self,
-        batches: list[pa.RecordBatch],
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        forget: bool = False,
-        **changes: Any,
+        self, batches: list[pa.RecordBatch], *, forget: bool = False, **changes: Any
     ) -> list[dict[str, Any]]:
         """Run one micro-batch and return its output rows; *forget* starts a new worker."""
         if forget:
             task_module._states = KeptStates()
-        monkeypatch.setattr(task_module, "_load", lambda *_: (self.store, self.restored()))
         number = len(self.acks)
         last = self.acks[-1].changes.log if self.acks else None
         spec = changed(
@@ -130,30 +124,26 @@ class Query:
             committed=() if last is None else (last.state_handle_id,),
             **changes,
         )
-        found = list(run_task(spec, iter(batches), self.acks.append))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(task_module, "_load", lambda *_: (self.store, self.restored()))
+            output: list[Any] = list(run_task(spec, iter(batches), self.acks.append))
         if spec.staged:
-            output = self.acks[-1].output.staged
-            handles = output if isinstance(output, tuple) else ()
-            found = [
-                batch
-                for one in handles
-                for batch in from_ipc(self.store.get(one.path)).to_batches()
-            ]
-            assert not isinstance(output, bytes)
-        return [row for batch in found for row in batch.to_pylist()]
+            staged = self.acks[-1].output.staged
+            assert not isinstance(staged, bytes)
+            output = [from_ipc(self.store.get(file.path)) for file in staged or ()]
+        return [row for part in output for row in part.to_pylist()]
 
     @property
     def store(self) -> Any:
         return open_store(self.location)
 
     def restored(self) -> ChangelogStateBackendHandle:
-        snapshots = [ack.changes.snapshot for ack in self.acks if ack.changes.snapshot is not None][
-            -1:
-        ]
+        changes = [ack.changes for ack in self.acks]
+        snapshots = tuple(each.snapshot for each in changes if each.snapshot is not None)[-1:]
         covered = snapshots[0].checkpoint_id if snapshots else -1
-        logs = [ack.changes.log for ack in self.acks if ack.changes.log is not None]
-        log = tuple(one for one in logs if one.checkpoint_id > covered)
-        return ChangelogStateBackendHandle(ALL, len(self.acks) - 1, tuple(snapshots), log)
+        logs = (each.log for each in changes if each.log is not None)
+        log = tuple(handle for handle in logs if handle.checkpoint_id > covered)
+        return ChangelogStateBackendHandle(ALL, len(self.acks) - 1, snapshots, log)
 
     def tables(self) -> dict[int, list[dict[Any, Any]]]:
         """Return the state by key group, as replayed from the log."""
@@ -215,3 +205,18 @@ def counting(
         key=NUMBERS,
         **{"staged": False, **changes},
     )
+
+
+INITIAL = InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value"))
+
+
+def of_initial(is_initial: bool, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return rows of `numbers` as a first micro-batch with initial state has them."""
+    mixed = []
+    for batch in batches:
+        nothing = [pa.nulls(batch.num_rows, column.type) for column in batch.columns[1:]]
+        mark, values = pa.array([is_initial] * batch.num_rows), batch.columns[1:]
+        columns = [*nothing, *values] if is_initial else [*values, *nothing]
+        arrays = [batch.column(0), mark, *columns]
+        mixed.append(pa.RecordBatch.from_arrays(arrays, ["g", "i", "c0", "c1", "c2", "c3"]))
+    return mixed

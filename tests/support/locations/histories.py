@@ -12,6 +12,7 @@ import copy
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
 from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor, evolve
-from statelog.store import PATHS, ObjectStore
+from statelog.store import PATHS, ObjectStore, open_store
 
 GROUPS = 6
 KEYS = 15
@@ -124,6 +125,11 @@ class Model:
                     kept.append(one)
                 self.entries[old.name][key] = kept
         self.schema = new
+
+
+def local(folder: Path | str) -> ObjectStore:
+    """Return a store in a folder that does not wait for the disk."""
+    return open_store(str(folder), storage_options={"fsync": False})
 
 
 class History:

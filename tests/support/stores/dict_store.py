@@ -137,3 +137,19 @@ class DictStore:
                     self.deleted.append(path)
 
             self._request("delete", path, action)
+
+
+class CountingStore(DictStore):
+    """Counts the requests that read an object, by its path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[str] = Counter()
+
+    def get(self, path):
+        self.reads[path] += 1
+        return super().get(path)
+
+    def get_range(self, path, start, length):
+        self.reads[path] += 1
+        return super().get_range(path, start, length)

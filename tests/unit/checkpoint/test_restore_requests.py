@@ -1,10 +1,8 @@
 """How often a checkpoint is read: by a restart whole, and once; to know which are retained, not at all."""
 
-from collections import Counter
-
 import pytest
 from tests.support.locations.checkpoints import coordinator, small_checkpoint, started
-from tests.support.stores.dict_store import DictStore
+from tests.support.stores.dict_store import CountingStore
 
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.restore import find_restore_point
@@ -13,22 +11,6 @@ from statelog.checkpoint.tags import put_tag
 from statelog.store import PATHS
 
 TAG = b"MINE"
-
-
-class CountingStore(DictStore):
-    """Counts the requests that read an object, by its path."""
-
-    def __init__(self):
-        super().__init__()
-        self.reads = Counter()
-
-    def get(self, path):
-        self.reads[path] += 1
-        return super().get(path)
-
-    def get_range(self, path, start, length):
-        self.reads[path] += 1
-        return super().get_range(path, start, length)
 
 
 def filled(checkpoints: int) -> CountingStore:

@@ -25,9 +25,7 @@ def ack(
     return TaskAck(TaskPlace(0, RANGE), extras={BAD_RECORDS: part})
 
 
-def test_failures_are_logged_once_a_minute_with_those_in_between(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_failures_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     log = FailureLog("s3://bucket/job", lambda: now)
     caplog.set_level(logging.WARNING)

@@ -5,16 +5,11 @@ The model of such a job is the same job without the rows of a key from its failu
 that does nothing for its timers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -104,7 +99,7 @@ def test_a_frozen_key_is_as_it_was_before_its_failure(
         assert sorted(row[1:] for row in held) == sorted(
             map(tuple, map(dict.values, rows.to_pylist()))
         )
-    of_rows = [each for each in letters_of(job) if not each["timers"]]
+    of_rows = [letter for letter in letters_of(job) if not letter["timers"]]
     assert {(row[0], row[1]) for row in held} == {
         (each["checkpoint_id"], each["key"][2:-2]) for each in of_rows
     }
@@ -143,7 +138,7 @@ BATCHES = [
 ]
 
 
-def test_what_was_kept_back_is_handled_in_order_after_a_correction(tmp_path: Path) -> None:
+def test_rows_of_a_frozen_key_are_handled_in_order_after_a_correction(tmp_path: Path) -> None:
     job, whole = (
         journal(tmp_path / "job", corrected=False),
         journal(tmp_path / "whole", corrected=True),
@@ -166,7 +161,7 @@ def test_what_was_kept_back_is_handled_in_order_after_a_correction(tmp_path: Pat
         (4, '["k1"]', "statelog.FrozenKey", "frozen since checkpoint 2: ValueError: -5 is negative"),
         (4, '["k3"]', "statelog.FrozenKey", "frozen since checkpoint 3: ValueError: -9 is negative"),
     ] == sorted(
-        (each["checkpoint_id"], each["key"], each["error"], each["message"]) for each in letters
+        (letter["checkpoint_id"], letter["key"], letter["error"], letter["message"]) for letter in letters
     )  # fmt: skip
 
     report = sl.unfreeze(job.location)
@@ -213,13 +208,7 @@ def test_a_location_without_marks_is_refused(tmp_path: Path) -> None:
 def test_a_kill_before_the_commit_freezes_nothing(tmp_path: Path) -> None:
     job = journal(tmp_path / "job", corrected=False)
     job.run(BATCHES[0])
-
-    def killed(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    job.commit = killed  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        job.run(BATCHES[1])
+    job.run_killed(BATCHES[1])
     again = journal(tmp_path / "job", corrected=True)
     (ack,) = again.run(BATCHES[1])
     assert (0, 0) == (failures_of(ack).keys, failures_of(ack).letters.count)
@@ -237,7 +226,7 @@ def test_frozen_keys_do_not_count_as_failures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["no UTF-8: \ud800", "long " * 1000, ""])
-def test_any_text_of_an_error_is_kept(tmp_path: Path, text: str) -> None:
+def test_any_text_of_an_error_is_stored(tmp_path: Path, text: str) -> None:
     class Fails(Journal):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
             raise ValueError(text)
@@ -255,7 +244,7 @@ def test_any_text_of_an_error_is_kept(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_a_replay_has_nothing_of_the_marks(tmp_path: Path, rate: float) -> None:
+def test_a_replay_does_not_show_the_marks(tmp_path: Path, rate: float) -> None:
     record = Record(share=rate) if rate else None
     job = journal(tmp_path / "job", corrected=False, record=record)
     for rows in BATCHES:
@@ -269,16 +258,16 @@ def test_a_replay_has_nothing_of_the_marks(tmp_path: Path, rate: float) -> None:
     assert () == failures[0].differences
     for step in steps:
         assert "$frozen" not in step.before
-        assert not any("$frozen" in each.what for each in step.differences)
+        assert not any("$frozen" in difference.what for difference in step.differences)
     corrected = replay(job.location, "k1", processor=Journal(corrected=True))
     assert all(step.error is None for step in corrected)
 
 
-def test_a_forgotten_key_is_frozen_no_more(tmp_path: Path) -> None:
+def test_a_forgotten_key_is_no_longer_frozen(tmp_path: Path) -> None:
     job = journal(tmp_path / "job", corrected=False)
     job.run([("k1", -1), ("k2", -2)])
     sl.forget(job.location, "k1", now=True, apply=True)
-    assert ['["k2"]'] == [each["key"] for each in letters_of(job)]
+    assert ['["k2"]'] == [letter["key"] for letter in letters_of(job)]
     with sl.open(job.location) as state:
         assert ["k2"] == [row["key.k"] for row in state.table("$frozen").to_pylist()]
     assert ((), ()) == (forget_key(job.store, "k1").rewritten, forget_key(job.store, "k1").deleted)

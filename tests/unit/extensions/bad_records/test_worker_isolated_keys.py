@@ -1,10 +1,8 @@
 """
 What a part of the input did is dropped where one of its keys fails, and its other keys run again.
 
-There are many keys here, so that they run again in several groups; `test_isolating_run` has few.
+There are many keys here, so that they run again in several groups; `test_worker` has few.
 """
-
-from __future__ import annotations
 
 import random
 from collections import Counter
@@ -15,9 +13,6 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-
-pytest.importorskip("pyspark")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -85,14 +80,9 @@ def forgetful(kind: type) -> type:
     rate=st.sampled_from([0.0, 0.3]),
 )
 def test_a_job_of_many_keys_is_the_job_without_those_that_fail(
-    seed: int,
-    share: float,
-    input_bytes: int,
-    forgets: bool,
-    rate: float,
-    in_pandas: bool,
+    seed: int, share: float, input_bytes: int, forgets: bool, rate: float, in_pandas: bool,
     tmp_path_factory: Any,
-) -> None:
+) -> None:  # fmt: skip
     rng = random.Random(seed)
     folder = tmp_path_factory.getbasetemp() / f"many-{in_pandas}"
     kinds = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
@@ -123,7 +113,7 @@ def test_a_job_of_many_keys_is_the_job_without_those_that_fail(
         assert state_of(clean) == state_of(job)
         for name in ("operations", "timers"):
             assert in_batches(clean.location, name) == in_batches(job.location, name)
-        assert failed <= {each["key"][2:-2] for each in letters_of(job)}
+        assert failed <= {letter["key"][2:-2] for letter in letters_of(job)}
     recorded = {
         step.key
         for stored in list_recordings(job.store)
@@ -191,9 +181,7 @@ class ChangesFrames(ChangesRows):
 
 
 @pytest.mark.parametrize("errors", [LETTERS, SKIP])
-def test_rows_that_a_call_changed_are_as_they_were_when_it_is_made_again(
-    tmp_path: Path, errors: Any
-) -> None:
+def test_a_repeated_call_gets_the_rows_as_they_were(tmp_path: Path, errors: Any) -> None:
     rows = [(key, [1, -1] if key != "key 9" else [-1]) for key in MANY]
     nested = RecordedJob(
         str(tmp_path / "rows"), ChangesRows(), "k string, items array<long>", OUTPUT, None,
@@ -213,7 +201,7 @@ def test_rows_that_a_call_changed_are_as_they_were_when_it_is_made_again(
     assert 149 == sum("'n': 101}" in row for row in output_of(frames, acks))
 
 
-def test_files_of_output_that_is_dropped_are_deleted(
+def test_files_of_dropped_output_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_parts, "_HELD_BYTES", 1_000)
@@ -249,7 +237,7 @@ class Ids:
         st.sampled_from(["rows", "rows", "flush", "mark", "keep", "drop", "many"]), max_size=60
     )
 )
-def test_output_keeps_what_is_not_dropped(is_staged: bool, steps: list[str]) -> None:
+def test_output_that_is_not_dropped_is_delivered(is_staged: bool, steps: list[str]) -> None:
     """At a mark all rows are converted, as a run does it."""
     schema = pa.schema([("n", pa.int64())])
     stored: dict[str, bytes] = {}
@@ -273,7 +261,7 @@ def test_output_keeps_what_is_not_dropped(is_staged: bool, steps: list[str]) -> 
         for number, step in enumerate(steps):
             if step in ("rows", "many"):
                 made = range(number * 1000, number * 1000 + (50 if step == "many" else 3))
-                output.extend([Row(n=each) for each in made])
+                output.extend([Row(n=item) for item in made])
                 expected += made
             elif step == "flush":
                 output.flush()
@@ -294,9 +282,9 @@ def test_output_keeps_what_is_not_dropped(is_staged: bool, steps: list[str]) -> 
             tables = [pa.Table.from_batches([batch]) for batch in output.batches()]
         else:
             handles: Any = output.staged() or ()
-            assert all(isinstance(each, FileStateHandle) for each in handles)
-            assert set(stored) == {each.path for each in handles}
-            tables = [from_ipc(stored[each.path]) for each in handles]
+            assert all(isinstance(handle, FileStateHandle) for handle in handles)
+            assert set(stored) == {handle.path for handle in handles}
+            tables = [from_ipc(stored[handle.path]) for handle in handles]
             assert [table.num_rows for table in tables] == output.file_rows
         assert expected == [n for table in tables for n in table.column("n").to_pylist()]
         file.close()

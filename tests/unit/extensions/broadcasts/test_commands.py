@@ -1,6 +1,5 @@
 """`statelog broadcasts`: which version each checkpoint saw, and its rows."""
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,45 +9,32 @@ pytest.importorskip("pyspark")
 
 from tests.support.jobs.rated_job import ROWS, RatedJob
 
-from statelog.cli import main as cli
-
 
 @pytest.fixture
-def job(tmp_path: Path) -> RatedJob:
-    """Return a job whose last micro-batch saw a second version."""
-    made = RatedJob(str(tmp_path / "state"))
+def location(tmp_path: Path) -> str:
+    """Return the location of a job whose last micro-batch saw a second version."""
+    job = RatedJob(str(tmp_path / "state"))
     for factor in (1, 1, 2):
-        made.factor = factor
-        made.run(ROWS)
-    return made
+        job.factor = factor
+        job.run(ROWS)
+    return job.location
 
 
-def test_the_versions_of_all_checkpoints_are_listed(
-    job: RatedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 0 == cli.run(["broadcasts", job.location, "--json"])
-    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert ["rules"] * 3 == [each["name"] for each in listed]
-    first, second, third = listed
+def test_the_versions_of_all_checkpoints_are_listed(call, location: str) -> None:
+    first, second, third = call.lines("broadcasts", location)
+    assert ["rules"] * 3 == [version["name"] for version in (first, second, third)]
     assert first["version"] == second["version"] != third["version"]
     assert (first["since"], third["since"]) == (second["since"], third["checkpoint_id"])
-    newest = str(third["checkpoint_id"])
-    assert 0 == cli.run(["broadcasts", job.location, "--checkpoint", newest])
-    shown = capsys.readouterr().out.split()
+    shown = call("broadcasts", location, "--checkpoint", str(third["checkpoint_id"])).split()
     assert {"rules", third["version"], "1", "row"} <= set(shown)
 
 
-def test_the_rows_of_a_version_are_shown_and_written(
-    job: RatedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 0 == cli.run(["broadcasts", job.location, "rules", "--checkpoint", "1", "--json"])
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_the_rows_of_a_version_are_shown_and_written(call, location: str, tmp_path: Path) -> None:
+    rows = call.lines("broadcasts", location, "rules", "--checkpoint", "1")
     assert [{"op": "add", "factor": 1}, {"op": "put", "factor": 1}] == rows
     file = tmp_path / "rules.parquet"
-    assert 0 == cli.run(["broadcasts", job.location, "rules", "--to", str(file)])
+    call("broadcasts", location, "rules", "--to", str(file))
     assert [2, 2] == pq.read_table(file)["factor"].to_pylist()
-    capsys.readouterr()
-    assert 2 == cli.run(["broadcasts", job.location, "--to", str(file)])
-    assert "--to needs the name" in capsys.readouterr().err
-    assert 2 == cli.run(["broadcasts", job.location, "prices"])
-    assert "it has rules" in capsys.readouterr().err
+    said = call("broadcasts", location, "--to", str(file), status=2)
+    assert "--to needs the name" in said
+    assert "it has rules" in call("broadcasts", location, "prices", status=2)

@@ -1,7 +1,6 @@
 """`statelog replay`: steps, differences, the debugger, and what is refused."""
 
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from pyspark.sql.streaming import StatefulProcessor
 from tests.support.jobs.recorded_job import RecordedJob
 from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, Steps
 
-from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
 from statelog.extensions.recordings.location import forget_key, list_recordings, objects_with_key
 from statelog.extensions.testing.find_processor import find_processor
@@ -24,62 +22,47 @@ from statelog.spark.query.record import Record
 
 pytestmark = pytest.mark.campaign
 
-ROOT = Path(__file__).parents[4]
 PROCESSORS = "tests.support.jobs.recorded_processors"
-PLACES = "tests.unit.extensions.recordings.test_commands"
 STEPS = ["--processor", f"{PROCESSORS}:Steps"]
-
-
-def lines(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> RecordedJob:
     """Return a job with two steps of k1, one of k2, and a failure of k3."""
-    made = RecordedJob(
-        str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, Record(keys=(("k1",), ("k2",)))
-    )
-    made.run([("k1", "add", 3), ("k1", "timer", 1), ("k2", "put", 1), ("k1", "yield", 0)], 1000)
-    made.run([("k1", "append", 5)], 1150)
+    record = Record(keys=(("k1",), ("k2",)))
+    job = RecordedJob(str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, record)
+    job.run([("k1", "add", 3), ("k1", "timer", 1), ("k2", "put", 1), ("k1", "yield", 0)], 1000)
+    job.run([("k1", "append", 5)], 1150)
     with pytest.raises(ProcessorError):
-        made.run([("k3", "add", 1), ("k3", "fail", 7)], 1200)
-    return made
+        job.run([("k3", "add", 1), ("k3", "fail", 7)], 1200)
+    return job
 
 
-def test_the_recorded_keys_are_listed(job: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == cli.run(["replay", job.location, "--json"])
-    found = {tuple(one["key"]): one for one in lines(capsys.readouterr().out)}
-    assert {("k1",): (2, 0), ("k2",): (1, 0), ("k3",): (0, 1)} == {
-        key: (one["steps"], one["failures"]) for key, one in found.items()
+def test_the_recorded_keys_are_listed(call, job: RecordedJob) -> None:
+    keys = call.lines("replay", job.location)
+    assert {"k1": (2, 0), "k2": (1, 0), "k3": (0, 1)} == {
+        key["key"][0]: (key["steps"], key["failures"]) for key in keys
     }
-    assert 0 == cli.run(["replay", job.location])
-    assert "1 to 2" in capsys.readouterr().out
+    assert "1 to 2" in call("replay", job.location)
 
 
-def test_steps_and_differences_in_json(
-    job: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 0 == cli.run(["replay", job.location, "k1", *STEPS, "--json"])
-    first, second = lines(capsys.readouterr().out)
+def test_steps_and_differences_in_json(call, job: RecordedJob) -> None:
+    first, second = call.lines("replay", job.location, "k1", *STEPS)
     assert [] == first["differences"] == second["differences"]
     assert {"total": [3, "t3"], "short": [3]} == first["after"]
     assert [1100] == second["timers_before"]
-    words = ["replay", job.location, "k1", "--json", "--since", "0"]
-    assert 1 == cli.run([*words, "--processor", f"{PROCESSORS}:OtherSteps"])
-    first, second = lines(capsys.readouterr().out)
-    assert ["output"] == [one["what"] for one in first["differences"]]
-    assert [{"k": "k1", "what": "row", "n": 6}] == first["differences"][0]["recorded"]
-    assert [{"k": "k1", "what": "row", "n": 7}] == first["differences"][0]["found"]
+    other = ["--since", "0", "--processor", f"{PROCESSORS}:OtherSteps"]
+    first, second = call.lines("replay", job.location, "k1", *other, status=1)
+    (difference,) = first["differences"]
+    assert "output" == difference["what"]
+    assert [{"k": "k1", "what": "row", "n": 6}] == difference["recorded"]
+    assert [{"k": "k1", "what": "row", "n": 7}] == difference["found"]
 
 
-def test_a_failure_exits_with_1_and_says_so(
-    job: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 1 == cli.run(["replay", job.location, "k3", *STEPS])
-    text = capsys.readouterr().out
-    assert "raised  ArithmeticError: cannot do 7" in text
-    assert "fails as recorded" in text
+def test_a_failure_exits_with_1_and_says_so(call, job: RecordedJob) -> None:
+    said = call("replay", job.location, "k3", *STEPS, status=1)
+    assert "raised  ArithmeticError: cannot do 7" in said
+    assert "fails as recorded" in said
 
 
 @pytest.mark.parametrize(
@@ -96,40 +79,27 @@ def test_a_failure_exits_with_1_and_says_so(
         (["k1", "--processor", "os:abort"], "os:abort is builtin_function_or_method, not a"),
         (["k1", "--processor", "json:loads"], "does not say what it returns, so it is not called"),
         (["k1", "--processor", "builtins:dict"], "is the class dict, not a StatefulProcessor"),
-        (["k1", "--processor", f"{PLACES}:Needs"], "cannot be called without arguments"),
-        (["k1", "--processor", f"{PLACES}:not_annotated"], "is not called; annotate it"),
-        (["k1", "--processor", f"{PLACES}:other_annotated"], "is not called; annotate it"),
+        (["k1", "--processor", f"{__name__}:Needs"], "cannot be called without arguments"),
+        (["k1", "--processor", f"{__name__}:not_annotated"], "is not called; annotate it"),
+        (["k1", "--processor", f"{__name__}:other_annotated"], "is not called; annotate it"),
         (["k1", "--processor", f"{PROCESSORS}:COLUMNS"], "is str, not a StatefulProcessor"),
     ],
 )
-def test_a_wrong_call_is_refused(
-    job: RecordedJob, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 2 == cli.run(["replay", job.location, *words])
-    assert said in capsys.readouterr().err
+def test_a_wrong_call_is_refused(call, job: RecordedJob, words: list[str], said: str) -> None:
+    assert said in call("replay", job.location, *words, status=2)
 
 
-def test_a_location_without_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RecordedJob(str(tmp_path / "s"), Steps(), COLUMNS, OUTPUT, None).run([("k1", "add", 1)])
-    assert 0 == cli.run(["replay", str(tmp_path / "s")])
-    assert "no recordings" in capsys.readouterr().out
-    assert 2 == cli.run(["replay", str(tmp_path / "s"), "k1", *STEPS])
-    assert 2 == cli.run(["replay", str(tmp_path / "nothing")])
+def test_a_location_without_recordings(call, tmp_path: Path) -> None:
+    location = str(tmp_path / "state")
+    RecordedJob(location, Steps(), COLUMNS, OUTPUT, None).run([("k1", "add", 1)])
+    assert "no recordings" in call("replay", location)
+    call("replay", location, "k1", *STEPS, status=2)
+    call("replay", str(tmp_path / "nothing"), status=2)
 
 
-def test_a_processor_that_cannot_take_the_state_is_refused(
-    job: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 1 == cli.run(
-        [
-            "replay",
-            job.location,
-            "k1",
-            "--processor",
-            "tests.unit.extensions.recordings.test_commands:Renamed",
-        ]
-    )
-    assert "cannot begin with the recorded state" in capsys.readouterr().err
+def test_a_processor_that_cannot_take_the_state_is_refused(call, job: RecordedJob) -> None:
+    said = call("replay", job.location, "k1", "--processor", f"{__name__}:Renamed", status=1)
+    assert "cannot begin with the recorded state" in said
 
 
 class Needs(Steps):
@@ -162,9 +132,9 @@ class Renamed(StatefulProcessor):
 
 def debugged(job: RecordedJob, key: str, processor: Any, *commands: str) -> str:
     step = next(
-        one
-        for one in replay(job.location, key, processor=processor)
-        if one.differences or one.error is not None
+        step
+        for step in replay(job.location, key, processor=processor)
+        if step.differences or step.error is not None
     )
     shown = io.StringIO()
     debug_step(step, processor, stdin=io.StringIO("\n".join([*commands, ""])), stdout=shown)
@@ -210,7 +180,7 @@ def test_a_key_is_removed_from_all_recordings(job: RecordedJob) -> None:
         {name: one for name, one in other.recorded_result.state.items() if name == "counts"},  # type: ignore[union-attr]
     )
     assert (failed,) == forget_key(store, "k3").deleted
-    assert all(not one.is_failure for one in list_recordings(store))
+    assert all(not recording.is_failure for recording in list_recordings(store))
     assert [] == objects_with_key(store, "k1")
     job.run([("k1", "add", 1)], 1300)  # the query goes on
 

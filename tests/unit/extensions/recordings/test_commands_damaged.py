@@ -1,6 +1,5 @@
 """What cannot be read of recordings is reported, and the rest is used."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,8 @@ STEPS = ["--processor", "tests.support.jobs.recorded_processors:Steps"]
 @pytest.fixture
 def job(tmp_path: Path) -> RecordedJob:
     """Return a job with three recorded steps of k1, and a failure of k3."""
-    job = RecordedJob(
-        str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, Record(keys=(("k1",),)), retained=2
-    )
+    record = Record(keys=(("k1",),))
+    job = RecordedJob(str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, record, retained=2)
     for number in range(3):
         job.run([("k1", "add", number), ("k1", "yield", 0)], 1000 + number)
     with pytest.raises(ProcessorError):
@@ -44,9 +42,9 @@ def job(tmp_path: Path) -> RecordedJob:
     return job
 
 
-def objects(job: RecordedJob) -> list[Path]:
+def files(job: RecordedJob) -> list[Path]:
     """Return the files with recordings, oldest first; the failure is the last."""
-    return [Path(job.location) / one.path for one in list_recordings(job.store)]
+    return [Path(job.location) / recording.path for recording in list_recordings(job.store)]
 
 
 def flip(file: Path, at: int = -1) -> None:
@@ -55,29 +53,24 @@ def flip(file: Path, at: int = -1) -> None:
     file.write_bytes(data)
 
 
-def verified(job: RecordedJob, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, Any]:
-    status = cli.run(["verify", job.location, "--json"])
-    *found, summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return status, [one for one in found if not one["ok"]], summary["summary"]
+def verified(call, job: RecordedJob, status: int) -> tuple[list[Any], list[Any], Any]:
+    """Return what `verify` prints of each object, of those with a finding, and its summary."""
+    *objects, summary = call.lines("verify", job.location, status=status)
+    return objects, [each for each in objects if not each["ok"]], summary["summary"]
 
 
-def test_whole_recordings_are_verified(
-    job: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (0, []) == verified(job, capsys)[:2]
-    cli.run(["verify", job.location, "--json"])
-    kinds = [json.loads(line).get("kind") for line in capsys.readouterr().out.splitlines()]
-    assert 4 == kinds.count("recording")
+def test_whole_recordings_are_verified(call, job: RecordedJob) -> None:
+    objects, bad, _ = verified(call, job, 0)
+    assert [] == bad
+    assert 4 == [each["kind"] for each in objects].count("recording")
 
 
 @pytest.mark.parametrize("which", [0, -1])
 @pytest.mark.parametrize("at", [-1, 0, 12])
-def test_verify_reports_a_damaged_recording(
-    job: RecordedJob, which: int, at: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flip(objects(job)[which], at)
-    status, (bad,), summary = verified(job, capsys)
-    assert (1, "recording", "damaged") == (status, bad["kind"], bad["finding"])
+def test_verify_reports_a_damaged_recording(call, job: RecordedJob, which: int, at: int) -> None:
+    flip(files(job)[which], at)
+    _, (bad,), summary = verified(call, job, 1)
+    assert ("recording", "damaged") == (bad["kind"], bad["finding"])
     assert "damaged recording" in bad["problem"]
     newest = job.coordinator.latest.checkpoint_id
     assert newest == summary["newest_sound"], "state is restored without recordings"
@@ -85,45 +78,37 @@ def test_verify_reports_a_damaged_recording(
         plan_give_up(job.store, newest)
 
 
-def test_verify_reports_a_newer_and_a_missing_recording(
-    job: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second, *_ = objects(job)
+def test_verify_reports_a_newer_and_a_missing_recording(call, job: RecordedJob) -> None:
+    first, second, *_ = files(job)
     data = first.read_bytes()
     first.write_bytes(data[:4] + b"\x09" + data[5:])
     second.unlink()
-    status, bad, summary = verified(job, capsys)
-    assert (1, {"newer", "missing"}) == (status, {one["finding"] for one in bad})
+    _, bad, summary = verified(call, job, 1)
+    assert {"newer", "missing"} == {each["finding"] for each in bad}
     assert summary["newest_sound"] is None, "a restore needs every object to exist"
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, flip])
 def test_the_others_are_replayed_and_the_gap_is_reported(
-    job: RecordedJob,
-    harm: Any,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    call, job: RecordedJob, harm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = objects(job)[1]
-    name = f"recordings/{file.name}"
+    file = files(job)[1]
+    left_out = f"the recording recordings/{file.name} is left out: "
     harm(file)
-    assert 1 == cli.run(["replay", job.location, "k1", *STEPS, "--json"])
-    said = capsys.readouterr()
-    assert [1, 3] == [json.loads(line)["checkpoint_id"] for line in said.out.splitlines()]
-    assert f"the recording {name} is left out: " in said.err
-    assert 1 == cli.run(["replay", job.location, "--json"])
-    said = capsys.readouterr()
-    assert {2, 0} == {json.loads(line)["steps"] for line in said.out.splitlines()}
-    assert f"the recording {name} is left out: " in said.err
+    steps = call.lines("replay", job.location, "k1", *STEPS, status=1)
+    assert [1, 3] == [step["checkpoint_id"] for step in steps]
+    assert {2, 0} == {key["steps"] for key in call.lines("replay", job.location, status=1)}
+    for words in (["k1", *STEPS], []):
+        assert left_out in call("replay", job.location, *words, status=1)
     with caplog.at_level(logging.WARNING, "statelog.spark"):
         assert 2 == len(replay(job.location, "k1", processor=Steps()))
-    assert [name in one.getMessage() for one in caplog.records] == [True]
+    assert 1 == caplog.text.count(f"recordings/{file.name}")
 
 
-def test_a_recording_that_a_query_deletes_meanwhile_is_no_gap(
+def test_a_recording_that_a_query_deletes_is_not_a_gap(
     job: RecordedJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = objects(job)[-1]
+    gone = files(job)[-1]
     original = location.read_recording
 
     def read(store: ObjectStore, stored: StoredRecording) -> Any:
@@ -136,23 +121,19 @@ def test_a_recording_that_a_query_deletes_meanwhile_is_no_gap(
     assert "" == capsys.readouterr().err
 
 
-def test_the_error_of_a_key_without_steps_names_the_gap(
-    job: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flip(objects(job)[-1])
-    assert 2 == cli.run(["replay", job.location, "k3", *STEPS])
-    assert "cannot be read: damaged recording" in capsys.readouterr().err
+def test_the_error_of_a_key_without_steps_names_the_gap(call, job: RecordedJob) -> None:
+    flip(files(job)[-1])
+    said = call("replay", job.location, "k3", *STEPS, status=2)
+    assert "cannot be read: damaged recording" in said
 
 
-def test_a_schema_that_is_none_is_a_gap(
-    job: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schema_that_cannot_be_read_is_a_gap(call, job: RecordedJob) -> None:
     forge_recordings(job.store, schema=b"{}")
-    assert 1 == cli.run(["replay", job.location])
-    assert 4 == capsys.readouterr().err.count("is left out: not a state schema")
+    said = call("replay", job.location, status=1)
+    assert 4 == said.count("is left out: not a state schema")
 
 
 def test_a_missing_recording_holds_no_key(job: RecordedJob) -> None:
-    first, second, *_ = objects(job)
+    first, second, *_ = files(job)
     first.unlink()
     assert f"recordings/{second.name}" in objects_with_key(job.store, "k1")

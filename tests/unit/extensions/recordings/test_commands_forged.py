@@ -15,14 +15,11 @@ from tests.support.forgeries.recordings import forge_recordings
 from tests.support.jobs.recorded_job import RecordedJob
 from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
 
-from statelog.cli import main as cli
 from statelog.errors import CorruptionError, UsageError
 from statelog.extensions.testing.replay import debug_step, replay
 from statelog.spark.query.record import Record
 
 pytestmark = pytest.mark.campaign
-
-PROCESSOR = "tests.support.jobs.recorded_processors:Steps"
 
 
 def recorded(folder: Path, *, pandas: bool = False) -> RecordedJob:
@@ -51,16 +48,13 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_the_file_that_a_recording_names_is_not_run(
-    tmp_path: Path, imports: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_that_a_recording_names_is_not_run(tmp_path: Path, imports: None, call) -> None:
     job = recorded(tmp_path / "state")
     file = trap(tmp_path / "state")
     forge_recordings(job.store, processor="trap:Trap", source=str(file))
-    assert 2 == cli.run(["replay", job.location, "k1"])
-    error = capsys.readouterr().err
-    assert "--processor" in error
-    assert f"names 'trap:Trap', of the file '{file}'" in error
+    said = call("replay", job.location, "k1", status=2)
+    assert "--processor" in said
+    assert f"names 'trap:Trap', of the file '{file}'" in said
     with pytest.raises(UsageError, match="names 'trap:Trap'"):
         replay(job.location, "k1")
     assert not (tmp_path / "state" / "ran").exists()
@@ -70,41 +64,33 @@ def test_the_file_that_a_recording_names_is_not_run(
     "name", ["os:abort", "trap:Trap", "tests.support.jobs.recorded_processors:Steps"]
 )
 def test_no_name_of_a_recording_is_imported_or_called(
-    tmp_path: Path,
-    name: str,
-    imports: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, name: str, imports: None, monkeypatch: pytest.MonkeyPatch, call
 ) -> None:
     job = recorded(tmp_path / "state")
     trap(tmp_path / "state")
     monkeypatch.chdir(tmp_path / "state")
     monkeypatch.setattr(os, "abort", lambda: pytest.fail("called"))
     forge_recordings(job.store, processor=name, source="")
-    assert 2 == cli.run(["replay", ".", "k1"])
-    assert repr(name) in capsys.readouterr().err
+    assert repr(name) in call("replay", ".", "k1", status=2)
     assert not (tmp_path / "state" / "ran").exists()
 
 
 def test_modules_are_not_looked_up_in_the_location(
-    tmp_path: Path,
-    imports: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, imports: None, monkeypatch: pytest.MonkeyPatch, call
 ) -> None:
     job = recorded(tmp_path / "state")
     trap(tmp_path / "state")
     trap(tmp_path / "state" / "recordings")
     for folder, location in ((".", "."), ("recordings", "..")):
         monkeypatch.chdir(tmp_path / "state" / folder)
-        assert 2 == cli.run(["replay", location, "k1", "--processor", "trap:Trap"])
-        assert "'trap' cannot be imported" in capsys.readouterr().err
+        said = call("replay", location, "k1", "--processor", "trap:Trap", status=2)
+        assert "'trap' cannot be imported" in said
     assert not list(tmp_path.rglob("ran"))
     jobs = trap(tmp_path / "jobs").parent
     (jobs / "colorsys.py").write_text("raise AssertionError('of the working directory')")
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     monkeypatch.chdir(jobs)
-    assert 0 == cli.run(["replay", job.location, "k1", "--processor", "trap:Trap"])
+    call("replay", job.location, "k1", "--processor", "trap:Trap")
     assert (jobs / "ran").exists()
     import colorsys  # the installed one, though the working directory has another
 
@@ -131,9 +117,7 @@ def test_user_defined_types_of_a_recording_are_not_loaded(
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_debugger_reads_no_commands_of_the_location(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_debugger_reads_no_pdbrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = recorded(tmp_path / "state")
     monkeypatch.chdir(tmp_path / "state")
     Path(".pdbrc").write_text("import os; os.mkdir('ran')\n")

@@ -1,10 +1,7 @@
 """What is recorded is what a key saw: replayed with the same processor, nothing differs."""
 
-from __future__ import annotations
-
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, FrameSteps, 
 
 from statelog.checkpoint import collect_garbage
 from statelog.errors import ProcessorError
-from statelog.extensions.recordings.location import forget_key, list_recordings, read_recording
+from statelog.extensions.recordings.location import list_recordings, read_recording
 from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import ReplayedStep, replay
 from statelog.spark.query.record import Record
@@ -65,16 +62,19 @@ def recorded_keys(job: RecordedJob) -> list[Any]:
 
 
 def differences(steps: list[ReplayedStep]) -> list[Any]:
-    return [(one.checkpoint_id, one.differences, one.error) for one in steps if one.differences]
+    return [
+        (step.checkpoint_id, step.differences, step.error) for step in steps if step.differences
+    ]
 
 
 @pytest.mark.parametrize("in_pandas", [False, True])
 @pytest.mark.parametrize("time_mode", ["none", "processingtime", "eventtime"])
 @settings(max_examples=10, deadline=None)
-@given(history=histories, tasks=st.integers(1, 3))
+@given(history=histories, tasks=st.integers(1, 3), input_bytes=st.sampled_from([4000, 1 << 30]))
 def test_an_unchanged_processor_does_what_was_recorded(
-    history: list[Batch], tasks: int, time_mode: str, in_pandas: bool, tmp_path_factory: Any
-) -> None:
+    history: list[Batch], tasks: int, input_bytes: int, time_mode: str, in_pandas: bool,
+    tmp_path_factory: Any,
+) -> None:  # fmt: skip
     kind = FrameSteps if in_pandas else Steps
     if time_mode != "processingtime":  # a time to live needs that mode
         kind = without_ttl(kind)
@@ -84,8 +84,9 @@ def test_an_unchanged_processor_does_what_was_recorded(
         ]
     folder = tmp_path_factory.getbasetemp() / f"same-{time_mode}-{in_pandas}"
     job = RecordedJob(
-        fresh(folder), kind(), COLUMNS, OUTPUT, Record(share=1.0), time_mode, in_pandas, tasks
-    )
+        fresh(folder), kind(), COLUMNS, OUTPUT, Record(share=1.0), time_mode, in_pandas, tasks,
+        input_bytes=input_bytes,
+    )  # fmt: skip
     run_all(job, history)
     keys = recorded_keys(job)
     touched = {(row[0],) for _, rows in history for row in rows}
@@ -120,28 +121,14 @@ def without_ttl(kind: type[Steps]) -> type[Steps]:
     )
 
 
-@settings(max_examples=10, deadline=None)
-@given(history=histories, tasks=st.integers(1, 2))
-def test_a_part_by_part_task_records_the_same(
-    history: list[Batch], tasks: int, tmp_path_factory: Any
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "parts"
-    job = RecordedJob(
-        fresh(folder), Steps(), COLUMNS, OUTPUT, Record(share=1.0), tasks=tasks, input_bytes=4000
-    )
-    run_all(job, history)
-    for key in set(recorded_keys(job)):
-        assert [] == differences(replay(str(folder), key, processor=Steps()))
-
-
 def test_a_changed_processor_differs_in_what_it_changes(tmp_path: Path) -> None:
     job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(keys=(("k1",),)))
     job.run([("k1", "add", 3), ("k1", "yield", 0), ("k2", "add", 1)])
     job.run([("k1", "append", 3)])
     first, second = replay(str(tmp_path), "k1", processor=OtherSteps())
     assert (["output"], []) == (
-        [one.what for one in first.differences],
-        [one.what for one in second.differences],
+        [difference.what for difference in first.differences],
+        [difference.what for difference in second.differences],
     )
     (difference,) = first.differences
     assert [6] == [row.n for row in difference.recorded]  # type: ignore[attr-defined]
@@ -170,8 +157,8 @@ def test_timers_alone_are_recorded_too(tmp_path: Path) -> None:
     job.run([("k1", "timer", 1), ("k2", "timer", 3)], 1000)
     job.run([], 1150)
     steps = replay(str(tmp_path), "k1", processor=Steps())
-    assert [1, 0] == [len(one.input) for one in steps]
-    assert ["handleExpiredTimer"] == [one.method for one in steps[1].recorded.calls]
+    assert [1, 0] == [len(step.input) for step in steps]
+    assert ["handleExpiredTimer"] == [step.method for step in steps[1].recorded.calls]
     assert [] == differences(steps)
     assert 1 == len(replay(str(tmp_path), "k2", processor=Steps()))
 
@@ -193,7 +180,9 @@ def test_a_key_that_failed_fails_again(tmp_path: Path, op: str, in_pandas: bool)
             ProcessorError, match=r"Replay it: statelog replay --processor \S+ file://\S+ k1$"
         ):
             job.run(rows)
-    assert [(None, 1)] == [(one.checkpoint_id, one.keys) for one in list_recordings(job.store)]
+    assert [(None, 1)] == [
+        (recording.checkpoint_id, recording.keys) for recording in list_recordings(job.store)
+    ]
     (step,) = replay(str(tmp_path), "k1", processor=kind())
     assert step.error is not None
     assert () == step.differences
@@ -206,7 +195,7 @@ def test_a_key_that_failed_fails_again(tmp_path: Path, op: str, in_pandas: bool)
                 super().do(op, n, now)
 
     (step,) = replay(str(tmp_path), "k1", processor=Corrected())
-    assert ["error"] == [one.what for one in step.differences]
+    assert ["error"] == [difference.what for difference in step.differences]
     assert step.error is None
 
 
@@ -244,7 +233,7 @@ def test_failures_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.Monk
 # --------------------------------------------------------------------------------------- bounds
 
 
-def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> None:
+def test_a_key_beyond_the_bound_is_dropped_whole_and_counted(tmp_path: Path) -> None:
     job = RecordedJob(
         str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0), record_bytes=20_000
     )
@@ -279,7 +268,7 @@ def test_a_micro_batch_is_bounded(tmp_path: Path, record_bytes: int) -> None:
 # ------------------------------------------------------------------------------------- lifetime
 
 
-def test_recordings_are_kept_for_their_checkpoints_and_then_deleted(tmp_path: Path) -> None:
+def test_recordings_are_deleted_after_their_checkpoints(tmp_path: Path) -> None:
     from statelog.spark.query.settings import QuerySettings
 
     job = RecordedJob(
@@ -288,7 +277,7 @@ def test_recordings_are_kept_for_their_checkpoints_and_then_deleted(tmp_path: Pa
     )  # fmt: skip
     for number in range(12):
         job.run([("k1", "add", number)])
-    assert [9, 10, 11, 12] == [one.checkpoint_id for one in list_recordings(job.store)]
+    assert [9, 10, 11, 12] == [recording.checkpoint_id for recording in list_recordings(job.store)]
     files = [info.path for info in job.store.list("recordings")]
     assert 5 == len(files)  # the retained checkpoint before the newest names one more
     assert 4 == len(replay(str(tmp_path), "k1", processor=Steps()))
@@ -305,7 +294,7 @@ def test_old_recordings_are_dropped_by_age(tmp_path: Path) -> None:
     )  # fmt: skip
     for number in range(5):
         job.run([("k1", "add", number)], 1_000_000 + number * 4000)
-    assert [3, 4, 5] == [one.checkpoint_id for one in list_recordings(job.store)]
+    assert [3, 4, 5] == [recording.checkpoint_id for recording in list_recordings(job.store)]
     job.record = None
     job.run([("k1", "add", 1)], 2_000_000)
     assert [] == list_recordings(job.store)
@@ -334,31 +323,10 @@ def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Pat
     assert {"recordings/orphan"} == collect(1)
     (failure,) = collect(8)
     assert failure.startswith("recordings/failed/")
-    assert [1] == [one.checkpoint_id for one in list_recordings(job.store)]
+    assert [1] == [recording.checkpoint_id for recording in list_recordings(job.store)]
 
 
-def test_a_forgotten_key_is_in_no_recording(tmp_path: Path) -> None:
-    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0))
-    job.run([("k1", "add", 1), ("k2", "add", 2), ("k1", "yield", 3)])
-    job.run([("k2", "timer", 1), ("k3", "append", 2)])
-    with pytest.raises(ProcessorError):
-        job.run([("k1", "fail", 3)])
-    with pytest.raises(ProcessorError):
-        job.run([("k2", "fail", 3)])
-    before = {info.path: bytes(job.store.get(info.path)) for info in job.store.list("recordings")}
-    planned = forget_key(job.store, "k1", dry_run=True)
-    assert before == {path: bytes(job.store.get(path)) for path in before}
-    done = forget_key(job.store, "k1")
-    assert (1, 1) == (len(done.rewritten), len(done.deleted))
-    assert done == planned
-    assert {"k2", "k3"} == {key for (key,) in recorded_keys(job)}
-    for key in ("k2", "k3"):  # what is left is whole
-        assert [] == differences(replay(str(tmp_path), key, processor=Steps()))
-    again = forget_key(job.store, "k1")
-    assert ((), ()) == (again.rewritten, again.deleted)
-
-
-def test_a_new_location_under_an_old_name_has_nothing_of_the_old_one(tmp_path: Path) -> None:
+def test_a_new_location_under_an_old_name_begins_empty(tmp_path: Path) -> None:
     """Its epoch is the same, and the worker may still be there with what it read."""
     for rows, tasks in (([("k1", "timer", 1)], 3), ([], 1)):
         folder = fresh(tmp_path / "job")
@@ -374,18 +342,11 @@ def test_a_new_location_under_an_old_name_has_nothing_of_the_old_one(tmp_path: P
 def test_an_attempt_that_is_not_committed_leaves_no_recording(tmp_path: Path) -> None:
     job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0))
     job.run([("k1", "add", 1)])
-    original: Callable[..., None] = job.commit
-
-    def killed(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    job.commit = killed  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        job.run([("k1", "add", 5)])
-    job.commit = original  # type: ignore[method-assign]
+    job.run_killed([("k1", "add", 5)])
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, Record(share=1.0))
     job.run([("k1", "add", 7)])
     steps = replay(str(tmp_path), "k1", processor=Steps())
-    assert [[1], [7]] == [[row.n for row in one.input] for one in steps]
+    assert [[1], [7]] == [[row.n for row in step.input] for step in steps]
     assert [] == differences(steps)
 
 
@@ -396,7 +357,7 @@ def test_a_restart_and_another_parallelism_go_on(tmp_path: Path) -> None:
         for _ in range(3):
             rows = [(rng.choice(KEYS), rng.choice(SAFE), rng.randrange(9)) for _ in range(30)]
             job.run(rows, 1000 + 200 * job.batch_id)
-    assert 9 == len({one.checkpoint_id for one in list_recordings(job.store)})
+    assert 9 == len({recording.checkpoint_id for recording in list_recordings(job.store)})
     for key in set(recorded_keys(job)):
         assert [] == differences(replay(str(tmp_path), key, processor=Steps()))
 
@@ -412,7 +373,7 @@ def test_a_large_recording_is_a_file_of_its_task(tmp_path: Path) -> None:
         for added in added_by(ack, "recordings")
     )
     found = list_recordings(job.store)
-    assert (2, 50) == (len(found), sum(one.keys for one in found))
+    assert (2, 50) == (len(found), sum(item.keys for item in found))
     assert [] == differences(replay(str(tmp_path), "k3", processor=Steps()))
 
 

@@ -1,12 +1,7 @@
 """Small rows of side outputs share an object, rows are dropped by their age, and objects are bounded."""
 
-from __future__ import annotations
-
 import datetime as dt
-import logging
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,29 +45,11 @@ def test_small_rows_of_many_micro_batches_are_in_one_object(tmp_path: Path) -> N
     assert 8 == entry.count == len(rows_of(job.location, "late"))
     assert entry.is_fresh
     job.run([], 13)
-    assert [False] == [each.is_fresh for each in entries_of(job)]
+    assert [False] == [attachment.is_fresh for attachment in entries_of(job)]
     assert 8 == len(rows_of(job.location, "late"))
     # The objects that it took the place of are deleted with the checkpoints that name them.
     collect_garbage(job.store, min_age=dt.timedelta(0), apply=True, now=dt.datetime.now(dt.UTC))
     assert {entry.path} == objects_in(job)
-
-
-def test_a_new_run_begins_another_object_and_a_large_one_is_not_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = late_job(tmp_path)
-    job.run([("a", "row", 1)])
-    monkeypatch.setattr(side_outputs, "TAIL_BYTES", 4_000)
-    job = late_job(tmp_path)
-    job.run([("b", "row", 1)])
-    assert [1, 1] == [each.count for each in entries_of(job)]
-    rng = random.Random(1)
-    for _ in range(9):
-        job.run([(f"{rng.getrandbits(256):x}", "row", 1) for _ in range(30)])
-    sizes = [each.size for each in entries_of(job)]
-    assert 3 <= len(sizes) <= 9
-    assert all(size <= 4_000 for size in sizes)
-    assert 2 + 9 * 30 == len(rows_of(job.location, "late"))
 
 
 def test_the_driver_holds_few_bytes_of_rows_however_well_they_compress(
@@ -82,8 +59,8 @@ def test_the_driver_holds_few_bytes_of_rows_however_well_they_compress(
     job = late_job(tmp_path)
     for _ in range(4):
         job.run([("a" * 100, "row", 1)] * 100)
-    assert [100] * 4 == [each.count for each in entries_of(job)]
-    assert max(each.size for each in entries_of(job)) < 4_000
+    assert [100] * 4 == [attachment.count for attachment in entries_of(job)]
+    assert max(attachment.size for attachment in entries_of(job)) < 4_000
     assert 400 == len(rows_of(job.location, "late"))
 
 
@@ -101,43 +78,6 @@ def test_rows_are_dropped_by_their_age_also_out_of_an_object_that_grows(tmp_path
         assert 0 == state.side_output("late").num_rows
 
 
-def test_rows_of_this_micro_batch_are_kept_whatever_the_age_is(tmp_path: Path) -> None:
-    job = late_job(tmp_path, settings=QuerySettings(retention=dt.timedelta(0)))
-    job.run([("a", "row", 1)], 5)
-    job.run([("b", "row", 1)], 6)
-    assert ["b"] == [row[2] for row in rows_of(job.location, "late")]
-
-
-def test_objects_are_bounded_and_the_log_says_what_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(side_outputs, "SIDE_FILES_MAX", 3)
-    caplog.set_level(logging.WARNING)
-    job = late_job(tmp_path, inline_bytes=0)
-    for number in range(5):
-        job.run([(f"k{number}", "row", 1)])
-    assert ["k2", "k3", "k4"] == [row[2] for row in rows_of(job.location, "late")]
-    assert "1 rows of side outputs of checkpoint 2 and before are dropped" in caplog.text
-
-
-def test_a_failed_commit_leaves_the_object_before_as_it_is(tmp_path: Path) -> None:
-    job = late_job(tmp_path)
-    job.run([("a", "row", 1)])
-    before = entries_of(job)
-    ranges = job.coordinator  # the log is asked twice for one checkpoint, as after a declined one
-    acks: list[Any] = []
-    commit = job.commit
-    job.commit = lambda given, *rest: acks.extend(given)  # type: ignore[method-assign]
-    job.run([("b", "row", 1)])
-    number = ranges.next_checkpoint_id
-    first = job.attached(acks, number, 2000)
-    again = job.attached(acks, number, 2000)
-    assert [2] == [each.count for each in first] == [each.count for each in again]
-    assert before[0].path not in {first[0].path, again[0].path}
-    job.commit = commit  # type: ignore[method-assign]
-    assert ["a"] == [row[2] for row in rows_of(job.location, "late")]
-
-
 def test_an_edit_keeps_what_is_to_be_delivered(tmp_path: Path) -> None:
     job = late_job(tmp_path)
     job.run([("a", "row", 1)])
@@ -150,7 +90,7 @@ def test_an_edit_keeps_what_is_to_be_delivered(tmp_path: Path) -> None:
     assert before[0].is_fresh
 
 
-def test_a_schema_that_cannot_be_parsed_is_told_with_the_name() -> None:
+def test_a_schema_that_cannot_be_parsed_is_named() -> None:
     def parse(ddl: str) -> StructType:
         raise AnalysisException(f"{ddl} is not DDL")
 

@@ -2,10 +2,8 @@
 Rows of side outputs are committed with their micro-batch: each once, and those of failed calls never.
 
 The model of a job that leaves failed calls out is the same job without the calls, as in
-`test_isolating_run`; its side outputs have to be the same too, also over kills.
+`bad_records.test_worker`; its side outputs have to be the same too, also over kills.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
@@ -14,9 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
-pytest.importorskip("pyspark")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -32,30 +27,35 @@ from tests.support.jobs.emitting_processors import (
 )
 from tests.support.jobs.poisoned_keys import (
     LETTERS,
+    SKIP,
     Batch,
     Initial,
     failed_in,
+    first_timer,
     fresh,
     histories,
-    of_initial,
+    letters_of,
     output_of,
+    state_of,
 )
 from tests.support.jobs.recorded_job import RecordedJob, added_by
 from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
-from tests.support.jobs.task_query import NUMBERS, Query
+from tests.support.jobs.task_query import INITIAL, NUMBERS, Query, arrow_input, of_initial
 
 import statelog as sl
 from statelog.checkpoint.attachments import Addition
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import CheckpointError, ProcessorError, UsageError
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
 from statelog.extensions.bad_records.stored import SCHEMA as LETTERS_SCHEMA
+from statelog.extensions.recordings.format import decode_file
+from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.side_outputs import worker as side_output
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
+from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.rows.formats import SparkRowFormat
-from statelog.spark.rows.layout import InitialLayout, InputLayout
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker import output_parts
 from statelog.spark.worker.protocol import TaskAck
@@ -70,62 +70,64 @@ def emitted_by(ack: TaskAck) -> tuple[Addition, ...]:
 @pytest.mark.campaign
 @pytest.mark.parametrize("in_pandas", [False, True])
 @pytest.mark.parametrize("input_bytes", [1 << 30, 4000])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     history=histories,
     tasks=st.integers(1, 3),
     inline_bytes=st.sampled_from([0, 1 << 20]),
     kills=st.sets(st.integers(0, 4)),
+    policy=st.sampled_from([LETTERS, SKIP]),
 )
-def test_side_outputs_are_those_of_the_calls_that_did_not_fail(
-    history: list[Batch],
-    tasks: int,
-    inline_bytes: int,
-    kills: set[int],
-    input_bytes: int,
-    in_pandas: bool,
-    tmp_path_factory: Any,
-) -> None:
+def test_a_job_that_leaves_keys_out_is_the_job_without_them(
+    history: list[Batch], tasks: int, inline_bytes: int, kills: set[int], policy: ErrorPolicy,
+    input_bytes: int, in_pandas: bool, tmp_path_factory: Any,
+) -> None:  # fmt: skip
+    """Its output, state, timers and side outputs, also over kills."""
     folder = tmp_path_factory.getbasetemp() / f"sides-{input_bytes}-{in_pandas}"
     kind, model = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
 
-    def job_of(name: str, processor: Any, errors: Any, folder_of: str) -> RecordedJob:
+    def job_of(location: str, processor: Any, errors: ErrorPolicy | None) -> RecordedJob:
         return RecordedJob(
-            folder_of, processor, COLUMNS, OUTPUT, None, pandas=in_pandas, tasks=tasks,
-            input_bytes=input_bytes, errors=errors, inline_bytes=inline_bytes, operator_id=name,
+            location, processor, COLUMNS, OUTPUT, None, pandas=in_pandas, tasks=tasks,
+            input_bytes=input_bytes, errors=errors, inline_bytes=inline_bytes,
         )  # fmt: skip
 
-    at = fresh(folder / "job")
-    job = job_of("op", kind(), LETTERS, at)
-    clean = job_of("op", model(), None, fresh(folder / "clean"))
-    now = 1000
+    job = job_of(fresh(folder / "job"), kind(), policy)
+    clean = job_of(fresh(folder / "clean"), model(), None)
+    now, letters = 1000, 0
     for number, (elapsed, rows) in enumerate(history):
         now += elapsed
-        if number in kills:  # after the tasks and their files, before the commit
-
-            def killed(*arguments: Any, **named: Any) -> None:
-                raise KeyboardInterrupt
-
-            job.coordinator.complete = killed  # type: ignore[method-assign, assignment]
-            with pytest.raises(KeyboardInterrupt):
-                job.run(rows, now)
-            job = job_of("op", kind(), LETTERS, at)
+        if number in kills:
+            job.run_killed(rows, now)
+            job = job_of(job.location, kind(), policy)
         failed = failed_in(rows)
         acks = job.run(rows, now)
         expected = clean.run([row for row in rows if row[0] not in failed], now)
         assert output_of(clean, expected) == output_of(job, acks)
+        assert state_of(clean) == state_of(job)
         for name in ("operations", "timers"):
             assert in_batches(clean.location, name) == in_batches(job.location, name), name
-        emitted = sum(each.count for ack in acks for each in emitted_by(ack))
-        with sl.open(job.location) as state:
-            kept = state.side_outputs()
-        assert sum(each.rows for each in kept) >= emitted
-    operations = in_batches(job.location, "operations")
-    assert operations == [
+        due, clean_due = ([ack.changes.next_due_ms for ack in some] for some in (acks, expected))
+        assert min(due) <= first_timer(job)
+        if input_bytes > 4000:  # an input in parts may report the time of a timer that was deleted
+            assert (min(due), clean_due) == (first_timer(job), due)
+        assert sum(failures_of(ack).keys for ack in acks) >= len(failed)
+        letters += sum(failures_of(ack).letters.count for ack in acks)
+    assert in_batches(job.location, "operations") == [
         (number, *row)
         for number, (_, rows) in enumerate(history)
         for row in sorted(row for row in rows if row[0] not in failed_in(rows))
     ]
+    stored = letters_of(job)
+    assert letters == len(stored)
+    if policy is SKIP:
+        assert letters == 0
+        return
+    of_rows = [(each["batch_id"], each["key"][2:-2]) for each in stored if not each["timers"]]
+    assert sorted(of_rows) == sorted(
+        (number, key) for number, (_, rows) in enumerate(history) for key in failed_in(rows)
+    )
+    assert {"handleExpiredTimer"} >= {each["method"] for each in stored if each["timers"]}
 
 
 # ----------------------------------------------------------------------------------- single calls
@@ -152,9 +154,7 @@ def test_rows_and_tuples_are_taken_and_what_a_row_leaves_out_is_null(tmp_path: P
         ("long", r"or a tuple of 2 values; got the tuple"),
     ],
 )
-def test_a_row_that_does_not_fit_fails_the_call_that_emits_it(
-    op: str, said: str, tmp_path: Path
-) -> None:
+def test_an_unfit_row_fails_the_call_that_emits_it(op: str, said: str, tmp_path: Path) -> None:
     job = late_job(tmp_path / "fails")
     with pytest.raises(ProcessorError, match=rf"handleInputRows failed for key \('b',\).*{said}"):
         job.run([("a", "row", 1), ("b", "row", 1), ("b", op, 2)])
@@ -225,9 +225,7 @@ def test_a_side_output_is_declared_once(tmp_path: Path) -> None:
         late_job(tmp_path, Twice())
 
 
-def test_many_rows_are_put_into_files_and_memory_stays_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_rows_are_written_to_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Many(Late):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
             for row in rows:
@@ -259,12 +257,8 @@ def test_a_damaged_or_deleted_object_is_reported(tmp_path: Path) -> None:
     job.store.put(entry.path, data[:-9] + b"x" + data[-8:])
     with sl.open(job.location) as state, pytest.raises(sl.CorruptionError, match="checksum"):
         state.side_output("late")
-    (result,) = [each for each in verify_location(job.store) if each.problem]
-    assert (entry.path, "side output", False) == (
-        result.path,
-        result.kind,
-        result.blocks_restore,
-    )
+    (result,) = [finding for finding in verify_location(job.store) if finding.problem]
+    assert (entry.path, "side output", False) == (result.path, result.kind, result.blocks_restore)
     job.store.delete([entry.path])
     with sl.open(job.location) as state, pytest.raises(CheckpointError, match="no longer exist"):
         state.side_output("late")
@@ -274,13 +268,13 @@ def test_a_forgotten_key_leaves_its_rows_out(tmp_path: Path) -> None:
     job = late_job(tmp_path)
     job.run([("a", "row", 1), ("b", "row", 2)])
     report = sl.forget(job.location, "a", apply=False)
-    (trace,) = [each for each in report.traces if each.kind == "output"]
+    (trace,) = [trace for trace in report.traces if trace.kind == "output"]
     assert trace.leaves.startswith("after the age of its newest row (retention)")
     sl.forget(job.location, "a", now=True, apply=True)
     assert ["b"] == [row[2] for row in rows_of(job.location, "late")]
     assert () == sl.forget(job.location, "a", now=True, apply=False).traces
     with sl.open(job.location) as state:
-        assert [1] == [each.rows for each in state.side_outputs()]
+        assert [1] == [side_output.rows for side_output in state.side_outputs()]
 
 
 def test_a_column_whose_type_changed_is_read_since_the_change(tmp_path: Path) -> None:
@@ -343,31 +337,60 @@ class InitialEmits(Initial):
 
 
 @pytest.mark.parametrize("input_bytes", [sys.maxsize, 20_000])
-def test_initial_state_that_fails_takes_all_rows_along_and_rows_that_fail_only_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_bytes: int
-) -> None:
-    raises, misfits, bad_rows = {3, 4, 50}, {5, 8, 51}, {6: -1.0, 10: -2.0, 4: -1.0}
+def test_failed_initial_state_takes_its_rows_along(tmp_path: Path, input_bytes: int) -> None:
+    """Rows that fail leave the initial state of their key, and what it emitted."""
+    raises, misfits, with_bad_rows = {3, 4, 50}, {5, 7, 51}, {6: -1.0, 8: -2.0, 90: -1.0, 4: -1.0}
+    bad_initial = raises | misfits
+    failed = bad_initial | set(with_bad_rows)
     initial = [(number, value) for number in range(60) for value in (1.0, 2.0)]
     initial += [(number, -1.0) for number in raises] + [(number, -2.0) for number in misfits]
     rows = [(number, value) for number in range(0, 100, 2) for value in (3.0, 4.0)]
-    rows += bad_rows.items()
-    left = {
-        *((number, 100, value) for number, value in initial if number not in raises | misfits),
-        *(
-            (number, 1, value)
-            for number, value in rows
-            if number not in {*raises, *misfits, *bad_rows}
-        ),
-    }
+    rows += [(7, 5.0), *with_bad_rows.items()]
+    expected: dict[tuple[int], tuple[int, float]] = {}
+    for number in set(range(100)) - bad_initial:
+        n, total = (200, 3.0) if number < 60 else (0, 0.0)
+        if number % 2 == 0 and number not in with_bad_rows:
+            n, total = n + 2, total + 7.0
+        if n:
+            expected[(number,)] = n, total
     declared = declared_by(InitialEmits(), "op", NUMBERS, parse_ddl, time_mode="none")
     query = Query(
         tmp_path, InitialEmits(), SparkRowFormat(), input_bytes,
         output="key long, n long, total double", key=NUMBERS,
         extras={BAD_RECORDS: LETTERS, **declared.extras},
-        initial=InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value")),
+        initial=INITIAL,
     )  # fmt: skip
-    query.run([*of_initial(True, initial), *of_initial(False, rows)], monkeypatch)
-    files = [each.file for each in emitted_by(query.acks[0])]
-    tables = [from_ipc(query.store.get(each.path)) for each in files if each is not None]
-    emitted = [tuple(row.values())[2:] for table in tables for row in table.to_pylist()]
-    assert sorted(left) == sorted(emitted)
+    batches = [
+        batch
+        for is_initial, values in ((True, initial), (False, rows))
+        for batch in of_initial(is_initial, arrow_input(values, "key long, value double", 1))
+    ]
+    output = query.run(batches)
+    tables = query.tables().values()
+    assert expected == {key: cell for group in tables for key, cell in group[0].items()}
+    assert set(range(0, 100, 2)) - failed == {row["key"] for row in output}
+    (ack,) = query.acks
+    files = [rows.file for rows in emitted_by(ack)]
+    emitted = [from_ipc(query.store.get(file.path)).to_pylist() for file in files if file]
+    assert sorted(
+        [(number, 100, value) for number, value in initial if number not in bad_initial]
+        + [(number, 1, value) for number, value in rows if number not in failed]
+    ) == sorted(tuple(row.values())[2:] for part in emitted for row in part)
+    failures = failures_of(ack)
+    assert (len(failed), len(failed)) == (failures.keys, failures.letters.count)
+    assert failures.letters.file is not None
+    letters = {
+        step.key[0]: step
+        for task in decode_file(query.store.get(failures.letters.file.path))
+        for step in steps_of(task)
+    }
+    assert failed == set(letters)
+    for number, step in letters.items():
+        is_initial = number in bad_initial
+        method = "handleInitialState" if is_initial else "handleInputRows"
+        assert (method, 3 if is_initial else 0) == (step.failure.method, step.initial.num_rows)  # type: ignore[union-attr]
+        letter_rows = [(row["key"], row["value"]) for row in step.input.to_pylist()]
+        assert [row for row in rows if row[0] == number] == letter_rows
+        has_before = not is_initial and number < 60
+        (before,) = step.before.column("total").to_pylist()
+        assert before == ({"n": 200, "total": 3.0} if has_before else None)

@@ -162,14 +162,14 @@ def test_a_figure_of_an_extension_is_everywhere_by_its_declaration_alone(name: s
     assert others.items() < progress.to_json().items()
 
 
-def test_a_figure_that_no_extension_declares_is_no_attribute() -> None:
+def test_an_undeclared_figure_raises_an_attribute_error() -> None:
     progress = BatchProgress(batch_id=1, checkpoint_id=2, extras={"late": 1})
     assert 1 == progress.late == pickle.loads(pickle.dumps(progress)).late
     with pytest.raises(AttributeError, match="'later'"):
         _ = progress.later
 
 
-def test_what_tasks_count_is_combined_by_the_kind_of_the_figure_alone() -> None:
+def test_figures_of_tasks_are_combined_by_their_kind() -> None:
     kinds = {
         name: figure.kind
         for name, figure in FIGURES.items()

@@ -27,7 +27,7 @@ def batch(rows: list[tuple[int, str]]) -> pa.RecordBatch:
 def counted(*batches: pa.RecordBatch) -> TaskAck:
     counter = RowCounter(RANGE, (1,))
     assert list(batches) == list(counter.through(batches))
-    rows = sum(one.num_rows for one in batches)
+    rows = sum(batch.num_rows for batch in batches)
     return TaskAck(
         TaskPlace(0, RANGE),
         figures={"rows": rows},
@@ -53,17 +53,17 @@ def test_a_key_group_of_many_keys_is_named_as_such() -> None:
     )
 
 
-def test_an_even_load_is_not_looked_at_and_nothing_is_said() -> None:
+def test_an_even_load_gives_no_warning() -> None:
     ack = counted(batch([(10 + i % 10, f"k{i}") for i in range(5000)]))
     place = TaskPlace(1, KeyGroupRange(20, 29))
     other = TaskAck(place, figures={"rows": 600}, top_groups=[(25, 600)])
     groups = largest_groups([ack, other])
-    assert [600, 500, 500] == [one["rows"] for one in groups]
+    assert [600, 500, 500] == [group["rows"] for group in groups]
     assert [] == largest_keys([ack, other])
     assert "" == skew_warning(groups, [])
 
 
-def test_few_rows_are_never_worth_a_warning() -> None:
+def test_few_rows_give_no_warning() -> None:
     ack = counted(batch([(13, "hot")] * 50), batch([]))
     assert "" == skew_warning(largest_groups([ack]), largest_keys([ack]))
     assert [] == largest_groups([counted()])
@@ -77,7 +77,7 @@ def test_keys_of_nested_types_do_no_harm() -> None:
     assert [(13, 2000)] == counter.groups()
 
 
-def test_the_wait_for_the_input_is_measured_and_nothing_else() -> None:
+def test_only_the_wait_for_the_input_is_measured() -> None:
     def slow() -> Iterator[pa.RecordBatch]:
         for _ in range(2):
             time.sleep(0.03)
@@ -91,7 +91,7 @@ def test_the_wait_for_the_input_is_measured_and_nothing_else() -> None:
     assert 60 <= counter.waited_ms <= took_ms - 60
 
 
-def test_a_share_at_the_bound_is_worth_a_warning() -> None:
+def test_a_share_at_the_bound_gives_a_warning() -> None:
     def said(rows: int, group_share: float, key_share: float) -> str:
         groups = [{"key_group": 13, "rows": rows, "share": group_share}]
         return skew_warning(groups, [{"key": "('k',)", "share": key_share}])

@@ -21,13 +21,9 @@ DELAY = {"spark.watermarkDelayMs": 1000}
 
 
 def due(
-    position: str | None,
-    *,
-    time_mode: str = "processingtime",
-    next_due_ms: int | None = 100,
-    is_stateless: bool = True,
-    has_record: bool = True,
-) -> bool:
+    position: str | None, *, time_mode: str = "processingtime", next_due_ms: int | None = 100,
+    is_stateless: bool = True, has_record: bool = True,
+) -> bool:  # fmt: skip
     """Return whether the batch at time 99, watermark 50, after position "b" can be left out."""
     definition: Any = SimpleNamespace(
         time_mode=time_mode,

@@ -43,7 +43,7 @@ def times_of(files: Files) -> QueryTimes:
         ({"commits/3": "v1"}, None),  # its offsets were removed
     ],
 )
-def test_only_what_is_finished_counts(files: dict[str, str], found: tuple[int, str] | None) -> None:
+def test_only_finished_batches_count(files: dict[str, str], found: tuple[int, str] | None) -> None:
     assert times_of(Files(files)).last_finished() == found
 
 

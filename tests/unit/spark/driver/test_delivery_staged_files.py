@@ -1,31 +1,17 @@
 """Staged rows in files: read once each, and verified as everything else; without Spark running."""
 
-from __future__ import annotations
-
-from collections import Counter
-
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.support.stores.dict_store import CountingStore
 
 from statelog.errors import CheckpointError
 from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle
 from statelog.spark.driver import delivery as staged_rows
-from statelog.testing.faulty_store import FaultyStore
 
 SCHEMA = pa.schema([("n", pa.int64())])
-
-
-class CountingStore(FaultyStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: Counter[str] = Counter()
-
-    def get(self, path: str) -> memoryview:
-        self.reads[path] += 1
-        return super().get(path)
 
 
 @pytest.fixture
@@ -58,12 +44,11 @@ def test_each_file_is_read_once(store: CountingStore) -> None:
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"\x00" + data[1:]])
 def test_damage_is_reported(store: CountingStore, damage: object) -> None:
     handle = put(store, "output/a", [1, 2])
-    store.objects["output/a"] = damage(store.objects["output/a"])  # type: ignore[operator]
-    with pytest.raises(
-        CheckpointError, match="damaged staged rows output/a in faulty://"
-    ) as raised:
+    data, written_at = store.objects["output/a"]
+    store.objects["output/a"] = damage(data), written_at  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match="damaged staged rows output/a in dict://") as raised:
         delivered(handle)
     assert "damaged" == raised.value.reason
     del store.objects["output/a"]
-    with pytest.raises(CheckpointError, match="no object output/a"):
+    with pytest.raises(CheckpointError, match="cannot be read: no output/a"):
         delivered(handle)

@@ -6,12 +6,9 @@ from statelog.spark.worker.protocol import NEVER_MS
 
 
 def decide(
-    decision: NoDataDecision,
-    *,
-    now_ms: int = -1,
-    watermark_ms: int = -1,
+    decision: NoDataDecision, *, now_ms: int = -1, watermark_ms: int = -1,
     next_due_ms: int | None = NEVER_MS,
-) -> bool:
+) -> bool:  # fmt: skip
     return decision.handle(now_ms=now_ms, watermark_ms=watermark_ms, next_due_ms=next_due_ms)
 
 

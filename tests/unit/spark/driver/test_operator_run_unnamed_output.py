@@ -1,12 +1,8 @@
 """Output columns that no row names are warned of once, with the names that rows have."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
-
-pytest.importorskip("pyspark")
 
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.operator_run import UnnamedOutput
@@ -43,9 +39,7 @@ def test_misspelt_columns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def test_a_column_that_rows_of_another_task_name_is_left_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_column_that_another_task_names_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     other = UnnamedColumns(("total",), ("Totals",))
     assert warnings_of(caplog, [ack(1, MISSPELT), ack(1, other)]) == [
         "no output row of Totals in batch 0 names the columns 'total': they are null. The rows have "
@@ -54,16 +48,14 @@ def test_a_column_that_rows_of_another_task_name_is_left_out(
     ]
 
 
-def test_nothing_is_warned_of_where_some_task_names_all_columns_or_none_has_rows(
+def test_no_warning_if_a_task_names_all_columns_or_is_empty(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert not warnings_of(caplog, [ack(1, MISSPELT), ack(1)], [ack(1, MISSPELT)])
     assert not warnings_of(caplog, [ack(0), ack(0)], [])
 
 
-def test_a_column_that_rows_leave_out_without_another_name(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_column_that_rows_leave_out_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings_of(caplog, [ack(3, UnnamedColumns(("note",), ()))]) == [
         "no output row of Totals in batch 0 names the columns 'note': they are null"
     ]

@@ -12,7 +12,7 @@ def ack(partition: int, rows: int, **milliseconds: float) -> TaskAck:
     return TaskAck(TaskPlace(partition, groups), figures=figures)
 
 
-def test_the_work_of_all_tasks_adds_up_without_their_waits_for_rows() -> None:
+def test_the_work_of_tasks_is_added_without_waits_for_rows() -> None:
     acks = [
         ack(0, 3, input=90, wait=70, process=40, output=5, append=2, stage=1),
         ack(1, 4, input=10, wait=8, process=6),
@@ -20,10 +20,10 @@ def test_the_work_of_all_tasks_adds_up_without_their_waits_for_rows() -> None:
     assert BatchCost(2, 7, 100, work_ms=68 + 8, input_ms=70) == batch_cost(acks, 100)
 
 
-def test_what_a_task_does_for_its_state_and_once_per_micro_batch_is_no_work_on_rows() -> None:
+def test_time_for_state_is_not_work_on_rows() -> None:
     acks = [ack(0, 3, catch_up=500, snapshot=300, spill=200, process=1)]
     assert 1 == batch_cost(acks, None).work_ms
 
 
-def test_without_tasks_nothing_was_spent() -> None:
+def test_a_micro_batch_without_tasks_costs_nothing() -> None:
     assert BatchCost(0, 0, None, work_ms=0, input_ms=0) == batch_cost([], None)

@@ -33,37 +33,23 @@ class Sources:
 
 def record(**changes: Any) -> BatchRecord:
     values: dict[str, Any] = {
-        "query_id": "q",
-        "batch_id": 4,
-        "position": "e4",
-        "position_before": "e3",
-        "source_logs": [LOG],
-        **changes,
-    }
+        "query_id": "q", "batch_id": 4, "position": "e4", "position_before": "e3",
+        "source_logs": [LOG], **changes,
+    }  # fmt: skip
     return one_operator(**values)
 
 
 def follows(
-    batch_id: int,
-    before: str | None,
-    position: str | None = "new",
-    *,
-    digest: str = "files",
-    planned: tuple[int, ...] = (),
-    query_id: str = "q",
-    free: bool = False,
+    batch_id: int, before: str | None, position: str | None = "new", *, digest: str = "files",
+    planned: tuple[int, ...] = (), query_id: str = "q", free: bool = False,
     changes: dict[str, Any] | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     times = BatchTimes(position=position, position_before=before)
     first = FirstBatch(query_id, batch_id, times, Sources(digest, planned))
     return is_committed(
-        first,
-        BASE,
-        record(**(changes or {})),
-        "/state",
-        free=free,
+        first, BASE, record(**(changes or {})), "/state", free=free,
         newest_claim=lambda: "chk-9/_metadata, claimed by 'query-host-1'",
-    )
+    )  # fmt: skip
 
 
 def refused(message: str, *arguments: Any, **named: Any) -> None:
@@ -101,7 +87,7 @@ def test_another_driver_that_went_on_is_named_before_lost_files() -> None:
     assert not follows(3, "e2", planned=(3, 4), free=True)  # the caller asked for this checkpoint
 
 
-def test_what_an_older_statelog_did_not_record_is_not_compared() -> None:
+def test_unknown_positions_are_not_compared() -> None:
     old = {"changes": {"position": None, "position_before": None, "source_logs": None}}
     last = {"changes": {"position_before": None, "source_logs": None}}
     assert follows(4, "e3", "e4", **old)

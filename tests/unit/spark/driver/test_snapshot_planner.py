@@ -39,15 +39,9 @@ def checkpoint(
     snapshots: tuple[MaterializedHandle, ...] = (),
 ) -> CompletedCheckpoint:
     return CompletedCheckpoint(
-        checkpoint_id=checkpoint_id,
-        parent_id=None,
-        created_at_ms=0,
-        epoch=1,
-        owner_id="",
-        max_parallelism=GROUPS,
-        materialized=snapshots,
-        log=tuple(handles),
-    )
+        checkpoint_id=checkpoint_id, parent_id=None, created_at_ms=0, epoch=1, owner_id="",
+        max_parallelism=GROUPS, materialized=snapshots, log=tuple(handles),
+    )  # fmt: skip
 
 
 FULL = checkpoint(5, [log(0, 7, 5, 10**6)])
@@ -55,16 +49,20 @@ FULL = checkpoint(5, [log(0, 7, 5, 10**6)])
 
 
 class Planner:
-    """A planner, its metrics, and what it counts."""
+    """A planner in a run that began at a checkpoint, and what it counts."""
 
-    def __init__(self, policy: SnapshotPolicy = POLICY) -> None:
+    def __init__(self, base: CompletedCheckpoint | None = FULL, entries: int = 0) -> None:
         self.metrics = Metrics()
-        self.snapshots = SnapshotPlanner(policy, GROUPS, CheckpointRecorder(self.metrics))
+        self.snapshots = SnapshotPlanner(POLICY, GROUPS, CheckpointRecorder(self.metrics))
+        self.snapshots.begin(base, entries)
 
-    def counts(self) -> tuple[int, int, int]:
-        told = self.metrics.snapshot()
+    def choose(self, *ranges: KeyGroupRange, now_ms: int = 0) -> dict[KeyGroupRange, KeyGroupRange]:
+        return self.snapshots.choose(ranges or (LEFT, RIGHT), now_ms)
+
+    def counts(self) -> list[float]:
+        metrics = self.metrics.snapshot()
         names = ("started", "completed", "failed")
-        return tuple(told.get(f"{name}_materialization", 0) for name in names)  # type: ignore[return-value]
+        return [metrics.get(f"{name}_materialization", 0) for name in names]
 
 
 def ack(partition: int, part: KeyGroupRange, snapshot_ms: float = 0.0, **changes: Any) -> TaskAck:
@@ -94,7 +92,7 @@ def test_distances_do_not_depend_on_the_order_of_the_log() -> None:
     assert [2] * GROUPS == found.behind_checkpoints.tolist()
 
 
-def test_no_checkpoint_has_no_distances() -> None:
+def test_without_a_checkpoint_all_distances_are_zero() -> None:
     found = LogDistances.of(None, GROUPS)
     assert [-1] * GROUPS == found.covered.tolist()
     assert [0] * GROUPS == found.behind_bytes.tolist() == found.behind_checkpoints.tolist()
@@ -104,21 +102,11 @@ def test_no_checkpoint_has_no_distances() -> None:
 # --- the policy -----------------------------------------------------------------------------------
 
 
-def test_options_become_the_bounds() -> None:
-    options = SnapshotPolicy(
-        log_to_snapshot_ratio=3.5, min_log_bytes=11, max_log_handles=12, slice_bytes=13
-    )
-    assert SnapshotPolicy(3.5, 11, 12, 13) == options
-
-
 def behind(size: int, checkpoints: int, covered: list[int] | None = None) -> LogDistances:
     return LogDistances(
-        np.array(covered or [-1] * GROUPS),
-        np.full(GROUPS, size),
-        np.full(GROUPS, checkpoints),
-        size,
-        checkpoints,
-    )
+        np.array(covered or [-1] * GROUPS), np.full(GROUPS, size), np.full(GROUPS, checkpoints),
+        size, checkpoints,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -137,7 +125,7 @@ def behind(size: int, checkpoints: int, covered: list[int] | None = None) -> Log
         (10**9, 0, []),  # nothing to free
     ],
 )
-def test_a_slice_is_due_for_its_part_of_a_full_log(
+def test_slices_are_due_by_the_log(
     size: int, checkpoints: int, chosen: list[tuple[int, int]]
 ) -> None:
     expected = tuple(KeyGroupRange(*part) for part in chosen)
@@ -152,7 +140,7 @@ def test_the_oldest_snapshots_come_first_and_failed_ones_last() -> None:
     assert (LEFT,) == choose_key_groups(POLICY, distances, [10.0] * GROUPS, failures)
 
 
-def test_a_key_group_larger_than_a_slice_is_one_of_its_own() -> None:
+def test_a_large_key_group_is_a_slice_by_itself() -> None:
     sizes = [5.0, 5.0, 500.0, 5.0, 5.0, 5.0, 5.0, 5.0]
     # 535 bytes make slices of 66.9; the log may hold 1,070.
     due = [choose_key_groups(POLICY, behind(size, 1), sizes) for size in (356, 357, 714)]
@@ -162,70 +150,48 @@ def test_a_key_group_larger_than_a_slice_is_one_of_its_own() -> None:
 # --- who writes -----------------------------------------------------------------------------------
 
 
-def test_nothing_is_chosen_before_there_is_a_log() -> None:
-    planner = Planner()
-    planner.snapshots.begin(None, 0)
-    assert {} == planner.snapshots.choose([LEFT, RIGHT], 0)
-    assert (0, 0, 0) == planner.counts()
+THIRDS = KeyGroupRange(0, 2), KeyGroupRange(3, 3), KeyGroupRange(4, 7)
 
 
-def test_each_task_writes_its_part_of_a_slice() -> None:
-    planner = Planner()
-    planner.snapshots.begin(FULL, 0)
-    ranges = [KeyGroupRange(0, 2), KeyGroupRange(3, 3), KeyGroupRange(4, 7)]
-    assert {one: one for one in ranges} == planner.snapshots.choose(ranges, 0)
-    assert (3, 0, 0) == planner.counts()
+def full(*snapshots: MaterializedHandle, checkpoint_id: int = 5) -> CompletedCheckpoint:
+    """Return a checkpoint with snapshots, and a log far above the bound."""
+    return checkpoint(checkpoint_id, [log(0, 7, checkpoint_id, 10**6)], snapshots)
 
 
-def test_a_task_without_a_part_of_the_slice_writes_nothing() -> None:
-    planner = Planner()
-    # Key groups 4 to 7 have a snapshot of the newest checkpoint already; 80 entries of 10 bytes make
-    # each key group a slice.
-    base = checkpoint(5, [log(0, 3, 5, 10**6)], (snapshot(4, 7, 5, 400),))
-    planner.snapshots.begin(base, 80)
-    assert {LEFT: KeyGroupRange(0, 1)} == planner.snapshots.choose([LEFT, RIGHT], 0)
-    assert (1, 0, 0) == planner.counts()
-
-
-def test_of_two_slices_a_task_writes_the_first() -> None:
-    """What it leaves is due again with the next micro-batch."""
-    planner = Planner()
-    base = checkpoint(9, [log(0, 7, 9, 10**6)], (snapshot(3, 4, 8, 10),))
-    planner.snapshots.begin(base, 0)
-    assert {ALL: KeyGroupRange(0, 2)} == planner.snapshots.choose([ALL], 0)
-    assert (1, 0, 0) == planner.counts()
-
-
-def test_the_size_of_an_entry_is_taken_from_the_snapshots_there_are() -> None:
-    """80 entries, half of them in snapshots of 400 bytes: 10 bytes each, 800 bytes in all."""
-    planner = Planner()
-    base = checkpoint(5, [log(0, 7, 5, 10**6)], (snapshot(0, 3, 4, 400),))
-    planner.snapshots.begin(base, 80)
-    # Slices of 800 / 8 = 100 bytes: one key group each; those without a snapshot come first.
-    assert {ALL: KeyGroupRange(4, 5)} == planner.snapshots.choose([ALL], 0)
-
-
-def test_a_snapshot_of_the_first_checkpoint_counts() -> None:
-    planner = Planner()
-    base = checkpoint(5, [log(0, 7, 5, 10**6)], (snapshot(0, 3, 0, 400),))
-    planner.snapshots.begin(base, 80)  # 10 bytes an entry: each key group is a slice
-    assert {ALL: KeyGroupRange(4, 5)} == planner.snapshots.choose([ALL], 0)
-    assert 10.0 == planner.snapshots._schedule._entry_bytes
-
-
-def test_a_snapshot_of_unknown_size_does_not_count_as_negative() -> None:
-    planner = Planner()
-    base = checkpoint(5, [log(0, 7, 5, 10**6)], (snapshot(0, 3, 4, -1),))
-    planner.snapshots.begin(base, 80)
-    # 80 entries of the 32 bytes that are assumed: each key group is a slice.
-    assert {ALL: KeyGroupRange(4, 5)} == planner.snapshots.choose([ALL], 0)
+# 80 entries of 10 bytes: slices of 800 / 8 = 100 bytes, so each key group is one.
+@pytest.mark.parametrize(
+    ("base", "entries", "ranges", "chosen"),
+    [
+        (None, 0, (LEFT, RIGHT), {}),
+        (FULL, 0, THIRDS, {part: part for part in THIRDS}),
+        (checkpoint(5, [log(0, 3, 5, 10**6)], (snapshot(4, 7, 5, 400),)), 80, (LEFT, RIGHT),
+         {LEFT: KeyGroupRange(0, 1)}),
+        (full(snapshot(3, 4, 8, 10), checkpoint_id=9), 0, (ALL,), {ALL: KeyGroupRange(0, 2)}),
+        (full(snapshot(0, 3, 4, 400)), 80, (ALL,), {ALL: KeyGroupRange(4, 5)}),
+        (full(snapshot(0, 3, 0, 400)), 80, (ALL,), {ALL: KeyGroupRange(4, 5)}),
+        (full(snapshot(0, 3, 4, -1)), 80, (ALL,), {ALL: KeyGroupRange(4, 5)}),
+    ],
+    ids=[
+        "nothing before there is a log", "each task writes its part of a slice",
+        "a task without a part of the slice writes nothing",
+        "of two slices a task writes the first",
+        "key groups without a snapshot come first", "a snapshot of the first checkpoint counts",
+        "a snapshot of unknown size does not count as negative",
+    ],
+)  # fmt: skip
+def test_tasks_write_the_slices_that_are_due(
+    base: CompletedCheckpoint | None, entries: int, ranges: tuple[KeyGroupRange, ...],
+    chosen: dict[KeyGroupRange, KeyGroupRange],
+) -> None:  # fmt: skip
+    planner = Planner(base, entries)
+    assert chosen == planner.choose(*ranges)
+    assert [len(chosen), 0, 0] == planner.counts()
 
 
 def test_advancing_takes_the_new_log_into_account() -> None:
     planner = Planner()
-    planner.snapshots.begin(FULL, 0)
     planner.snapshots.advance(checkpoint(6, [], (snapshot(0, 7, 5, 10),)))
-    assert {} == planner.snapshots.choose([LEFT, RIGHT], 0)
+    assert {} == planner.choose()
     assert 0 == planner.snapshots.distances.log_handles
 
 
@@ -234,66 +200,51 @@ def test_advancing_takes_the_new_log_into_account() -> None:
 
 def test_a_snapshot_that_was_written_is_counted_with_the_longest_time() -> None:
     planner = Planner()
-    planner.snapshots.begin(FULL, 0)
-    wanted = planner.snapshots.choose([LEFT, RIGHT], 0)
     acks = [
         ack(0, LEFT, 3.0, snapshot=snapshot(0, 3, 5, 10)),
         ack(1, RIGHT, 7.0, snapshot=snapshot(4, 7, 5, 10)),
     ]
-    planner.snapshots.committed(wanted, acks, 0)
-    assert (2, 2, 0) == planner.counts()
+    planner.snapshots.committed(planner.choose(), acks, 0)
+    assert [2, 2, 0] == planner.counts()
     assert 7.0 == planner.metrics.snapshot()["last_duration_of_materialization"]
 
 
-def test_a_snapshot_that_failed_waits_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_snapshot_that_failed_waits_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     planner = Planner()
-    planner.snapshots.begin(FULL, 0)
-    wanted = planner.snapshots.choose([LEFT, RIGHT], 0)
     acks = [
         ack(0, LEFT, snapshot=snapshot(0, 3, 5, 10)),
         ack(1, RIGHT, snapshot_error="OSError: no space"),
     ]
     with caplog.at_level(logging.WARNING, "statelog.spark"):
-        planner.snapshots.committed(wanted, acks, 1000)
-    assert (2, 1, 1) == planner.counts()
-    (told,) = caplog.messages
-    assert "key groups [4, 7]" in told
-    assert "10 s" in told
-    assert "OSError: no space" in told
-    assert {} == planner.snapshots.choose([LEFT, RIGHT], 10_999)
-    assert planner.snapshots.choose([LEFT, RIGHT], 11_000)
+        planner.snapshots.committed(planner.choose(), acks, 1000)
+    assert [2, 1, 1] == planner.counts()
+    (warning,) = caplog.messages
+    for part in ("key groups [4, 7]", "10 s", "OSError: no space"):
+        assert part in warning
+    assert {} == planner.choose(now_ms=10_999)
+    assert planner.choose(now_ms=11_000)
 
 
 def test_a_micro_batch_that_failed_takes_its_snapshots_with_it() -> None:
     planner = Planner()
-    planner.snapshots.begin(FULL, 0)
-    wanted = planner.snapshots.choose([LEFT, RIGHT], 0)
-    planner.snapshots.aborted(wanted)
-    assert (2, 0, 2) == planner.counts()
-    assert wanted == planner.snapshots.choose([LEFT, RIGHT], 0), "they are due at once"
+    chosen = planner.choose()
+    planner.snapshots.aborted(chosen)
+    assert [2, 0, 2] == planner.counts()
+    assert chosen == planner.choose(), "they are due at once"
 
 
 def test_the_entries_of_a_task_count_only_if_there_is_one_for_each_key_group() -> None:
     planner = Planner()
-    planner.snapshots.begin(FULL, 0)
     # 40 entries of 32 bytes in one key group: it makes a slice of its own.
     acks = [ack(0, LEFT, group_entries=[0, 40, 0, 0]), ack(1, RIGHT, group_entries=[40])]
     planner.snapshots.committed({}, acks, 0)
-    chosen = planner.snapshots.choose([LEFT, RIGHT], 0)
-    assert {LEFT: KeyGroupRange(0, 1)} == chosen
+    assert {LEFT: KeyGroupRange(0, 1)} == planner.choose()
 
 
-def test_entry_sizes_are_learned_from_what_was_written() -> None:
-    """400 entries of 1 byte: the estimate of 32 bytes comes down by half of the difference."""
+def test_the_size_of_entries_is_learned_from_what_was_written() -> None:
+    """400 entries of 1 byte; an entry is assumed to have 32 bytes before."""
     planner = Planner()
-    planner.snapshots.begin(FULL, 0)
-    acks = [
-        ack(0, LEFT, group_entries=[100] * 4, snapshot=snapshot(0, 3, 5, 400)),
-        ack(1, RIGHT, group_entries=[0] * 4),
-    ]
-    estimates = []
+    left = ack(0, LEFT, group_entries=[100] * 4, snapshot=snapshot(0, 3, 5, 400))
     for _ in range(12):
-        planner.snapshots.committed({}, acks, 0)
-        estimates.append(planner.snapshots._schedule._entry_bytes)
-    assert [16.5, 8.75, 4.875] == estimates[:3]
-    assert 1.0 == pytest.approx(estimates[-1], abs=0.01)
+        planner.snapshots.committed({}, [left, ack(1, RIGHT, group_entries=[0] * 4)], 0)
+    assert 1.0 == pytest.approx(planner.snapshots._schedule._entry_bytes, abs=0.01)

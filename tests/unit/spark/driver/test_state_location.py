@@ -1,8 +1,5 @@
 """How often the start of a query reads its state location; without Spark running."""
 
-from __future__ import annotations
-
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.support.locations.batch_records import one_operator
 from tests.support.locations.checkpoints import run_checkpoint, small_checkpoint, started
-from tests.support.stores.dict_store import DictStore
+from tests.support.stores.dict_store import CountingStore
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.task_count import TaskBounds
@@ -36,22 +33,6 @@ SCHEMA = OperatorStateSchema(
 BATCHES = 4
 NEWEST = BATCHES
 """The id of their newest checkpoint, after claim 0 and the ids from 1 on."""
-
-
-class CountingStore(DictStore):
-    """Counts the requests that read an object, by its path."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: Counter[str] = Counter()
-
-    def get(self, path: str) -> memoryview:
-        self.reads[path] += 1
-        return super().get(path)  # type: ignore[no-any-return,no-untyped-call]
-
-    def get_range(self, path: str, start: int, length: int) -> memoryview:
-        self.reads[path] += 1
-        return super().get_range(path, start, length)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def record(batch_id: int) -> BatchRecord:
@@ -84,28 +65,18 @@ def location(
 
 
 @pytest.mark.parametrize("batch_id", [BATCHES - 1, BATCHES])
-def test_a_start_reads_the_newest_checkpoint_once(store: CountingStore, batch_id: int) -> None:
-    started = location()
+@pytest.mark.parametrize("restored", [NEWEST - 1, NEWEST])
+def test_a_start_reads_the_newest_checkpoint_and_the_restored_one_once(
+    store: CountingStore, batch_id: int, restored: int
+) -> None:
+    started = location(restore="latest" if restored == NEWEST else restored)
     started.inspect("q")
     is_committed = started.take_over(FirstBatch("q", batch_id, BatchTimes()))
-    assert is_committed is (batch_id < BATCHES)
+    assert is_committed is (batch_id < restored)
     assert started.state.base is not None
-    newest = started.state.base.checkpoint_id
-    assert NEWEST == newest
-    assert started.coordinator.section(newest, b"OUTP") is None
-    assert 1 == store.reads[f"chk-{newest}/_metadata"]
-
-
-def test_a_start_from_an_older_checkpoint_reads_it_and_the_newest_once(
-    store: CountingStore,
-) -> None:
-    started = location(restore=NEWEST - 1)
-    started.inspect("q")
-    started.take_over(FirstBatch("q", BATCHES - 1, BatchTimes()))
-    assert started.state.base is not None
-    assert NEWEST - 1 == started.state.base.checkpoint_id
-    reads = [store.reads[f"chk-{one}/_metadata"] for one in (NEWEST - 1, NEWEST)]
-    assert [1, 1] == reads
+    assert restored == started.state.base.checkpoint_id
+    assert started.coordinator.section(restored, b"OUTP") is None
+    assert {1} == {store.reads[f"chk-{number}/_metadata"] for number in (restored, NEWEST)}
 
 
 def test_a_time_to_live_counts_from_the_first_batch_that_commits_it(store: CountingStore) -> None:
@@ -163,7 +134,7 @@ def test_a_start_that_would_drop_state_is_refused_until_it_is_named(
     assert 2 == store.reads[f"chk-{NEWEST}/_metadata"], "none more than without the check"
 
 
-def test_a_checkpoint_without_state_has_nothing_to_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_without_state_drops_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore()
     owner = started(store)
     run_checkpoint(owner, owner.next_checkpoint_id, [], properties=record(0).to_properties())
@@ -212,7 +183,7 @@ def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore)
     assert not store.requests, "once"
 
 
-def test_a_store_that_fails_at_the_end_is_no_error(
+def test_a_late_store_error_is_logged(
     store: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     started = location()

@@ -72,10 +72,10 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("error", MISSING, ids=repr)
-def test_what_a_spark_does_not_have(error: Exception) -> None:
+def test_a_missing_part_of_spark_is_recognized(error: Exception) -> None:
     assert is_lacking(error)
 
 
 @pytest.mark.parametrize("error", FAULTS, ids=repr)
-def test_a_fault_is_no_missing_part(error: Exception) -> None:
+def test_other_errors_are_not_a_missing_part(error: Exception) -> None:
     assert not is_lacking(error)

@@ -34,7 +34,7 @@ def test_parts() -> None:
         ("n int; m int", "'; m int' is not valid"),
     ],
 )
-def test_what_cannot_be_read_is_named(text: str, why: str) -> None:
+def test_text_that_cannot_be_parsed_is_named(text: str, why: str) -> None:
     with pytest.raises(UsageError, match="cannot be read") as raised:
         parse_ddl(text)
     assert why in str(raised.value)

@@ -1,13 +1,8 @@
 """What `init` declares wrongly is named: the state, and what is wrong with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.errors import ParseException
 from pyspark.sql.types import StructType
 

@@ -1,7 +1,5 @@
 """Which columns of its input a processor certainly reads."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import sys

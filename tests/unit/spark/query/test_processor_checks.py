@@ -1,7 +1,5 @@
 """A processor that can never output a row is warned of at the call, and no other one is."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,9 +7,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql import Row
 
 from statelog.errors import UsageError

@@ -5,34 +5,24 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from statelog.core.task_count import TaskBounds
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.extensions.columns.aggregation.api import aggregate
 from statelog.metrics import Metrics
-from statelog.options import (
-    OPTIONS,
-    ChangelogOptions,
-    SnapshotPolicy,
-    StateOptions,
-    task_options,
-)
+from statelog.options import OPTIONS, ChangelogOptions, SnapshotPolicy, StateOptions, task_options
 from statelog.options.sections import FOREIGN
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.progress import NO_OBSERVERS, BatchProgress, Observers
-from statelog.spark.query.record import FIELDS, Record
+from statelog.spark.query.record import Record
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
 from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings
 
 
 def settled(
-    conf: dict[str, str] | None = None,
-    arguments: dict[str, Any] | None = None,
-    written: dict[str, Any] | None = None,
-    environ: dict[str, str] | None = None,
-) -> QuerySettings:
+    conf: dict[str, str] | None = None, arguments: dict[str, Any] | None = None,
+    written: dict[str, Any] | None = None, environ: dict[str, str] | None = None,
+) -> QuerySettings:  # fmt: skip
     keys = {f"spark.statelog.{key}": value for key, value in (conf or {}).items()}
     return resolve_settings(keys, arguments or {}, written, environ=environ or {})
 
@@ -47,26 +37,16 @@ def test_without_any_setting_there_are_the_defaults() -> None:
 def test_every_setting_can_be_configured_as_text() -> None:
     found = settled(
         {
-            "baseLocation": "s3://bucket/jobs",
-            "delivery": "Direct",
-            "tasks": "3",
-            "maxParallelism": "12",
-            "retainedCheckpoints": "9",
-            "checkpoint.compress-metadata": "false",
-            "snapshot.max-log-handles": "5",
-            "stream.data-inline-threshold": "64 kb",
-            "state.backend": "disk",
+            "baseLocation": "s3://bucket/jobs", "delivery": "Direct", "tasks": "3",
+            "maxParallelism": "12", "retainedCheckpoints": "9",
+            "checkpoint.compress-metadata": "false", "snapshot.max-log-handles": "5",
+            "stream.data-inline-threshold": "64 kb", "state.backend": "disk",
             "state.backend.rocksdb.localdir": "/mnt/ssd",
-            "storageOptions.aws_region": "eu-central-1",
-            "storageOptions.fsync": "false",
-            "record.keys": '["a", ["b", 2]]',
-            "record.share": "0.25",
-            "record.failed": "true",
-            "record.bytes": "1 mb",
-            "record.checkpoints": "7",
-            "retention": "36 h",
-        }
-    )
+            "storageOptions.aws_region": "eu-central-1", "storageOptions.fsync": "false",
+            "record.keys": '["a", ["b", 2]]', "record.share": "0.25", "record.failed": "true",
+            "record.bytes": "1 mb", "record.checkpoints": "7", "retention": "36 h",
+        },
+    )  # fmt: skip
     keys = ["a", ("b", 2)]
     assert found.record == Record(keys=keys, share=0.25, failed=True, bytes=1 << 20, checkpoints=7)
     assert 36 * 3600 == found.retention.total_seconds()
@@ -208,7 +188,7 @@ def test_a_wrong_setting_is_named_with_its_place(
         settled(conf, arguments, written)
 
 
-def test_what_the_code_may_say_is_the_table() -> None:
+def test_the_arguments_of_the_code_are_those_of_the_table() -> None:
     names = set(SETTINGS) - {"baseLocation"}
     assert names == set(OperatorSettings.__annotations__)
     assert len(SETTINGS) <= 20
@@ -217,36 +197,19 @@ def test_what_the_code_may_say_is_the_table() -> None:
     for function in (transform_with_state, transform_with_state_in_pandas, aggregate):
         text = " ".join((function.__doc__ or "").split())
         assert f"ee `OperatorSettings`: {', '.join(OperatorSettings.__annotations__)}." in text
-    undeclared = {one.name for one in fields(QuerySettings) if not one.metadata}
+    undeclared = {field.name for field in fields(QuerySettings) if not field.metadata}
     assert {"options"} == undeclared
 
 
-@pytest.mark.parametrize("kind", [OperatorSettings, Record])
-def test_a_setting_is_described_by_the_question_that_it_answers(kind: type) -> None:
-    text = " ".join((kind.__doc__ or "").split("Args:")[1].split("Raises:")[0].split())
-    names = (
-        OperatorSettings.__annotations__ if kind is OperatorSettings else [f.field for f in FIELDS]
-    )
-    for name, following in zip(names, [*list(names)[1:], ""], strict=True):
-        entry = text.split(f"{name}: (", 1)[1].split(f" {following}: (")[0]
-        assert "?" in entry.split(". ")[0], entry
-
-
 EFFECTIVE = {
-    "changelog.compression.enabled": True,
-    "changelog.preemptive-persist-threshold": 5_000,
-    "changelog.batch.persist-delay": "7 ms",
-    "changelog.batch.persist-size-threshold": 6_000,
-    "changelog.upload.num-threads": 9,
-    "changelog.discard.num-threads": 2,
-    "changelog.upload.max-in-flight": 7_000,
-    "changelog.upload.retry-policy": "exponential",
-    "changelog.upload.timeout": "3 s",
-    "changelog.upload.max-attempts": 8,
-    "changelog.upload.next-attempt-delay": "4 ms",
-    "changelog.batch.fixed-delay": True,
+    "changelog.compression.enabled": True, "changelog.preemptive-persist-threshold": 5_000,
+    "changelog.batch.persist-delay": "7 ms", "changelog.batch.persist-size-threshold": 6_000,
+    "changelog.upload.num-threads": 9, "changelog.discard.num-threads": 2,
+    "changelog.upload.max-in-flight": 7_000, "changelog.upload.retry-policy": "exponential",
+    "changelog.upload.timeout": "3 s", "changelog.upload.max-attempts": 8,
+    "changelog.upload.next-attempt-delay": "4 ms", "changelog.batch.fixed-delay": True,
     "changelog.backpressure-timeout": "1 min",
-}
+}  # fmt: skip
 READ_IN_A_QUERY = ("checkpoint", "snapshot", "state")
 
 
@@ -290,7 +253,7 @@ def test_an_option_takes_effect_in_a_query_or_is_rejected_by_name() -> None:
                 assert settled() == settled({key: str(foreign.allowed)})
 
 
-def test_tasks_have_defaults_of_their_own_within_the_budget() -> None:
+def test_tasks_have_their_own_defaults_within_the_budget() -> None:
     options = settled({"memoryBudget": "256 mb"}).options.changelog
     assert (16 << 20, 4 << 20, 4 << 20) == (
         options.upload_max_in_flight_bytes,
@@ -304,9 +267,7 @@ def test_tasks_have_defaults_of_their_own_within_the_budget() -> None:
     assert written.options.changelog.upload_max_in_flight_bytes == 1 << 30
 
 
-def test_a_variable_without_effect_in_a_query_is_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_variable_without_effect_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     environ = {
         "STATELOG_LOCAL_RECOVERY_BACKUP": "false",
         "STATELOG_CHANGELOG_UPLOAD_MAX_ATTEMPTS": "9",
@@ -317,7 +278,7 @@ def test_a_variable_without_effect_in_a_query_is_warned_of(
     assert "MAX_ATTEMPTS" not in caplog.text
 
 
-def test_the_state_lies_where_the_query_is_or_under_its_name() -> None:
+def test_state_is_stored_next_to_the_query_or_under_its_name() -> None:
     assert "ckpt/statelog" == settled().location("ckpt/", None)
     assert "mine" == settled({"baseLocation": "base"}, {"stateLocation": "mine"}).location("c", "q")
     for word in (
@@ -335,7 +296,7 @@ def test_the_state_lies_where_the_query_is_or_under_its_name() -> None:
     assert "own" == own.location("c", None)
 
 
-def test_tasks_are_bounded_by_the_cores_unless_said_otherwise() -> None:
+def test_tasks_are_bounded_by_the_cores_by_default() -> None:
     assert TaskBounds(1, 4) == QuerySettings().task_bounds(4)
     assert TaskBounds(1, 3) == QuerySettings(max_parallelism=3).task_bounds(4)
     for tasks, bounds in (
@@ -349,8 +310,7 @@ def test_tasks_are_bounded_by_the_cores_unless_said_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "keys"),
-    [('["a", ["b", 2]]', (("a",), ("b", 2))), ("[5]", ((5,),)), ("[]", ())],
+    ("text", "keys"), [('["a", ["b", 2]]', (("a",), ("b", 2))), ("[5]", ((5,),)), ("[]", ())]
 )
 def test_keys_to_record_are_a_list(text: str, keys: tuple[object, ...]) -> None:
     record = settled({"record.keys": text}).record
@@ -382,11 +342,7 @@ def test_a_wrong_record_is_refused_without_its_keys(wrong: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("delivry", r"; did you mean 'delivery'\?$"),
-        ("zzz", "; it takes Spark's"),
-    ],
+    ("name", "hint"), [("delivry", r"; did you mean 'delivery'\?$"), ("zzz", "; it takes Spark's")]
 )
 def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"no argument {name}{hint}"):

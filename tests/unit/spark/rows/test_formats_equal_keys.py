@@ -41,14 +41,12 @@ def read(format_name: str, kind: pa.DataType, stored: pa.DataType, values: list[
 @pytest.mark.parametrize("format_name", ["rows", "pandas"])
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_each_moment_is_a_key_and_the_key_of_the_log(
-    format_name: str, zone: str, is_nested: bool
-) -> None:
+def test_each_moment_is_the_key_of_the_log(format_name: str, zone: str, is_nested: bool) -> None:
     moments = REPEATED_HOURS[zone]
     values: list[Any] = [*moments, *reversed(moments)]
     kind, stored = pa.timestamp("us", zone), IN_UTC
     if is_nested:
-        values = [{"start": one, "part": 0.0} for one in values]
+        values = [{"start": value, "part": 0.0} for value in values]
         kind, stored = pair_of(kind), pair_of(stored)
     found = read(format_name, kind, stored, values)
     entries = [(key, shown, list(rows)) for key, shown, rows in found.keys(3)]
@@ -66,13 +64,13 @@ def test_each_moment_is_a_key_and_the_key_of_the_log(
 @pytest.mark.parametrize("format_name", ["rows", "pandas"])
 @pytest.mark.parametrize("first", [0.0, -0.0])
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_the_processor_gets_zero_for_both_zeros(
+def test_processors_get_zero_for_both_zeros(
     format_name: str, first: float, is_nested: bool
 ) -> None:
     kind, values = pa.float64(), [first, 1.5, -first]
     if is_nested:
         kind = pair_of(IN_UTC)
-        values = [{"start": None, "part": one} for one in values]
+        values = [{"start": None, "part": value} for value in values]
     found = read(format_name, kind, kind, values)
     entries = [(repr(key), repr(shown)) for key, shown, _ in found.keys(3)]
     given = [repr(({"start": None, "part": one},) if is_nested else (one,)) for one in (0.0, 1.5)]

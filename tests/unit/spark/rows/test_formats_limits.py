@@ -24,15 +24,7 @@ from statelog.spark.rows.spark_row import RowInput, RowOutput
 from statelog.spark.worker.large_input import _rebatched
 from statelog.state.encoding.values import KeyCodec
 
-SETTINGS = PandasSettings(
-    timezone="UTC",
-    max_records=10_000,
-    max_bytes=2**31 - 1,
-    safecheck=True,
-    assign_by_name=True,
-    int_to_decimal=False,
-    int_extension=False,
-)
+SETTINGS = PandasSettings.defaults()
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string())])
 COLUMNS = StructType().add("k", LongType()).add("text", StringType())
 TEXT = "x" * 40
@@ -119,7 +111,7 @@ def test_rows_that_are_recorded_may_be_of_a_larger_input() -> None:
     assert [TEXT] * 3 == numbered.column("text").to_pylist()
 
 
-def test_input_that_is_cut_anew_is_refused_by_its_column() -> None:
+def test_input_that_is_cut_again_is_rejected_by_its_column() -> None:
     assert [2, 1] == [batch.num_rows for batch in _rebatched(batches(3), 2)]
     with pytest.raises(CapacityError, match="the input rows, column 'text'"):
         list(_rebatched(batches(3), 3))

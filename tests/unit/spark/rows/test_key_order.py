@@ -56,9 +56,7 @@ def group_of(key: tuple[Any, ...]) -> int:
 
 
 @given(keyed_rows())
-def test_rows_stand_by_group_and_key_in_the_order_of_their_coming(
-    drawn: tuple[pa.Schema, list[tuple[Any, ...]]],
-) -> None:
+def test_rows_are_in_order_of_arrival(drawn: tuple[pa.Schema, list[tuple[Any, ...]]]) -> None:
     schema, rows = drawn
     codec = KeyCodec(schema)
     columns = [

@@ -13,21 +13,12 @@ import pandas.testing
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from pyspark.sql.types import (
-    ArrayType,
-    DecimalType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 from tests.spark.versions import of_spark
 from tests.support.jobs.pandas_input import SETTINGS, ZONE, all_keys, read
 
 from statelog.errors import ProcessorError
+from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows import pandas_input, pandas_output
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings
@@ -193,7 +184,7 @@ def test_slices_of_one_input_do_not_share_what_is_written() -> None:
         pandas.testing.assert_frame_equal(frame, before[key])
 
 
-def test_timestamp_keys_are_shown_as_in_frames_and_kept_as_in_the_row_flavour() -> None:
+def test_timestamp_keys_are_shown_as_in_frames_and_stored_as_for_rows() -> None:
     table = TABLE.select(["at", "k"])
     found = list(all_keys(read(table, [0])))
     shown = {shown[0] for _, shown, _ in found}
@@ -212,30 +203,17 @@ def test_chunks_by_bytes() -> None:
     assert all(len(f) == 1 for _, _, fs in all_keys(read(TABLE, [0], settings)) for f in fs)
 
 
-OUTPUT = StructType(
-    [
-        StructField("n", LongType()),
-        StructField("x", DoubleType()),
-        StructField("s", StringType()),
-        StructField("at", TimestampType()),
-        StructField("dec", DecimalType(10, 2)),
-        StructField("list", ArrayType(IntegerType())),
-    ]
-)
+OUTPUT = parse_ddl("n long, x double, s string, at timestamp, dec decimal(10,2), list array<int>")
 
 
 def frame_of(n: int) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "s": [f"s{n}", None],
-            "n": [n, n + 1],
-            "extra": [object(), object()],
-            "x": [n / 2, None],
-            "at": [pd.Timestamp(2024, 7, 1, n % 24), pd.NaT],
-            "dec": [decimal.Decimal(n), None],
-            "list": [[n], np.array([1, 2])],
-        }
-    )
+            "s": [f"s{n}", None], "n": [n, n + 1], "extra": [object(), object()],
+            "x": [n / 2, None], "at": [pd.Timestamp(2024, 7, 1, n % 24), pd.NaT],
+            "dec": [decimal.Decimal(n), None], "list": [[n], np.array([1, 2])],
+        },
+    )  # fmt: skip
 
 
 def test_frames_that_spark_does_not_infer_keep_arrows_names_and_types() -> None:
@@ -284,7 +262,7 @@ def test_output_is_what_pyspark_converts_frame_by_frame() -> None:
 
 
 def test_a_frame_that_is_yielded_again_and_changed_in_between() -> None:
-    ours = output(schema=StructType([StructField("n", LongType())]))
+    ours = output(schema=parse_ddl("n long"))
     frame = pd.DataFrame({"n": [0]})
 
     def produce() -> Iterator[pd.DataFrame]:
@@ -339,7 +317,7 @@ def test_whole_numbers_for_a_decimal() -> None:
         refused.batch()
 
 
-def test_what_is_no_frame_is_refused() -> None:
+def test_output_other_than_a_frame_is_rejected() -> None:
     with pytest.raises(ProcessorError, match=r"it yields a Series: `yield pd\.DataFrame"):
         output().extend([pd.Series([1])])
     assert output().batch().num_rows == 0

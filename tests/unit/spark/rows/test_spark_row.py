@@ -37,9 +37,7 @@ def batches(rows: int) -> list[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("at_once", [0, 1_000])
-def test_every_row_is_with_its_key_in_the_order_of_arrival(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_key_has_its_rows_in_order(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_row, "_AT_ONCE", at_once)
     given = batches(200)
     expected: dict[int, list[dict[str, object]]] = {}

@@ -4,9 +4,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql import Row
 
 from statelog.errors import UsageError
@@ -28,13 +25,10 @@ INNER = pa.struct([("b", pa.int64()), ("a", pa.int64())])
         (INNER, None, None),
         (pa.list_(INNER), [Row(a=1, b=2), None], [{"b": 2, "a": 1}, None]),
         (pa.map_(pa.string(), INNER), {"k": Row(a=1, b=2)}, [("k", {"b": 2, "a": 1})]),
-        (
-            pa.struct([("x", pa.list_(INNER)), ("y", INNER)]),
-            Row(y=Row(a=1, b=2), x=[Row(a=3, b=4)]),
-            {"x": [{"b": 4, "a": 3}], "y": {"b": 2, "a": 1}},
-        ),
+        (pa.struct([("x", pa.list_(INNER)), ("y", INNER)]), Row(y=Row(a=1, b=2), x=[Row(a=3, b=4)]),
+         {"x": [{"b": 4, "a": 3}], "y": {"b": 2, "a": 1}}),
     ],
-)
+)  # fmt: skip
 def test_nested_rows_go_by_name(kind: pa.DataType, value: Any, expected: Any) -> None:
     output = RowOutput(pa.schema([("id", pa.int64()), ("v", kind)]), batch_id=0)
     output.extend([Row(id=1, v=value)])  # in the order of the columns

@@ -26,7 +26,7 @@ from statelog.spark.rows.spark_versions import (
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7, 128, 1000])
-def test_each_partition_has_a_value_of_its_own(partitions: int) -> None:
+def test_each_partition_has_its_own_value(partitions: int) -> None:
     values = values_by_partition(partitions)
     assert partitions == len(values) == len(set(values))
 
@@ -64,9 +64,7 @@ def test_frames_are_inferred_as_in_the_running_version(
     assert inferred == tuple(frames_are_inferred(has_initial=one) for one in (False, True))
 
 
-def test_what_a_version_does_not_have_is_refused_with_the_version_that_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_feature_is_rejected_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_versions, "SPARK", (3, 5))
     said = r"^a thing is not offered on Spark 3\.5: it needs Spark 4\.0 or later$"
     with pytest.raises(UsageError, match=said):
@@ -106,7 +104,7 @@ class Older:
         return self._batches
 
 
-def test_rows_are_collected_where_a_frame_has_no_method_for_it() -> None:
+def test_rows_are_collected_without_toArrow() -> None:
     schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))])
     there = pa.record_batch({"at": pa.array([3, None], pa.timestamp("us", tz="Asia/Tokyo"))})
     older: Any = Older(there)
@@ -140,22 +138,12 @@ def test_the_text_of_an_error_of_the_jvm_is_found_in_each_version() -> None:
 
 
 PROGRESS = {
-    "id": "5c8fb4d4-6d3f-4b3d-9f4b-1c1b1b1b1b1b",
-    "runId": "5c8fb4d4-6d3f-4b3d-9f4b-1c1b1b1b1b1c",
-    "name": None,
-    "timestamp": "2026-11-26T00:00:00.000Z",
-    "batchId": 3,
-    "batchDuration": 5,
-    "durationMs": {},
-    "eventTime": {},
-    "stateOperators": [],
-    "sources": [],
-    "sink": {"description": "sink", "numOutputRows": -1, "metrics": {}},
-    "numInputRows": 1,
-    "inputRowsPerSecond": 1.0,
-    "processedRowsPerSecond": 1.0,
-    "observedMetrics": {},
-}
+    "id": "5c8fb4d4-6d3f-4b3d-9f4b-1c1b1b1b1b1b", "runId": "5c8fb4d4-6d3f-4b3d-9f4b-1c1b1b1b1b1c",
+    "name": None, "timestamp": "2026-11-26T00:00:00.000Z", "batchId": 3, "batchDuration": 5,
+    "durationMs": {}, "eventTime": {}, "stateOperators": [], "sources": [],
+    "sink": {"description": "sink", "numOutputRows": -1, "metrics": {}}, "numInputRows": 1,
+    "inputRowsPerSecond": 1.0, "processedRowsPerSecond": 1.0, "observedMetrics": {},
+}  # fmt: skip
 
 
 def test_progress_is_a_dict_on_3_5_as_sparks_own(monkeypatch: pytest.MonkeyPatch) -> None:

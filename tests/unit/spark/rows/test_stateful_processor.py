@@ -4,9 +4,6 @@ import inspect
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from tests.spark import versions
 
 import statelog.spark
@@ -28,7 +25,10 @@ def of_spark(name: str) -> Any:
 def methods(kind: type) -> dict[str, list[tuple[str, Any]]]:
     """Return the arguments of the methods of a class, with their defaults."""
     return {
-        name: [(each.name, each.default) for each in inspect.signature(method).parameters.values()]
+        name: [
+            (parameter.name, parameter.default)
+            for parameter in inspect.signature(method).parameters.values()
+        ]
         for name, method in vars(kind).items()
         if inspect.isfunction(method)
         and (not name.startswith("_") or (name == "__init__" and kind.__name__ not in STATES))

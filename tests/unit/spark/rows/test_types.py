@@ -7,28 +7,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog.spark.rows.types import (
-    MAX_BYTES,
-    MAX_RECORDS,
-    NO_LIMIT,
-    ArrowLimits,
-    row_bytes,
-)
+from statelog.spark.rows.types import MAX_BYTES, MAX_RECORDS, NO_LIMIT, ArrowLimits, row_bytes
 
 FIXED: list[tuple[pa.DataType, Any]] = [
-    (pa.null(), None),
-    (pa.bool_(), True),
-    (pa.int8(), 1),
-    (pa.int64(), 1),
-    (pa.float64(), 1.0),
-    (pa.decimal128(38, 2), decimal.Decimal("1.00")),
-    (pa.date32(), dt.date(2020, 1, 1)),
+    (pa.null(), None), (pa.bool_(), True), (pa.int8(), 1), (pa.int64(), 1), (pa.float64(), 1.0),
+    (pa.decimal128(38, 2), decimal.Decimal("1.00")), (pa.date32(), dt.date(2020, 1, 1)),
     (pa.timestamp("us", "UTC"), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)),
     (
         pa.struct([("a", pa.int32()), ("b", pa.struct([("c", pa.bool_())]))]),
         {"a": 1, "b": {"c": True}},
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "value"), FIXED, ids=lambda each: str(each)[:20])

@@ -46,15 +46,9 @@ def of_spark(batch_id: int) -> StreamingQueryProgress:
 
 def batch(batch_id: int) -> BatchProgress:
     return BatchProgress(
-        batch_id=batch_id,
-        checkpoint_id=batch_id,
-        tasks=2,
-        rows=7,
-        keys=3,
-        late_rows=1,
-        state_entries=10 * batch_id,
-        milliseconds={"run": 5.4, "commit": 1.2, "total": 9.0},
-    )
+        batch_id=batch_id, checkpoint_id=batch_id, tasks=2, rows=7, keys=3, late_rows=1,
+        state_entries=10 * batch_id, milliseconds={"run": 5.4, "commit": 1.2, "total": 9.0},
+    )  # fmt: skip
 
 
 def test_a_batch_has_one_entry_for_all_operators_and_its_observed_metrics() -> None:
@@ -101,7 +95,7 @@ def test_a_trigger_without_effect_has_the_size_of_the_state_only() -> None:
     assert [] == figures.added_to(of_spark(2)).stateOperators
 
 
-def test_the_newest_batches_are_kept() -> None:
+def test_the_newest_batches_are_retained() -> None:
     figures = ProgressFigures([operator("only")], Observations(), kept=2)
     note = figures.noting(None)
     for batch_id in range(4):

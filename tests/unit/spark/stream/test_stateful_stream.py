@@ -3,9 +3,6 @@
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql import DataFrame, GroupedData
 from tests.spark.versions import not_offered
 
@@ -18,15 +15,10 @@ from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
 
 OWN = {
-    "groupBy": "for another stateful operator",
-    "groupby": "the same",
-    "isStreaming": "it is true",
-    "observe": "values for each micro-batch",
-    "na": "goes through fillna, dropna and replace",
-    "sparkSession": "the session",
-    "transform": "calls the function",
-    "writeStream": "the writer",
-}
+    "groupBy": "for another stateful operator", "groupby": "the same", "isStreaming": "it is true",
+    "observe": "values for each micro-batch", "na": "goes through fillna, dropna and replace",
+    "sparkSession": "the session", "transform": "calls the function", "writeStream": "the writer",
+}  # fmt: skip
 
 
 def test_every_method_of_a_frame_is_recorded_shown_or_refused() -> None:
@@ -38,7 +30,7 @@ def test_every_method_of_a_frame_is_recorded_shown_or_refused() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(offered(DataFrame, REFUSED)))
-def test_what_cannot_work_is_refused_by_name(name: str) -> None:
+def test_methods_that_cannot_work_are_rejected_by_name(name: str) -> None:
     stream = object.__new__(StatefulStream)
     with pytest.raises(UsageError, match=f"^{name} cannot follow a stateful operator: .*"):
         getattr(stream, name)()
@@ -71,7 +63,7 @@ def on_connect(name: str, module: str, base: type = object) -> Any:
     return type(name, (base,), {"__module__": module})()
 
 
-def test_what_is_no_grouped_frame_of_connect_is_refused() -> None:
+def test_an_ungrouped_frame_of_connect_is_rejected() -> None:
     session = on_connect("SparkSession", "pyspark.sql.connect.session")
     processor: Any = None
     with pytest.raises(UsageError, match=r"takes a grouped frame.*connect\.session\.SparkSession"):
@@ -87,7 +79,7 @@ def test_a_session_of_connect_is_refused_on_spark_3_5(monkeypatch: pytest.Monkey
             call(session)
 
 
-def test_what_is_no_grouped_frame_is_refused() -> None:
+def test_an_ungrouped_frame_is_rejected() -> None:
     anything: Any = [1, 2]
     with pytest.raises(UsageError, match=r"takes a grouped frame.*not builtins\.list"):
         transform_with_state(anything, anything, "a int")
@@ -102,10 +94,7 @@ def test_what_is_no_grouped_frame_is_refused() -> None:
         ),
         ({"timeMode": "Lunch"}, 'timeMode must be one of "None", "ProcessingTime", "EventTime"'),
         ({"outputMode": 3}, "outputMode must be one of"),
-        (
-            {"stateLocaton": "x"},
-            "no argument stateLocaton; did you mean 'stateLocation'",
-        ),
+        ({"stateLocaton": "x"}, "no argument stateLocaton; did you mean 'stateLocation'"),
     ],
 )
 def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:

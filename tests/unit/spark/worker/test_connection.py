@@ -1,7 +1,5 @@
 """The connection between Spark and a worker while the worker takes its rows."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -54,20 +52,18 @@ def test_each_batch_is_acknowledged_at_once(pair: tuple[socket.socket, socket.so
 
     late(ours)
     assert option(ours, socket.TCP_QUICKACK) == 0
-    assert [one.column(0)[0].as_py() for one in without_delay(batches())] == [0, 1, 2]
+    assert [batch.column(0)[0].as_py() for batch in without_delay(batches())] == [0, 1, 2]
     assert during == [1, 1, 1, 1]
 
 
-def test_what_the_task_sends_is_not_held_back(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_output_is_sent_without_delay(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, _ = pair
     assert option(ours, socket.TCP_NODELAY) == 0
     assert list(without_delay([])) == []
     assert option(ours, socket.TCP_NODELAY) != 0
 
 
-def test_the_connection_stays_open_and_nothing_else_does(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_only_the_connection_stays_open(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     before = len(os.listdir("/dev/fd"))
     assert len(list(without_delay([batch(1), batch(2)]))) == 2

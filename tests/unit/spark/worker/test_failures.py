@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from statelog.errors import (
     CheckpointError,
     FencedError,
@@ -40,7 +38,7 @@ def told(error: Exception, location: str = "file:///state") -> Any:
     return cause_of(lost, PROCESSOR, 7)
 
 
-def test_the_driver_finds_what_a_task_said_between_spark_and_java() -> None:
+def test_the_driver_finds_the_error_of_a_task_in_sparks_text() -> None:
     found = told(FencedError("line one: of two\nline two"))
     assert (type(found), found.message, found.batch_id) == (
         FencedError,
@@ -58,18 +56,14 @@ def test_the_driver_finds_what_a_task_said_between_spark_and_java() -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (
-            "x: [SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group 7a. SQLSTATE: XXKDA",
-            "Job 3 cancelled part of cancelled job group 7a",
-        ),
-        (
-            "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs\n\tat org.x",
-            "Job 3 cancelled as part of cancellation of all jobs",
-        ),
+        ("x: [SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group 7a. SQLSTATE: XXKDA",
+         "Job 3 cancelled part of cancelled job group 7a"),
+        ("[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs\n\tat org.x",
+         "Job 3 cancelled as part of cancellation of all jobs"),
         ("[SPARK_JOB_CANCELLED] Job 3 cancelled because: of me", "Job 3 cancelled because: of me"),
     ],
-)
-def test_a_cancelled_job_is_told_with_its_cause(text: str, cause: str) -> None:
+)  # fmt: skip
+def test_a_cancelled_job_is_reported_with_its_cause(text: str, cause: str) -> None:
     found = cause_of(RuntimeError(text), PROCESSOR, 7)
     assert isinstance(found, UnavailableError)
     assert f"was cancelled, and not by the query's stop(): {cause}. Nothing" in found.message
@@ -79,12 +73,12 @@ class UsersError(FencedError):
     """An error that is not in statelog's tree itself."""
 
 
-def test_an_error_of_a_users_class_is_told_as_its_nearest() -> None:
+def test_an_error_of_a_users_class_is_reported_as_its_base() -> None:
     found = told(UsersError("mine"))
     assert (type(found), found.message) == (FencedError, "mine")
 
 
-def test_an_object_that_is_gone_says_what_to_do() -> None:
+def test_the_error_of_a_missing_object_says_what_to_do() -> None:
     found = told(ObjectNotFoundError("no object shared/x"), "s3://bucket/state")
     assert isinstance(found, CheckpointError)
     assert found.message.startswith("the state in s3://bucket/state cannot be read: no object shar")
@@ -111,7 +105,7 @@ def test_the_processors_lines_are_bounded_and_leave_statelogs_out() -> None:
     assert processor_lines(None) == processor_lines(ValueError("never raised")) == ""
 
 
-def test_only_the_own_thread_of_the_own_process_is_kept_from_leaving() -> None:
+def test_only_the_thread_of_the_task_cannot_exit() -> None:
     real = os._exit
 
     @ends_of_process_are_errors

@@ -31,15 +31,12 @@ from statelog.testing import ProcessorTester
 
 COUNTERPARTS: list[Any] = [
     (sparks.StatefulProcessorHandle, OurTaskHandle),
-    (sparks.StatefulProcessorHandle, OurDriverHandle),
-    (sparks.ValueState, OurValueState),
-    (sparks.ValueState, OurExpiringValueState),
-    (sparks.ListState, OurListState),
-    (sparks.ListState, OurExpiringListState),
-    (sparks.MapState, OurMapState),
+    (sparks.StatefulProcessorHandle, OurDriverHandle), (sparks.ValueState, OurValueState),
+    (sparks.ValueState, OurExpiringValueState), (sparks.ListState, OurListState),
+    (sparks.ListState, OurExpiringListState), (sparks.MapState, OurMapState),
     (sparks.MapState, OurExpiringMapState),
     pytest.param(TwsTester, ProcessorTester, marks=TWS_TESTER),
-]
+]  # fmt: skip
 AS_THEY_ARE = [sparks.StatefulProcessor, sparks.TimerValues, sparks.ExpiredTimerInfo]
 
 
@@ -49,7 +46,7 @@ def public(kind: type) -> list[str]:
 
 def parameters(function: Any) -> list[tuple[str, Any]]:
     found = inspect.signature(function).parameters.values()
-    return [(one.name, one.default) for one in found if one.kind is not one.KEYWORD_ONLY]
+    return [(item.name, item.default) for item in found if item.kind is not item.KEYWORD_ONLY]
 
 
 @pytest.mark.parametrize(("theirs", "mine"), COUNTERPARTS)
@@ -99,9 +96,7 @@ class Traced(sparks.StatefulProcessor):
             self.handle.registerTimer(n)
         yield Row(key=key[0])
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         time = expiredTimerInfo.getExpiryTimeInMs()
         noted_calls.CALLS.append(("timer", key.name, time, list(self.handle.listTimers())))
         if time == 1:
@@ -191,7 +186,7 @@ class Misuse(sparks.StatefulProcessor):
         ("rows", "None", lambda handle: handle.deleteIfExists("value"), r"init\(\) only"),
     ],
 )
-def test_what_spark_refuses_is_refused(
+def test_calls_that_spark_rejects_are_rejected(
     when: str, time_mode: str, what: Callable[[Any], Any], said: str
 ) -> None:
     with pytest.raises(ProcessorError, match=said):

@@ -23,7 +23,6 @@ from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.worker import output_parts
-from statelog.testing import ProcessorTester
 
 INPUT = "customer string, amount long"
 OUTPUT = "customer string, total long"
@@ -70,20 +69,19 @@ class FaultyInPandas(Faulty):
         return pd.DataFrame({"customer": [customer], "total": [total]})
 
 
-def failure(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    processor: Any,
-    row_format: RowFormat,
-    input_bytes: int = AT_ONCE,
-    **changes: Any,
-) -> str:
-    """Return the message of a task that fails."""
+@pytest.fixture(autouse=True)
+def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_parts, "_FIRST_ROWS", 7)
     monkeypatch.setattr(output_parts, "_AT_ONCE", 2)
+
+
+def failure(
+    folder: Path, processor: Any, row_format: RowFormat, input_bytes: int = AT_ONCE, **changes: Any
+) -> str:
+    """Return the message of a task that fails."""
     query = Query(folder, processor, row_format, input_bytes, output=OUTPUT, key=KEY, **changes)
     with pytest.raises(ProcessorError) as raised:
-        query.run(arrow_input(ROWS, INPUT, keys=1), monkeypatch, forget=True)
+        query.run(arrow_input(ROWS, INPUT, keys=1), forget=True)
     assert raised.value.batch_id == 0
     return raised.value.message
 
@@ -103,22 +101,20 @@ def failure(
         ),
     ],
 )
-def test_a_row_that_does_not_fit_is_reported_with_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: Any, what: str, input_bytes: int
+def test_an_unfit_row_is_reported_with_its_key(
+    tmp_path: Path, item: Any, what: str, input_bytes: int
 ) -> None:
-    message = failure(tmp_path, monkeypatch, Faulty(item), SparkRowFormat(), input_bytes)
+    message = failure(tmp_path, Faulty(item), SparkRowFormat(), input_bytes)
     assert message.startswith(
         f"Faulty.handleInputRows failed for key ('{BAD}',) in batch 0: {what}"
     )
     assert message.count("Nothing of this batch was committed; the state is as before it") == 1
 
 
-def test_a_row_of_a_timer_is_reported_with_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_of_a_timer_is_reported_with_its_key(tmp_path: Path) -> None:
     processor = Faulty(("ann", 3), "timer")
     changes = {"time_mode": "processingtime", "now_ms": 5}
-    message = failure(tmp_path, monkeypatch, processor, SparkRowFormat(), **changes)
+    message = failure(tmp_path, processor, SparkRowFormat(), **changes)
     assert message.startswith(f"Faulty.handleExpiredTimer failed for key ('{BAD}',) in batch 0: it")
 
 
@@ -131,10 +127,8 @@ def test_a_row_of_a_timer_is_reported_with_its_key(
         (5, "it returned the int 5"),
     ],
 )
-def test_a_row_that_is_returned_says_yield(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: Any, what: str
-) -> None:
-    message = failure(tmp_path, monkeypatch, Faulty(item, "return"), SparkRowFormat())
+def test_a_row_that_is_returned_says_yield(tmp_path: Path, item: Any, what: str) -> None:
+    message = failure(tmp_path, Faulty(item, "return"), SparkRowFormat())
     assert message.startswith(
         f"Faulty.handleInputRows failed for key ('{BAD}',) in batch 0: {what}, "
         "not an iterator of rows: write `yield` instead of `return`. Nothing"
@@ -144,20 +138,15 @@ def test_a_row_that_is_returned_says_yield(
 @pytest.mark.parametrize(
     ("item", "how", "what"),
     [
-        (
-            {"customer": ["ann"]},
-            "yield",
-            "it yields the dict {'customer': ['ann']}: `yield pd.Data",
-        ),
+        ({"customer": ["ann"]}, "yield",
+         "it yields the dict {'customer': ['ann']}: `yield pd.Data"),
         (pd.DataFrame({"customer": ["ann"]}), "yield", "a frame of (customer str"),
         (pd.DataFrame({"customer": ["a"]}), "return", "it returned a DataFrame, not an iterator"),
     ],
-)
-def test_a_frame_that_does_not_fit_is_reported_with_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: Any, how: str, what: str
-) -> None:
+)  # fmt: skip
+def test_an_unfit_frame_is_reported(tmp_path: Path, item: Any, how: str, what: str) -> None:
     row_format = PandasRowFormat(SETTINGS, parse_ddl(OUTPUT))
-    message = failure(tmp_path, monkeypatch, FaultyInPandas(item, how), row_format)
+    message = failure(tmp_path, FaultyInPandas(item, how), row_format)
     assert message.replace("customer object", "customer str").startswith(
         f"FaultyInPandas.handleInputRows failed for key ('{BAD}',) in batch 0: {what}"
     )
@@ -182,24 +171,10 @@ class FaultyColumns(ColumnarProcessor):
         (pa.table({"customer": ["ann"]}), "return", "it returned a Table, not an iterator of tab"),
     ],
 )
-def test_a_table_that_does_not_fit_is_reported_with_its_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: Any, how: str, what: str
-) -> None:
-    message = failure(tmp_path, monkeypatch, FaultyColumns(item, how), ColumnarFormat())
+def test_an_unfit_table_is_reported(tmp_path: Path, item: Any, how: str, what: str) -> None:
+    message = failure(tmp_path, FaultyColumns(item, how), ColumnarFormat())
     assert message.startswith("FaultyColumns.process failed for 60 keys of the key groups 0 to 31")
     assert f" in batch 0: {what}" in message
-
-
-def test_a_tester_reports_the_same() -> None:
-    tester = ProcessorTester(Faulty({"customer": "ann"}), outputStructType=OUTPUT)
-    assert tester.test("c38", [Row(amount=1)])
-    with pytest.raises(
-        ProcessorError, match=r"Faulty\.handleInputRows failed for key \('c37',\) in"
-    ):
-        tester.test(BAD, [Row(amount=1)])
-    tester = ProcessorTester(Faulty(Row(customer="ann", total=3), "return"))
-    with pytest.raises(ProcessorError, match="write `yield` instead of `return`"):
-        tester.test(BAD, [Row(amount=1)])
 
 
 def test_calls_without_output_take_no_memory() -> None:
@@ -222,9 +197,7 @@ def test_calls_without_output_take_no_memory() -> None:
 
 
 @pytest.mark.parametrize("input_bytes", [AT_ONCE, 4_000], ids=["at once", "in parts"])
-def test_the_answer_has_the_columns_that_no_row_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_bytes: int
-) -> None:
+def test_the_answer_has_the_columns_that_no_row_names(tmp_path: Path, input_bytes: int) -> None:
     class Misspelt(Faulty):
         def good(self, customer: str, total: int) -> Any:
             return Row(customer=customer, totl=total)
@@ -237,7 +210,6 @@ def test_the_answer_has_the_columns_that_no_row_names(
             self.seen = getattr(self, "seen", 0) + 1
             return self.seen == 1
 
-    monkeypatch.setattr(output_parts, "_FIRST_ROWS", 7)
     answers = []
     silent = ROWS[::3]  # keys that get no output row
     for number, (kind, rows) in enumerate(
@@ -247,6 +219,6 @@ def test_the_answer_has_the_columns_that_no_row_names(
         query = Query(
             tmp_path / str(number), processor, SparkRowFormat(), input_bytes, output=OUTPUT, key=KEY
         )
-        query.run(arrow_input(rows, INPUT, keys=1), monkeypatch, forget=True)
+        query.run(arrow_input(rows, INPUT, keys=1), forget=True)
         answers.append(query.acks[-1].output.unnamed)
     assert answers == [UnnamedColumns(("total",), ("totl",)), None, None]

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from statelog.errors import InvariantError
 from statelog.extensions.bad_records.dead_letters import (
     BAD_RECORDS,

@@ -29,12 +29,9 @@ from statelog.spark.driver.progress import figures_of
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.worker import kept_states
 from statelog.spark.worker import task as task_module
-from statelog.spark.worker.kept_states import KeptStates
 from statelog.store import open_location, requests
 
 pytestmark = pytest.mark.campaign
-
-QUICK = {"changelog.upload.next-attempt-delay": dt.timedelta(0)}
 
 
 class Faults:
@@ -49,15 +46,6 @@ class Faults:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
-
-
-@pytest.fixture(autouse=True)
-def no_workers() -> Iterator[None]:
-    task_module._states = KeptStates()
-    yield
-    for kept in task_module._states._by_name.values():
-        kept.close()
-    task_module._states = KeptStates()
 
 
 @pytest.fixture
@@ -90,29 +78,18 @@ class Puts:
             raise StoreError(f"connection reset while {path} was written", path=path)
 
 
-def query(folder: Path, processor: Any = None, **changes: Any) -> Query:
-    options = task_options().changelog
-    settings = QUICK | changes.pop("options", {})
-    fields = {
-        "changelog.upload.next-attempt-delay": "upload_next_attempt_delay",
-        "changelog.upload.max-attempts": "upload_max_attempts",
-        "changelog.preemptive-persist-threshold": "preemptive_persist_threshold_bytes",
-        "changelog.compression.enabled": "compression_enabled",
-        "changelog.upload.max-in-flight": "upload_max_in_flight_bytes",
-        "changelog.batch.persist-size-threshold": "batch_persist_size_threshold_bytes",
-    }
-    values = {field: getattr(options, field) for field in options.__slots__}
-    values |= {fields[key]: value for key, value in settings.items()}
+def query(
+    folder: Path, processor: Any = None, options: dict[str, Any] | None = None,
+    input_bytes: int = sys.maxsize, **changes: Any,
+) -> Query:  # fmt: skip
+    """Return a query whose failed uploads are tried again at once; *options* are fields."""
+    changelog = task_options().changelog
+    values = {field: getattr(changelog, field) for field in changelog.__slots__}
+    values |= {"upload_next_attempt_delay": dt.timedelta(0), **(options or {})}
     return Query(
-        folder,
-        Counting() if processor is None else processor,
-        SparkRowFormat(),
-        changes.pop("input_bytes", sys.maxsize),
-        output=COUNTS,
-        key=NUMBERS,
-        changelog=type(options)(**values),
-        **changes,
-    )
+        folder, processor or Counting(), SparkRowFormat(), input_bytes, output=COUNTS, key=NUMBERS,
+        changelog=type(changelog)(**values), **changes,
+    )  # fmt: skip
 
 
 def stored(location: Query) -> list[str]:
@@ -126,16 +103,14 @@ def log_of(location: Query) -> list[Any]:
 
 
 def threads_of_statelog() -> set[threading.Thread]:
-    return {each for each in threading.enumerate() if each.name.startswith("statelog")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith("statelog")}
 
 
-def test_a_small_micro_batch_starts_no_thread_and_writes_nothing(
-    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_batch_starts_no_thread_and_writes_nothing(tmp_path: Path, puts: Puts) -> None:
     before = threads_of_statelog()
     job = query(tmp_path, inline_bytes=1 << 20, staged=False)
     for _ in range(3):
-        job.run(numbers(500, 50), monkeypatch)
+        job.run(numbers(500, 50))
     assert threads_of_statelog() == before
     assert not puts.seen
     assert {ByteStreamStateHandle} == {type(handle) for handle in log_of(job)}
@@ -143,12 +118,10 @@ def test_a_small_micro_batch_starts_no_thread_and_writes_nothing(
     assert not any(value for name, value in asdict(figures).items() if "upload" in name)
 
 
-def test_every_object_of_a_task_is_put_again_after_errors(
-    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_object_of_a_task_is_put_again_after_errors(tmp_path: Path, puts: Puts) -> None:
     puts.failures = 3
     job = query(tmp_path, snapshots={0: ALL})
-    rows = job.run(numbers(500, 50), monkeypatch)
+    rows = job.run(numbers(500, 50))
     assert len(rows) == 50
     (ack,) = job.acks
     assert ack.changes.snapshot is not None
@@ -157,15 +130,11 @@ def test_every_object_of_a_task_is_put_again_after_errors(
     assert len(stored(job)) == 3, "attempts that failed leave nothing"
     assert ack.count("objects") == 3
     figures = figures_of([job.acks])
-    assert (3, 12, 9, 9) == (
-        figures.uploads,
-        figures.upload_attempts,
-        figures.upload_failures,
-        figures.upload_retries,
-    )
+    assert (3, 12) == (figures.uploads, figures.upload_attempts)
+    assert (9, 9) == (figures.upload_failures, figures.upload_retries)
     assert figures.upload_bytes > 1_000
     assert figures.slowest_upload_ms > 0
-    job.run(numbers(500, 50), monkeypatch, snapshots={})
+    job.run(numbers(500, 50), snapshots={})
     assert figures_of([job.acks[1:]]).upload_retries == 0, "each answer has its own figures"
 
 
@@ -175,23 +144,18 @@ def test_repeated_requests_are_counted_as_the_other_figures(
     """Those of a task that failed, or between two tasks, are reported by the next one, once."""
     kept_states._repeated.take()  # those of other tests in this process
     job = query(tmp_path)
-    job.run(numbers(500, 50), monkeypatch)
+    job.run(numbers(500, 50))
     monkeypatch.setattr(requests, "_repeated", requests.repeated_requests() + 3)
-    job.run(numbers(500, 50), monkeypatch)
-    job.run(numbers(500, 50), monkeypatch)
+    job.run(numbers(500, 50))
+    job.run(numbers(500, 50))
     assert [figures_of([[ack]]).repeated_requests for ack in job.acks] == [0, 3, 0]
 
 
-def test_the_number_of_attempts_is_an_option(
-    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_attempts_is_an_option(tmp_path: Path, puts: Puts) -> None:
     puts.failures = 1
-    job = query(tmp_path, options={"changelog.upload.max-attempts": 1})
-    with pytest.raises(
-        UploadFailedError, match=r"connection reset.*Spark runs the task again"
-    ) as it:
-        job.run(numbers(500, 50), monkeypatch)
-    assert "next persist" not in str(it.value), "a task does not persist twice"
+    job = query(tmp_path, options={"upload_max_attempts": 1})
+    with pytest.raises(UploadFailedError, match=r"connection reset.*Spark runs the task again"):
+        job.run(numbers(500, 50))
     assert puts.seen["dstl"] == 1
 
 
@@ -205,25 +169,16 @@ class Failing(Counting):
 
 
 @pytest.mark.parametrize("is_large", [True, False])
-def test_what_a_failed_task_wrote_is_deleted(
-    is_large: bool, tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = query(
-        tmp_path,
-        Failing(),
-        input_bytes=20_000 if is_large else sys.maxsize,
-        options={"changelog.preemptive-persist-threshold": 500},
-    )
-    rows = [batch for batch in numbers(4_000, 400) if batch.num_rows]
+def test_objects_of_a_failed_task_are_deleted(is_large: bool, tmp_path: Path, puts: Puts) -> None:
+    input_bytes = 20_000 if is_large else sys.maxsize
+    job = query(tmp_path, Failing(), {"preemptive_persist_threshold_bytes": 500}, input_bytes)
     with pytest.raises(ProcessorError):
-        job.run(rows, monkeypatch)
+        job.run(numbers(4_000, 400))
     assert not is_large or puts.seen["dstl"] > 1
     assert stored(job) == []
 
 
-def test_the_log_of_a_task_whose_rows_cannot_be_staged_is_deleted(
-    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_of_a_task_that_cannot_stage_is_deleted(tmp_path: Path, puts: Puts) -> None:
     def no_output(folder: str) -> None:
         if folder == "output":
             raise StoreError("access denied", path=folder)
@@ -231,7 +186,7 @@ def test_the_log_of_a_task_whose_rows_cannot_be_staged_is_deleted(
     puts.hook = no_output
     job = query(tmp_path)
     with pytest.raises(UploadFailedError):
-        job.run(numbers(500, 50), monkeypatch)
+        job.run(numbers(500, 50))
     assert puts.seen["dstl"] == 1
     assert stored(job) == []
 
@@ -249,9 +204,7 @@ class Opening(Counting):
         yield from super().handleInputRows(key, rows, timerValues)
 
 
-def test_uploads_of_a_large_input_run_while_the_task_continues(
-    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uploads_of_a_large_input_run_while_the_task_continues(tmp_path: Path, puts: Puts) -> None:
     Opening.gate, Opening.keys = puts.gate, 0
     in_time: list[bool] = []
 
@@ -260,13 +213,8 @@ def test_uploads_of_a_large_input_run_while_the_task_continues(
             in_time.append(puts.gate.wait(10))
 
     puts.hook = wait
-    job = query(
-        tmp_path,
-        Opening(),
-        input_bytes=20_000,
-        options={"changelog.preemptive-persist-threshold": 500},
-    )
-    assert len(job.run(numbers(4_000, 400), monkeypatch)) == 400
+    job = query(tmp_path, Opening(), {"preemptive_persist_threshold_bytes": 500}, 20_000)
+    assert len(job.run(numbers(4_000, 400))) == 400
     assert len(in_time) > 1
     assert all(in_time), "a put held back the task that opens its gate"
 
@@ -274,52 +222,39 @@ def test_uploads_of_a_large_input_run_while_the_task_continues(
 @pytest.mark.parametrize(
     "options",
     [
-        {"changelog.preemptive-persist-threshold": 0},
-        {"changelog.preemptive-persist-threshold": 300, "changelog.compression.enabled": True},
-        {
-            "changelog.upload.max-in-flight": 1,
-            "changelog.batch.persist-size-threshold": 1,
-            "changelog.preemptive-persist-threshold": 700,
-        },
+        {"preemptive_persist_threshold_bytes": 0},
+        {"preemptive_persist_threshold_bytes": 300, "compression_enabled": True},
+        {"upload_max_in_flight_bytes": 1, "batch_persist_size_threshold_bytes": 1,
+         "preemptive_persist_threshold_bytes": 700},
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("input_bytes", [20_000, sys.maxsize])
 def test_the_state_is_the_same_whatever_the_options(
-    input_bytes: int,
-    options: dict[str, Any],
-    tmp_path: Path,
-    puts: Puts,
-    monkeypatch: pytest.MonkeyPatch,
+    input_bytes: int, options: dict[str, Any], tmp_path: Path, puts: Puts
 ) -> None:
     puts.failures = 2
-    jobs = [
-        query(tmp_path / "one", inline_bytes=1 << 20),
-        query(tmp_path / "other", input_bytes=input_bytes, options=options),
-    ]
+    inline = query(tmp_path / "inline", inline_bytes=1 << 20)
+    job = query(tmp_path / "files", None, options, input_bytes)
     for number in range(3):
-        jobs[0].run(numbers(4_000, 400), monkeypatch, staged=False)
-        jobs[1].run(numbers(4_000, 400), monkeypatch, staged=False, forget=number == 2)
-    assert {FileStateHandle} == {type(handle) for handle in log_of(jobs[1])}
-    assert jobs[0].tables() == jobs[1].tables()
+        inline.run(numbers(4_000, 400), staged=False)
+        job.run(numbers(4_000, 400), staged=False, forget=number == 2)
+    assert {FileStateHandle} == {type(handle) for handle in log_of(job)}
+    assert inline.tables() == job.tables()
 
 
-def test_each_micro_batch_has_its_own_bound_of_inline_bytes(
-    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_micro_batch_has_its_own_bound_of_inline_bytes(tmp_path: Path, puts: Puts) -> None:
     job = query(tmp_path, staged=False)
     kinds = []
     for size in (1 << 20, 0, 1 << 20):  # the driver divides a bound by the number of tasks
-        job.run(numbers(500, 50), monkeypatch, inline_bytes=size)
+        job.run(numbers(500, 50), inline_bytes=size)
         kinds.append(type(log_of(job)[0]))
     assert kinds == [ByteStreamStateHandle, FileStateHandle, ByteStreamStateHandle]
 
 
-def test_the_threads_of_a_run_end_with_it(
-    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_threads_of_a_run_end_with_it(tmp_path: Path, puts: Puts) -> None:
     before = threads_of_statelog()
     job = query(tmp_path)
-    job.run(numbers(500, 50), monkeypatch)
+    job.run(numbers(500, 50))
     started = threads_of_statelog() - before
     assert started
     task_module._states._forget([*task_module._states._by_name])
@@ -331,11 +266,9 @@ def test_the_threads_of_a_run_end_with_it(
 # --- who confirms, resets and truncates: docs/reference/flink-map.md, "In a query on Spark" ---------
 
 
-def test_an_answer_hands_its_files_over_to_the_driver(
-    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_hands_its_files_over_to_the_driver(tmp_path: Path, puts: Puts) -> None:
     job = query(tmp_path, snapshots={0: ALL})
-    job.run(numbers(500, 50), monkeypatch)
+    job.run(numbers(500, 50))
     files = stored(job)
     (kept,) = task_module._states._by_name.values()
     assert len(kept.storage.registry) == 0, "the worker owns nothing that an answer names"
@@ -344,25 +277,20 @@ def test_an_answer_hands_its_files_over_to_the_driver(
     assert len(files) == 3
 
 
-def test_the_coordinator_confirms_resets_and_truncates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_coordinator_confirms_resets_and_truncates(tmp_path: Path) -> None:
     job = query(tmp_path, staged=False)
     store = job.store
     coordinator = CheckpointCoordinator(
-        store,
-        owner_id="driver",
-        max_parallelism=len(ALL),
-        options=CheckpointOptions(retained=1),
+        store, owner_id="driver", max_parallelism=len(ALL), options=CheckpointOptions(retained=1),
         clock_ms=lambda: 0,
-    )
+    )  # fmt: skip
     coordinator.claim()
     coordinator.restore()
 
     def ended(number: int, *, commits: bool = True, **changes: Any) -> set[str]:
         """Run a micro-batch and commit or decline it; return the files of its log."""
         checkpoint_id = coordinator.next_checkpoint_id
-        job.run(numbers(500, 50, number), monkeypatch, **changes)
+        job.run(numbers(500, 50, number), **changes)
         ack = job.acks[-1]
         coordinator.trigger(checkpoint_id, [ALL])
         coordinator.acknowledge(
@@ -381,12 +309,8 @@ def test_the_coordinator_confirms_resets_and_truncates(
     declined = ended(1, commits=False)  # reset: the state is that of checkpoint 1, and B is garbage
     again = ended(1)
     assert first | declined | again <= set(stored(job)), "confirmed: checkpoint 2 needs its log"
-    report = collect_garbage(
-        store,
-        min_age=dt.timedelta(0),
-        apply=False,
-        now=dt.datetime.now(dt.UTC) + dt.timedelta(hours=1),
-    )
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
+    report = collect_garbage(store, min_age=dt.timedelta(0), apply=False, now=later)
     assert declined == {path for path in report.deleted if path.startswith("dstl/")}
     ended(2, snapshots={0: ALL})
     ended(3)
@@ -396,34 +320,20 @@ def test_the_coordinator_confirms_resets_and_truncates(
 
 
 UNUSED = {
-    "confirm": "the coordinator's complete",
-    "reset": "the coordinator's decline",
-    "create_checkpoint_state_output_stream": "state of a query is task-owned",
-    "cache_directories": "CachedStore",
-    "LocalRecoveryConfig": "state on the host's disk",
-    "LocalBackup": "state on the host's disk",
-    "DirectStateChangeUploadScheduler": "the batching scheduler, behind the inline one",
-}
-"""What the pipeline has no use for, and what does its work."""
+    "confirm", "reset", "create_checkpoint_state_output_stream", "cache_directories",
+    "LocalRecoveryConfig", "LocalBackup", "DirectStateChangeUploadScheduler",
+}  # fmt: skip
+"""What the engine on Spark does not use; the page says what does the work instead."""
+USED = {"create_writer", "append_batch", "persist", "truncate_and_close", "inline_bytes"}
 
 
-def test_what_the_pipeline_does_not_use_is_what_the_page_lists() -> None:
+def test_the_page_lists_what_the_engine_does_not_use() -> None:
     folder = Path(statelog.__file__).parent
     page = (folder.parents[1] / "docs/reference/flink-map.md").read_text()
     section = page.partition("## In a query on Spark")[2].partition("\n## ")[0]
-    sources = [*(folder / "spark").rglob("*.py"), *(folder / "carry").rglob("*.py")]
-    sources = [one for one in sources if "testing" not in one.parts]  # the tester has no store
-    names: Counter[str] = Counter()
-    for source in sources:
-        for node in ast.walk(ast.parse(source.read_text())):
-            if isinstance(node, ast.Attribute):
-                names[node.attr] += 1
-            elif isinstance(node, ast.Name):
-                names[node.id] += 1
-            elif isinstance(node, ast.keyword) and node.arg:
-                names[node.arg] += 1
-    assert {name for name in UNUSED if names[name]} == set()
-    listed = [*UNUSED, "truncate"]  # files of the local disk have a method of this name
-    assert {name for name in listed if f"`{name}`" not in section} == set()
-    for name in ("create_writer", "append_batch", "persist", "truncate_and_close", "inline_bytes"):
-        assert names[name], f"the pipeline uses {name}"
+    text = "\n".join(source.read_text() for source in (folder / "spark").rglob("*.py"))
+    names = {getattr(node, "attr", getattr(node, "id", getattr(node, "arg", None)))
+             for node in ast.walk(ast.parse(text))}  # fmt: skip
+    assert (set(), USED) == (UNUSED & names, USED & names)
+    # Files of the local disk have a method `truncate`.
+    assert set() == {name for name in {*UNUSED, "truncate"} if f"`{name}`" not in section}

@@ -74,7 +74,7 @@ def test_a_batch_is_written_once_over_restarts(table: DeltaTable) -> None:
 @pytest.mark.parametrize(
     "wrong", [batch(1), batch(2), batch(3, 0, "b"), batch(2, 0, "b"), batch(3, 0, "a", "other")]
 )
-def test_a_query_at_an_earlier_batch_or_with_other_rows_is_refused(
+def test_an_earlier_batch_or_other_rows_are_rejected(
     table: DeltaTable, wrong: DeliveredBatch
 ) -> None:
     deliver = table.driver()
@@ -89,7 +89,7 @@ def test_a_query_at_an_earlier_batch_or_with_other_rows_is_refused(
     assert 4 == len(table.rows)
 
 
-def test_a_query_that_was_rewound_writes_its_batches_again(table: DeltaTable) -> None:
+def test_a_rewound_query_writes_its_batches_again(table: DeltaTable) -> None:
     expected = []
     for timeline, numbers in ((0, range(4)), (7, range(2, 4)), (20, range(3, 5))):
         deliver = table.driver()
@@ -112,7 +112,7 @@ def test_a_driver_that_slept_during_a_rewind_writes_nothing(table: DeltaTable) -
     assert [(0, "row"), (1, "row"), (1, "of the new driver")] == table.rows
 
 
-def test_a_new_location_goes_on_unless_delta_would_skip_it(table: DeltaTable) -> None:
+def test_a_new_location_continues_unless_delta_would_skip_it(table: DeltaTable) -> None:
     table.driver()(batch(3, 5))
     for _ in range(2):
         table.driver()(batch(4, 0, "b"))

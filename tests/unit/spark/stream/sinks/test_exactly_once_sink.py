@@ -140,9 +140,7 @@ FAULTS = st.lists(st.sampled_from([None, "before", "lost answer", "late error"])
 
 
 @given(FAULTS, st.lists(st.integers(0, 3), min_size=1, max_size=8))
-def test_each_row_is_once_in_the_target_whatever_fails(
-    faults: list[str | None], restarts: list[int]
-) -> None:
+def test_each_row_is_written_once(faults: list[str | None], restarts: list[int]) -> None:
     """Each batch is delivered until a delivery returns; before some, the driver starts again."""
     target, plan = Target(), iter(faults)
     function = ExactlyOnce(MemorySink(target, plan))
@@ -177,9 +175,7 @@ def test_the_target_is_asked_once_in_a_run() -> None:
     assert ["ask", "write 0", "write 1", "write 2"] == run([], 0, 1, 2).calls
 
 
-def test_after_an_error_the_target_is_asked_before_it_is_written_to_again(
-    no_pause: list[float],
-) -> None:
+def test_after_an_error_the_target_is_asked_before_the_next_write(no_pause: list[float]) -> None:
     assert ["ask", "write 0", "ask", "write 0", "write 1"] == run([None, "before"], 0, 1).calls
     assert 1 == len(no_pause)
     assert ["ask", "write 0", "ask", "write 1"] == run([None, "lost answer"], 0, 1).calls
@@ -232,7 +228,7 @@ def test_a_query_that_went_back_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(("number", "is_warned"), [(5, True), (7, True), (8, False)])
-def test_a_query_that_was_rewound_is_told_of_batches_that_were_given_up(
+def test_a_rewound_query_warns_of_batches_that_were_given_up(
     number: int, is_warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = Target()
@@ -243,7 +239,7 @@ def test_a_query_that_was_rewound_is_told_of_batches_that_were_given_up(
     assert batch(number, timeline=2).record == target.records[WRITER]
 
 
-def test_a_batch_that_the_driver_before_a_rewind_wrote_meanwhile_is_not_written_again() -> None:
+def test_a_batch_that_an_older_driver_wrote_is_not_written_again() -> None:
     """The record is that driver's; the next batch is written after it."""
     target = Target()
     function = ExactlyOnce(MemorySink(target))
@@ -261,7 +257,7 @@ def test_a_batch_without_rows_is_not_written() -> None:
     assert ["ask"] == sink.calls
 
 
-def test_close_closes_the_sink_and_forgets_what_it_said() -> None:
+def test_close_closes_the_sink_and_forgets_its_answer() -> None:
     target = Target()
     sink = MemorySink(target)
     function = ExactlyOnce(sink)
@@ -272,7 +268,7 @@ def test_close_closes_the_sink_and_forgets_what_it_said() -> None:
     assert ["ask", "write 0", "close", "ask"] == sink.calls
 
 
-def test_what_is_no_sink_is_rejected_when_it_is_typed() -> None:
+def test_an_object_that_is_not_a_sink_is_rejected_at_the_call() -> None:
     with pytest.raises(UsageError, match=r"last_committed, write and close, not .*use idempotent"):
         exactly_once(print)  # type: ignore[arg-type]
 
@@ -384,7 +380,7 @@ def test_a_driver_with_another_paramstyle_is_named(tmp_path: Path) -> None:
         DatabaseSink(Odd, "t").last_committed(WRITER)  # type: ignore[arg-type]
 
 
-def test_a_driver_that_only_its_pickle_imported_is_enough(
+def test_a_driver_that_its_pickle_imports_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = DatabaseSink(database(tmp_path / "d", "create table t (key text, value text)"), "t")

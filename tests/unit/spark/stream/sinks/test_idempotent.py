@@ -61,9 +61,7 @@ def test_a_batch_is_written_once_and_two_records_are_kept(target: Target) -> Non
 
 
 @pytest.mark.parametrize("record_first", [False, True])
-def test_a_query_that_was_rewound_writes_its_batches_again(
-    target: Target, record_first: bool
-) -> None:
+def test_a_rewound_query_writes_its_batches_again(target: Target, record_first: bool) -> None:
     zombie = target.driver(record_first)
     for timeline, numbers in ((0, (0, 1, 2)), (8, (1, 2))):
         for number in numbers:
@@ -85,7 +83,7 @@ def test_another_history_under_the_number_is_a_gap(target: Target, wrong: Delive
 
 
 @pytest.mark.parametrize(("late", "is_fenced"), [(batch(1, 8), True), (batch(1), False)])
-def test_a_driver_meets_the_record_that_came_while_it_wrote(
+def test_a_driver_meets_a_record_of_its_number(
     target: Target, late: DeliveredBatch, is_fenced: bool
 ) -> None:
     """Its rows are in the target: rows and record are two writes."""
